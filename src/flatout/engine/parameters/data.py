@@ -118,6 +118,8 @@ class TokenizeSettings(SettingsModel):
     """Number of word pieces of a tokenizer trained here (`name_or_path: null`)."""
     join_texts: bool = parameter(False, EXECUTION)
     """Language models: join texts end to end in blocks of `max_length`."""
+    engine: Literal["local", "ray"] = parameter("local", EXECUTION, MACHINE)
+    """Place of the work: all cores of this machine, or a Ray cluster (extra `ray`)."""
     mirror: str | None = parameter(None, EXECUTION, MACHINE)
     """URL (s3://bucket/tokens, or another of fsspec) for copies of the token rows. A
     machine without them downloads those with the same key. null: none."""

@@ -59,6 +59,7 @@ def tokens_recipe(
         options=options,
         task=task,
         mirror=tokenize.mirror,
+        engine=tokenize.engine,
     )
 
 

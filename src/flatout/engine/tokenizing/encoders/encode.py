@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,21 +20,20 @@ from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.rows.token_facts import TokenFacts
 from flatout.engine.tasks import IGNORED, RankedRows, Task, names_classes
-from flatout.engine.tokenizing.encoders.chat import ChatEncoder
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
-from flatout.engine.tokenizing.encoders.encoder import (
-    EncodeOptions,
-    Encoder,
-)
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions
 from flatout.engine.tokenizing.encoders.joining import JOINED_SCHEMA, join_blocks
+from flatout.engine.tokenizing.encoders.on_ray import encode_on_ray
 from flatout.engine.tokenizing.encoders.pairs import (
     PAIRS_SCHEMA,
+    PASSAGES,
     SCORED_SCHEMA,
+    counts_of,
     num_cut,
     pair_batch,
     passage_bytes,
-    texts_of,
 )
+from flatout.engine.tokenizing.encoders.row_encoder import row_encoder
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
@@ -60,6 +59,8 @@ class TokensRecipe(ArrowRecipe):
     options: EncodeOptions
     task: Task
     mirror: str | None = None
+    engine: str = "local"
+    """Value of `tokenize.engine`."""
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
@@ -140,11 +141,9 @@ class TokensRecipe(ArrowRecipe):
 
     def _pair_batches(self) -> Iterator[Any]:
         table, cut = self.rows.data.table, 0
-        encoder = Encoder(self.tokenizer.backend, self.options)
-        for start, stop in unit_bounds(table, paired=True):
-            texts, counts = texts_of(table.slice(start, stop - start))
-            with tokenizer_parallelism(True):
-                part = encoder.encode(texts)
+        bounds = unit_bounds(table)
+        for (start, stop), part in zip(bounds, self._encode(), strict=True):
+            counts = counts_of(table.slice(start, stop - start))
             cut += num_cut(part, counts)
             self._facts["cut_rows"] = cut
             yield pair_batch(part, counts, self._targets(start, stop))
@@ -158,23 +157,17 @@ class TokensRecipe(ArrowRecipe):
 
     def _encode(self) -> Iterator[Encoded]:
         """Encode all rows part by part, which bounds memory."""
-        table = self.rows.data.table
-        encode = self._encoder()
-        for start, stop in unit_bounds(table):
+        table, own = self.rows.data.table, (*TEXTS, PASSAGES)
+        texts = table.select([name for name in own if name in table.column_names])
+        bounds = unit_bounds(table)
+        parts = ((texts.slice(start, stop - start), start) for start, stop in bounds)
+        if self.engine == "ray":
+            yield from encode_on_ray(parts, self.tokenizer, self.options)
+            return
+        encode = row_encoder(self.tokenizer, self.options)
+        for part in parts:
             with tokenizer_parallelism(True):
-                yield encode(table.slice(start, stop - start), start)
-
-    def _encoder(self) -> Callable[[Any, int], Encoded]:
-        """Return a function that encodes rows, given the number of the first row."""
-        if self.options.form == "messages":
-            chats = ChatEncoder(self.tokenizer.folder, self.options.max_length)
-            return lambda part, start: chats.encode(_column(part, "messages"), start)
-        encoder = Encoder(self.tokenizer.backend, self.options)
-        second = "completion" if self.options.form == "completion" else "text_pair"
-        return lambda part, start: encoder.encode(
-            _column(part, "text"),
-            _column(part, second) if second in part.column_names else None,
-        )
+                yield encode(*part)
 
     def _check_labels(self) -> None:
         """Raise TokensError if a label cannot be learned."""
@@ -230,11 +223,11 @@ def _spread_words(
     return labels
 
 
-def unit_bounds(table: Any, *, paired: bool = False) -> Iterator[tuple[int, int]]:
+def unit_bounds(table: Any) -> Iterator[tuple[int, int]]:
     """Start and end of parts of a table with about UNIT_BYTES of text to encode."""
     names = [name for name in TEXTS if name in table.column_names]
     costs = [pc.binary_length(table.column(name)).to_numpy() for name in names]
-    if paired:
+    if PASSAGES in table.column_names:
         costs.append(passage_bytes(table))
     ends = np.cumsum(sum(costs), dtype=np.int64)
     start = 0
@@ -244,10 +237,6 @@ def unit_bounds(table: Any, *, paired: bool = False) -> Iterator[tuple[int, int]
         stop = min(max(stop, start + 1), start + UNIT_ROWS)
         yield start, stop
         start = stop
-
-
-def _column(table: Any, name: str) -> Any:
-    return table.column(name).combine_chunks()
 
 
 def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:

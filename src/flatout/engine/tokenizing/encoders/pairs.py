@@ -24,14 +24,18 @@ PAIRS_SCHEMA = pa.schema(
 """`length` is the sum of the sequences' tokens, concatenated in `input_ids`."""
 
 
-def texts_of(table: Any) -> tuple[Any, npt.NDArray[np.int32]]:
-    """The texts (S,) of N samples in order, and the number of texts of each (N,)."""
+def texts_of(table: Any) -> Any:
+    """The texts (S,) of N samples in order."""
     anchors = table.column("text").to_pylist()
     passages = table.column(PASSAGES).to_pylist()
     pairs = zip(anchors, passages, strict=True)
     texts = [text for anchor, own in pairs for text in (anchor, *own)]
-    counts = np.array([1 + len(own) for own in passages], np.int32)
-    return pa.array(texts, pa.string()), counts
+    return pa.array(texts, pa.string())
+
+
+def counts_of(table: Any) -> npt.NDArray[np.int32]:
+    """The number of texts (N,) of each sample."""
+    return 1 + pc.list_value_length(table.column(PASSAGES)).to_numpy().astype(np.int32)
 
 
 def passage_bytes(table: Any) -> npt.NDArray[np.int64]:

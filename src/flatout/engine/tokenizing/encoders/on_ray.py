@@ -1,0 +1,111 @@
+"""Encodes rows on a Ray cluster: a task per part, results in the order of the rows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from flatout import __version__
+from flatout.engine.machine.environment import tokenizer_parallelism
+from flatout.engine.parameters.faults import first_line
+from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions
+from flatout.engine.tokenizing.encoders.row_encoder import RowEncoder, row_encoder
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+logger = logging.getLogger(__name__)
+
+RETRIES = 20
+"""Times that a part is encoded again after its worker was killed."""
+AHEAD = 2
+"""Parts in progress for each CPU of the cluster."""
+TELL_S = 30.0
+
+Files = tuple[tuple[str, bytes], ...]
+"""Names and contents of a tokenizer's files."""
+Part = tuple[Any, int]
+"""(table of rows, number of the first row)."""
+
+
+def encode_on_ray(
+    parts: Iterator[Part], tokenizer: TokenizerFile, options: EncodeOptions
+) -> Iterator[Encoded]:
+    """Yield the tokens of each part, in order. Raises TokensError."""
+    ray = _connected()
+    encode = ray.remote(max_retries=RETRIES)(encode_part)
+    paths = sorted(path for path in tokenizer.folder.iterdir() if path.is_file())
+    files = ray.put(tuple((path.name, path.read_bytes()) for path in paths))
+    most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting: deque[Any] = deque()
+    rows, told_s = 0, time.monotonic()
+    try:
+        for part in parts:
+            waiting.append(encode.remote(files, options, versions(), *part))
+            if len(waiting) < most:
+                continue
+            yield ray.get(waiting.popleft())
+            rows += part[0].num_rows
+            if time.monotonic() - told_s > TELL_S:
+                told_s = time.monotonic()
+                logger.info("%s rows are encoded", f"{rows:,}")
+        while waiting:
+            yield ray.get(waiting.popleft())
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, TokensError):
+            raise cause from None
+        raise _fault(cause) from error
+
+
+def encode_part(
+    files: Files, options: EncodeOptions, wanted: dict[str, str], table: Any, start: int
+) -> Encoded:
+    """Run by a worker. `wanted`: versions of the packages that decide the result."""
+    if (found := versions()) != wanted:
+        raise TokensError(
+            f"tokenize.engine: a worker of the Ray cluster has {found}, this process "
+            f"has {wanted}: install the same on all machines"
+        )
+    with tokenizer_parallelism(False):  # Ray gives a task one core
+        return _encoder(files, options)(table, start)
+
+
+@cache
+def _encoder(files: Files, options: EncodeOptions) -> RowEncoder:
+    with TemporaryDirectory() as folder:
+        for name, content in files:
+            Path(folder, name).write_bytes(content)
+        return row_encoder(TokenizerFile(Path(folder)), options)
+
+
+def versions() -> dict[str, str]:
+    import tokenizers
+
+    return {"flatout": __version__, "tokenizers": tokenizers.__version__}
+
+
+def _connected() -> Any:
+    """Ray, connected to the cluster of RAY_ADDRESS, or to one on this machine."""
+    try:
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    except (ImportError, RuntimeError, OSError, ValueError) as error:
+        raise _fault(error) from error
+    return ray
+
+
+def _fault(error: BaseException) -> TokensError:
+    return TokensError(
+        f"tokenize.engine: Ray cannot be used ({type(error).__name__}: "
+        f"{first_line(error)}). It needs the extra (pip install 'flatout[ray]') and "
+        "flatout in the same Python on all machines, and RAY_ADDRESS of a cluster that "
+        "runs; or set tokenize.engine: local"
+    )
