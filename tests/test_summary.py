@@ -12,7 +12,7 @@ from kedro.pipeline import Pipeline, node
 from kedro.runner import SequentialRunner
 from rich.console import Console
 
-from flatout.project.terminal import LevelFormatter, LineHandler, set_up_terminal
+from flatout.project.terminal import LevelFormatter, LineHandler, print_lines
 from flatout.reports.summary import summary_lines
 
 TRAINED = {
@@ -138,7 +138,7 @@ def refuses(rows):
 
 
 def test_a_node_that_fails_is_told_of_by_its_error_alone(caplog):
-    set_up_terminal()
+    print_lines()
     both = Pipeline([node(passes, "rows", "a"), node(refuses, "a", "b")])
     catalog = DataCatalog({"rows": MemoryDataset("rows"), "a": MemoryDataset()})
     with pytest.raises(ValueError, match="no rows"):

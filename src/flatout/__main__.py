@@ -9,11 +9,11 @@ from kedro.framework.cli.utils import find_run_command
 from kedro.framework.project import configure_project
 
 from flatout.engine.machine.environment import set_defaults
-from flatout.project.terminal import set_up_terminal
+from flatout.project.terminal import print_lines
 
 
 def main(*args: Any, **kwargs: Any) -> Any:
-    set_up_terminal()
+    print_lines()
     # The project has the file .telemetry for this; a wheel does not contain it.
     set_defaults({"DO_NOT_TRACK": "1"})
     configure_project("flatout")

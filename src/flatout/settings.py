@@ -7,9 +7,9 @@ from flatout.places import artifact_folder, project_path, tracking_store
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.hooks import in_order
 from flatout.project.sessions import session_class
-from flatout.project.terminal import set_up_terminal
+from flatout.project.terminal import print_lines
 
-set_up_terminal()
+print_lines()
 collect_rarely()
 
 CONFIG_LOADER_CLASS = ProjectConfigLoader

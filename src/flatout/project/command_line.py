@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from kedro.config import MissingConfigException
+from kedro.framework import project
 from kedro.io import DatasetError
 
 from flatout.engine.parameters import near_or_all
@@ -49,9 +50,11 @@ def check_data_dir(data_dir: str | None) -> None:
 
 
 def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
-    """Raises CommandError for unknown pipelines; imports no pipeline."""
+    """Raises CommandError for unknown pipelines; flatout itself imports none."""
     folders = resources.files("flatout.pipelines").iterdir()
     known = {folder.name for folder in folders if (folder / "__init__.py").is_file()}
+    if project.PACKAGE_NAME not in (None, "flatout"):
+        known |= set(project.pipelines)
     for name in names:
         if name not in known | {"__default__"}:
             raise CommandError(

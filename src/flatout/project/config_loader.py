@@ -6,14 +6,19 @@ from __future__ import annotations
 import time
 from copy import deepcopy
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 import fsspec
 from kedro.config import OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from omegaconf import OmegaConf
 
-from flatout.engine.parameters import Settings, SettingsModel, parse_settings
+from flatout.engine.parameters import (
+    Settings,
+    SettingsError,
+    SettingsModel,
+    parse_settings,
+)
 from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
@@ -219,8 +224,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
 
 def loader_of(context: KedroContext) -> ProjectConfigLoader:
-    """Return the loader that settings.py names."""
-    return cast(ProjectConfigLoader, context.config_loader)
+    """Return the loader that settings.py names. Raises SettingsError for another."""
+    if isinstance(context.config_loader, ProjectConfigLoader):
+        return context.config_loader
+    raise SettingsError(
+        "settings.py has flatout's hooks without its CONFIG_LOADER_CLASS: write "
+        "from flatout.settings import * at its beginning"
+    )
 
 
 def rooted(settings: Settings) -> Settings:

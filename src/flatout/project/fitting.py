@@ -35,12 +35,18 @@ def fit_pipelines(settings: Settings) -> None:
     sum of those in the parameter `pipelines`."""
     kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
-        if name in pipelines:
-            module = import_module(f"flatout.pipelines.{name}")
-            pipelines[name] = boxed(name, module.create_pipeline(rows=kind))
-    if kind == "tokens" and "split" in pipelines:
-        module = import_module("flatout.pipelines.split")
-        pipelines["split"] = boxed("split", module.create_pipeline(raw=raw))
+        _fit(name, rows=kind)
+    if kind == "tokens":
+        _fit("split", raw=raw)
     named = [pipelines[name] for name in settings.pipelines if name in pipelines]
     if named:
         pipelines["__default__"] = sum(named, start=Pipeline([]))
+
+
+def _fit(name: str, **options: str) -> None:
+    """Create a registered pipeline again, in its namespace. A project's own pipeline of
+    this name stays as it is."""
+    nodes = pipelines[name].nodes if name in pipelines else []
+    if nodes and nodes[0].func.__module__.startswith("flatout.pipelines."):
+        made = import_module(f"flatout.pipelines.{name}").create_pipeline(**options)
+        pipelines[name] = boxed(nodes[0].namespace or name, made)

@@ -98,5 +98,5 @@ def begun(created_s: float) -> PhaseClock:
 
 def phase_of(node: Node) -> str:
     """Return the phase of the pipeline that contains the node."""
-    pipeline = (node.namespace or node.short_name).partition(".")[0]
+    pipeline = (node.namespace or node.short_name).rpartition(".")[2]
     return OF_PIPELINE.get(pipeline, pipeline)

@@ -1,7 +1,7 @@
 """Terminal output: one line per message, without warnings that do not help.
 
 `set_up_terminal` is an entry point of the group `kedro.init`: Kedro calls it before it
-loads plugins.
+loads plugins, in every project of this Python environment.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import textwrap
 from functools import partial
+from pathlib import Path
 
 import rich
 from kedro.logging import RichHandler
+from kedro.utils import find_kedro_project
 from rich.text import Text
 
 from flatout.tracking.program import LevelFormatter
@@ -89,6 +91,13 @@ def show_kedro() -> None:
 
 
 def set_up_terminal() -> None:
+    """Print messages as lines if the project is flatout or depends on it."""
+    root = find_kedro_project(Path.cwd())
+    if root and "flatout" in (root / "pyproject.toml").read_text(encoding="utf-8"):
+        print_lines()
+
+
+def print_lines() -> None:
     """Print messages as lines instead of by Kedro's handler; custom handlers stay."""
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:

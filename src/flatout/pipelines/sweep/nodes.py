@@ -18,6 +18,8 @@ from flatout.engine.parameters import (
     TrainSettings,
 )
 
+NO_FOLDS = SplitSettings()
+
 
 def run_sweep(
     *,
@@ -31,13 +33,13 @@ def run_sweep(
     training: TrainSettings,
     sweep: SweepSettings,
     tokenizer: Any | None = None,
-    split: SplitSettings | None = None,
+    split: SplitSettings = NO_FOLDS,
     train_rows: Any = None,
     validation_rows: Any = None,
     test_rows: Any = None,
 ) -> pd.DataFrame:
-    """Return one line per trial; with `split`, one per fold in the column `fold` of
-    `train_rows` and the others. Logs and the state to resume a stopped sweep are in
+    """Return one line per trial; with `train_rows` and the others, one per fold in
+    their column `fold`. Logs and the state to resume a stopped sweep are in
     `sweep.folder`.
 
     The splits are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
@@ -57,7 +59,7 @@ def run_sweep(
     splits = {"train": train, "validation": validation, "test": test}
     folder = settings.sweep.folder
     files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
-    if split is None:
+    if train_rows is None:
         return pd.DataFrame(trials.run_sweep(settings, files))
     from flatout.engine.sweep.folds import fold_files
 
