@@ -252,7 +252,7 @@ def test_nothing_is_replaced_unasked(tmp_path):
         ("photos/a/1.png", "kedro run --env=images --params=images.path="),
         (
             "numbers.csv",
-            "no texts but arrays: kedro run --env=arrays --params=arrays.path=",
+            "table of numbers is read by kedro run --env=arrays --params=arrays.path=",
         ),
         ("gone.csv", "is not there"),
     ],

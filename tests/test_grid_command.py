@@ -5,9 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import h5py
-import numpy as np
-import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -15,10 +12,8 @@ from PIL import Image
 
 from flatout import cli
 from flatout.cli.grid import grid_parameters
-from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.parameters import parse_settings
-from flatout.project.init.samples import guessed_parameters
-from flatout.project.init.settings import look_at, other_kind
+from flatout.project.init.settings import other_kind
 from tests.conftest import PROJECT, kedro
 from tests.test_first_settings import KINDS, write
 
@@ -61,32 +56,11 @@ def test_without_lists_the_configured_ones_count():
     }
 
 
-def numbers(folder):
-    """The same samples of four numbers, in every kind of file."""
-    table = pd.DataFrame(np.arange(240.0).reshape(60, 4), columns=list("abcd"))
-    values, labels = table.to_numpy(), np.arange(60) % 3
-    table.assign(y=labels).to_csv(folder / "n.csv", index=False)
-    table.assign(Target=labels + 0.5).to_parquet(folder / "n.parquet")
-    np.savez(folder / "n.npz", x=values, y=labels)
-    np.save(folder / "n.npy", values)
-    np.save(folder / "n.label.npy", labels)
-    with h5py.File(folder / "n.h5", "w") as file:
-        file["x"], file["label"] = values, labels
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "npy", "h5"])
+@pytest.mark.parametrize("ending", ["npz", "npy", "h5"])
 def test_numbers_are_known_as_such(tmp_path, ending):
-    numbers(tmp_path)
-    assert other_kind(tmp_path / f"n.{ending}") == "arrays"
-
-
-def test_a_label_of_another_name_is_no_input(tmp_path):
-    table = pd.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "kind": ["x", "y"]})
-    table.to_csv(tmp_path / "named.csv", index=False)
-    assert other_kind(tmp_path / "named.csv") is None
-    assert other_kind(tmp_path / "named.csv", "kind") == "arrays"
-    with pytest.raises(RawTextsError, match=r"arrays.path=.*split.label_column=kind"):
-        look_at(str(tmp_path / "named.csv"), None, "kind")
+    file = tmp_path / f"n.{ending}"
+    file.touch()
+    assert other_kind(file) == "arrays"
 
 
 def photos(folder) -> Path:
@@ -98,11 +72,9 @@ def photos(folder) -> Path:
     return folder / "photos"
 
 
-def test_images_are_measured_in_their_own_size_and_colours(tmp_path):
+def test_a_folder_of_images_is_known_as_such(tmp_path):
     folder = photos(tmp_path)
     assert other_kind(folder) == "images"
-    found = guessed_parameters("images", folder)
-    assert found == {"images": {"path": str(folder), "size": 24, "channels": 3}}
 
 
 def test_texts_are_no_numbers(tmp_path):
@@ -123,8 +95,8 @@ def test_texts_are_no_numbers(tmp_path):
         ),
         (
             ["--data-path", "images"],
-            "kedro run --env=images --params=images.path=images,images.size=24,"
-            "images.channels=3 (--pipelines=images,benchmark measures)",
+            "kedro run --env=images --params=images.path=images "
+            "(--pipelines=images,benchmark measures)",
         ),
         (["--steps", "1"], "1 is not in the range x>=2"),
         (["--batch-sizes", "8", "-1"], "benchmark.batch_sizes.1: should be greater"),

@@ -251,7 +251,6 @@ def test_the_run_is_in_the_tracking_store(finished):
         "class_metrics.csv",
         "confusion_matrix.json",
         "wrong_rows.jsonl",
-        "training.png",
         "confusion_matrix.png",
         "guard.json",
         "environment.json",
@@ -273,25 +272,6 @@ def test_the_model_is_in_the_registry(finished):
     assert list(answers.columns) == ["label", "score"]
     assert len(answers) == 2
     assert model.metadata.signature is not None
-
-
-def test_the_tokens_are_inputs_of_the_run(finished):
-    from datasets import load_from_disk
-
-    client = MlflowClient(f"sqlite:///{finished.data}/mlflow.db")
-    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
-    found = {
-        i.tags[0].value: (i.dataset.name, json.loads(i.dataset.profile))
-        for i in run.inputs.dataset_inputs
-    }
-    rows = {
-        name: len(load_from_disk(finished.data / "05_model_input" / name))
-        for name in ("train_tokens", "validation_tokens")
-    }
-    assert found == {
-        "training": ("train_tokens", {"num_rows": rows["train_tokens"]}),
-        "validation": ("validation_tokens", {"num_rows": rows["validation_tokens"]}),
-    }
 
 
 def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from flatout.engine.machine.runtime import set_up
-from flatout.engine.train import loop
 from flatout.engine.train.loop import evaluation_due, train
 from flatout.engine.train.recording.progress import (
     Progress,
@@ -76,23 +75,6 @@ def test_time_left_counts_steps_evaluations_and_the_test(trainer):
     # A session that began at step 6 made the one after step 8 alone.
     left_s = progress._left_s(10, windows, 6, 8.0)
     assert left_s == pytest.approx(2 + (20 + 21) * 0.4)
-
-
-def test_time_left_counts_looks_at_wrong_rows_apart(tmp_path, monkeypatch):
-    """After steps 2, 4, 6, 8, 10 and 12, beside evaluations after 4, 8 and 12."""
-    told, left = [], []
-    job = make_job(tmp_path, evaluate_every=4, error_analysis_every=2, log_every=3)
-
-    class Watched(Progress):
-        def window(self, point, windows, start, evaluate_s, look_s):
-            told.append((point.step, evaluate_s > 0, look_s > 0))
-            left.append((point.step, self._looks_left_s(point.step, start, 6.0)))
-
-    monkeypatch.setattr(loop, "Progress", Watched)
-    loop.train(job, set_up(job.settings.runtime))
-    assert told[:2] == [(3, False, True), (6, True, True)]
-    # Each took 6 s, 3 s, 1.5 s or 1.2 s; the one at the log point's step is to come.
-    assert left == [(3, 30.0), (6, 12.0), (9, 3.0), (12, pytest.approx(1.2))]
 
 
 def test_a_deadline_that_will_be_missed_is_told_of_once(trainer, caplog):

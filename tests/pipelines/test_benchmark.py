@@ -160,17 +160,15 @@ def test_wiring():
         "benchmark_trials",
         "benchmark_summary",
         "benchmark_ladder",
-        "benchmark_throughput",
         "benchmark_waterfall",
         "benchmark_report",
         "tuned_parameters",
     }
 
 
-def test_two_figures_and_a_page():
+def test_a_figure_and_a_page():
     shown = show_benchmark(TRIALS, SUMMARY, LADDER)
-    assert set(shown) == {"throughput", "ladder", "report"}
-    assert list(shown["throughput"].data[0].y) == [50.0]
+    assert set(shown) == {"ladder", "report"}
     waterfall = shown["ladder"].data[0]
     assert list(waterfall.base) == [0.0, 1.0]
     assert list(waterfall.y) == [1.0, 1.5]
@@ -276,7 +274,7 @@ def test_trials_that_differ_in_little_are_told_apart():
     loader |= {"loader_samples_per_s": 900.0, "reserved_memory_gib": None}
     one = show_benchmark(pd.DataFrame([configured]), SUMMARY, LADDER)
     assert "| trial | label | kind | batch | strategy |" in one["report"]
-    assert "| samples/s | GiB | status |" in one["report"]
+    assert "| samples/s | GPU % | GiB | status |" in one["report"]
     trials = pd.DataFrame([configured, several, loader])
     shown = show_benchmark(trials, SUMMARY, LADDER)
     assert "| 001 | as configured | end_to_end | 1 | 8 | packed |" in shown["report"]
@@ -389,7 +387,6 @@ def test_an_empty_benchmark_is_shown_as_such():
     empty = {**SUMMARY, "picks": {"fastest": None}, "verdict": None, "failed": FAILED}
     empty |= {"time_to_train": [], "trials": {}, "tuned": None}
     shown = show_benchmark(pd.DataFrame(), empty, pd.DataFrame())
-    assert shown["throughput"].layout.annotations[0].text == "no training was measured"
     assert "benchmark.mode=ladder" in shown["ladder"].layout.annotations[0].text
     assert write_tuned(empty) == ""
     assert (

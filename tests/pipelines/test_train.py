@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 
 from flatout.engine.train.step import Stepper
 from flatout.pipelines.train import create_pipeline
-from flatout.tracking.pictures import draw
 from tests.conftest import PROJECT
 from tests.engine.families import token_rows
 from tests.pipelines.tokens import write_tokens
@@ -62,8 +61,6 @@ def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
     }
     ids = token_rows(task, 24).table["input_ids"].to_pylist()
     assert len(np.load(model / "trained_rows.npy")) == len(set(map(tuple, ids)))
-    drawn = draw(sorted(reports.iterdir()), tmp_path)
-    assert [path.name for path in drawn] == ["training.png"]
 
 
 def test_classes_go_by_their_names(tmp_path):

@@ -1,4 +1,4 @@
-"""Columns of a trial in the terminal, on the page and among the picks."""
+"""Columns of a trial on the page and among the picks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CONSOLE, PAGE, PICKS = "console", "page", "picks"
+PAGE, PICKS = "page", "picks"
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,7 @@ class Column:
     shown: tuple[str, ...]
 
 
-EVERYWHERE = (CONSOLE, PAGE, PICKS)
-TABLES = (CONSOLE, PAGE)
+EVERYWHERE = (PAGE, PICKS)
 COLUMNS = (
     Column("pick", "pick", (PICKS,)),
     Column("trial", "trial_id", (PAGE, PICKS)),
@@ -30,20 +29,15 @@ COLUMNS = (
     Column("strategy", "strategy", EVERYWHERE),
     Column("budget", "token_budget", EVERYWHERE),
     Column("workers", "num_workers", EVERYWHERE),
-    Column("ahead", "prefetch_factor", (CONSOLE,)),
-    Column("pinned", "pin_memory", (CONSOLE,)),
     Column("type", "precision", EVERYWHERE),
-    Column("I/O ms", "io_ms", TABLES),
-    Column("forward ms", "forward_ms", TABLES),
-    Column("backward ms", "backward_ms", TABLES),
-    Column("optim. ms", "optimizer_ms", TABLES),
-    Column("total ms", "total_ms", TABLES),
+    Column("I/O ms", "io_ms", (PAGE,)),
+    Column("forward ms", "forward_ms", (PAGE,)),
+    Column("backward ms", "backward_ms", (PAGE,)),
+    Column("optim. ms", "optimizer_ms", (PAGE,)),
+    Column("total ms", "total_ms", (PAGE,)),
     Column("samples/s", "samples_per_s", EVERYWHERE),
-    Column("loader/s", "loader_samples_per_s", TABLES),
-    Column("± %", "samples_per_s_spread_pct", (CONSOLE,)),
-    Column("x below", "times_below", (CONSOLE,)),
-    Column("pad %", "padding_pct", (CONSOLE,)),
-    Column("GPU %", "gpu_util_pct", (CONSOLE, PICKS)),
+    Column("loader/s", "loader_samples_per_s", (PAGE,)),
+    Column("GPU %", "gpu_util_pct", EVERYWHERE),
     Column("GiB", "reserved_memory_gib", EVERYWHERE),
     Column("% of its memory", "memory_pct", (PICKS,)),
     Column("samples/s per GiB", "samples_per_s_per_gib", (PICKS,)),
@@ -51,7 +45,6 @@ COLUMNS = (
     Column("note", "note", (PAGE,)),
 )
 """Figures of a trial, and those that show whether they are reliable."""
-ONLY_IF_THEY_DIFFER = frozenset({"prefetch_factor", "pin_memory", "world_size"})
 
 
 def columns_of(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -67,4 +60,4 @@ def columns_of(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _is_told(name: str, values: set[object]) -> bool:
-    return len(values) > 1 if name in ONLY_IF_THEY_DIFFER else values != {None}
+    return len(values) > 1 if name == "world_size" else values != {None}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Table
 from rich.text import Text
 
 from flatout.engine.benchmark.runner import Watcher
@@ -20,44 +19,13 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
-from flatout.reports.columns import CONSOLE, columns_of
 from flatout.reports.markdown import counted
-from flatout.reports.report import findings_text
+from flatout.reports.report import findings_text, trials_text
 
 logger = logging.getLogger(__name__)
 
-STYLES = {"ok": "green", "oom": "yellow"}
-"""Colours by status; other statuses are red."""
 
-
-def table(trials: Sequence[TrialResult], best: str | None = None) -> Table:
-    """Return a table with one row per trial; that of `best` (a trial_id) is marked."""
-    shown = columns_of(CONSOLE, [trial.as_row() for trial in trials])
-    result = Table(header_style="bold", box=None)
-    result.add_column("trial")
-    for head in shown:
-        result.add_column(head, justify="right", no_wrap=True)
-    result.add_column("status")
-    result.add_column("", overflow="fold")
-    for trial in trials:
-        chosen = trial.trial_id == best
-        result.add_row(
-            f"{'> ' if chosen else '  '}{trial.trial_id}",
-            *(_cell(getattr(trial, name), name) for name in shown.values()),
-            Text(trial.status, STYLES.get(trial.status, "red")),
-            "; ".join(part for part in (trial.label, trial.note) if part),
-            style="bold green" if chosen else None,
-        )
-    return result
-
-
-def _cell(value: object, name: str = "") -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if name == "times_below":
-        return f"{value:.2f}x"
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
     return str(value)
@@ -67,12 +35,17 @@ def show_findings(
     summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
 ) -> None:
     """Print the page's findings below the table; the answer is last."""
-    target = Console(stderr=True)
-    width = target.width if target.is_terminal else 160
-    wide = Console(file=target.file, width=width)
+    wide = _wide(Console(stderr=True))
     wide.print(Markdown(findings_text(summary, trials, steps)))
     wide.print()
     wide.print(Text(summary["answer"], style="bold"))
+
+
+def _wide(console: Console) -> Console:
+    """Return a wide console for a file, which has no limit of width."""
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=200)
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Search:
@@ -89,13 +62,6 @@ def search_watched(settings: Settings, files: JobFiles) -> Search:
         raise Interrupted(signal.SIGINT) from error
 
 
-def fastest(trials: Sequence[TrialResult]) -> str | None:
-    """Return the trial_id of the highest end-to-end rate; None without a rate."""
-    rated = [t for t in trials if t.ok and t.kind == "end_to_end" and t.samples_per_s]
-    best = max(rated, key=lambda trial: trial.rate, default=None)
-    return best.trial_id if best else None
-
-
 @dataclass
 class TrialTable(Watcher):
     """Print each trial of a benchmark as a line, and the table at the end."""
@@ -109,10 +75,8 @@ class TrialTable(Watcher):
 
     def __exit__(self, *_: object) -> None:
         if self.trials:
-            # A file has no limit of width.
-            width = self.console.width if self.console.is_terminal else 200
-            shown = Console(file=self.console.file, width=width)
-            shown.print(table(self.trials, fastest(self.trials)))
+            rows = [trial.as_row() for trial in self.trials]
+            _wide(self.console).print(Markdown(trials_text(rows)))
 
     def expect(self, trials: int) -> None:
         self.expected = trials
@@ -123,18 +87,6 @@ class TrialTable(Watcher):
     def ends(self, trial: TrialResult) -> None:
         self.trials.append(trial)
         self.console.print(self._line(trial), soft_wrap=True, highlight=False)
-
-    @property
-    def left(self) -> str:
-        """Return `about 3:10 left`; empty after the planned number of trials, because
-        the number of further ones is unknown. Based on each trial's duration, also in
-        the interrupted benchmark before this one."""
-        done = len(self.trials)
-        if not 0 < done < self.expected:
-            return ""
-        mean_s = sum(trial.elapsed_s for trial in self.trials) / done
-        left_s = int(mean_s * (self.expected - done))
-        return f"about {left_s // 60}:{left_s % 60:02d} left"
 
     def _line(self, trial: TrialResult) -> str:
         done = len(self.trials)
@@ -151,10 +103,9 @@ class TrialTable(Watcher):
             f"{trial.num_workers} workers",
         )
         new = [word for word in words if word not in label.split(", ")]
-        left = f"  ({self.left})" if self.left else ""
         return (
             f"[{done}{total}] {trial.status:7} {', '.join([label, *new])}  {shown}  "
-            f"{trial.note}{left}"
+            f"{trial.note}"
         )
 
 

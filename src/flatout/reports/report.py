@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -29,7 +29,7 @@ def report_text(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
         _head(summary),
         findings_text(summary, trials, steps),
-        _trials(trials),
+        trials_text(_records(trials)),
         _profile(summary),
     )
 
@@ -193,11 +193,14 @@ def _free(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _trials(trials: pd.DataFrame) -> str:
+def _records(trials: pd.DataFrame) -> list[dict[str, Any]]:
+    return trials.astype(object).where(trials.notna(), None).to_dict("records")
+
+
+def trials_text(rows: Sequence[Row]) -> str:
     """Return the table of trials with informative columns; devices if they differ."""
-    if trials.empty:
+    if not rows:
         return ""
-    rows = trials.astype(object).where(trials.notna(), None).to_dict("records")
     return section("Trials", table(rows, columns_of(PAGE, rows)))
 
 

@@ -23,7 +23,6 @@ from flatout.engine.machine.environment import (
 )
 from flatout.engine.parameters import Settings, SettingsModel
 from flatout.engine.parameters.secrets import without_password
-from flatout.tracking.record import RunRecord
 from flatout.tracking.store import process_tags
 
 ENVIRONMENT = "environment.json"
@@ -108,31 +107,6 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
         "gpus": str(nvidia_gpu_count()),
         "exit_reason": "running",
     }
-
-
-def note_rows(record: RunRecord, inputs: dict[str, Any], kind: str) -> None:
-    """Record rows as MLflow's inputs; the key of the training rows becomes a tag."""
-    from flatout.engine.tokenizing.token_keys import token_key
-
-    if f"train_{kind}" in inputs:  # also in a resumed run, which has its inputs
-        record.tags["token_key"] = token_key(inputs[f"train_{kind}"])
-    contexts = {f"train_{kind}": "training", f"validation_{kind}": "validation"}
-    known = {facts["name"] for facts in record.datasets}
-    for name, context in contexts.items():
-        tokens = inputs.get(name)
-        if tokens is None or name in known:
-            continue
-        files = tokens.cache_files
-        source = str(Path(files[0]["filename"]).parent) if files else "memory"
-        record.datasets.append(
-            {
-                "name": name,
-                "digest": token_key(tokens)[:36],
-                "context": context,
-                "source": source,
-                "rows": str(len(tokens)),
-            }
-        )
 
 
 def write_environment(folder: Path) -> None:

@@ -96,8 +96,6 @@ class RunRecord:
     """Final values of figures with a curve, and those by which runs are sorted."""
     figures: dict[str, float] = field(default_factory=dict)
     """All other final figures: a table in the run's description."""
-    datasets: list[dict[str, str]] = field(default_factory=list)
-    """Inputs: name, digest, context, source, rows."""
     trials: list[dict[str, Any]] = field(default_factory=list)
     """Nested runs: name, status, params, metrics, tags, start_ms, end_ms, points."""
     model: dict[str, Any] | None = None

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import (
-    Dataset,
-    DatasetInput,
     Experiment,
-    InputTag,
     Metric,
     Param,
     Run,
@@ -66,7 +62,6 @@ class Sender:
         if self._waits():
             return None
         run_id = self._open(client)
-        self._send_datasets(client, run_id)
         for tail in filter(None, (self._points, self._system)):
             for metrics in self._lots(tail):
                 client.log_batch(run_id, metrics=metrics)
@@ -134,7 +129,6 @@ class Sender:
         self._experiment_id = run.info.experiment_id
         self._params = {*run.data.params}
         self._tags = dict(run.data.tags)
-        self._datasets = {known.dataset.name for known in run.inputs.dataset_inputs}
         # Tags are sent first: a RUNNING run whose process is gone would be closed.
         self._send_params_and_tags(client, run.info.run_id)
         if run.info.status != "RUNNING":
@@ -163,12 +157,6 @@ class Sender:
             client.log_batch(run_id, tags=[RunTag(*tag) for tag in tags.items()])
         self._params |= {param.key for param in params}
         self._tags |= tags
-
-    def _send_datasets(self, client: MlflowClient, run_id: str) -> None:
-        new = [d for d in self._record.datasets if d["name"] not in self._datasets]
-        if new:
-            client.log_inputs(run_id, datasets=[_dataset_input(facts) for facts in new])
-            self._datasets |= {facts["name"] for facts in new}
 
     def _lots(self, tail: Tail) -> Iterator[list[Metric]]:
         """Yield new metrics in lots of a valid size; each is sent before the next is
@@ -207,14 +195,3 @@ def _experiment(record: RunRecord, client: MlflowClient) -> Experiment:
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return found
-
-
-def _dataset_input(facts: dict[str, str]) -> DatasetInput:
-    dataset = Dataset(
-        name=facts["name"],
-        digest=facts["digest"],
-        source_type="local",
-        source=json.dumps({"uri": facts["source"]}),
-        profile=json.dumps({"num_rows": int(facts["rows"])}),
-    )
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", facts["context"])])

@@ -129,12 +129,6 @@ def learns_texts(name: str) -> bool:
     return kind.label_type is None and kind.texts.form != "pairs"
 
 
-def task_of_labels(label_type: Any) -> str:
-    """Return the first task whose labels have this Arrow type."""
-    found = (name for name in task_names() if task_class(name).label_type == label_type)
-    return next(found)
-
-
 def task_fault(name: str) -> str | None:
     """Return the fault of `model.task`; None if it is valid."""
     try:

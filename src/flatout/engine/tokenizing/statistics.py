@@ -1,4 +1,4 @@
-"""Statistics of token rows, and a figure: lengths, truncation, use of vocabulary."""
+"""Statistics of token rows, and a figure: lengths and truncation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.engine.parameters import TokenizeSettings
 from flatout.engine.tokenizing.token_keys import facts_of, token_key
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 QUANTILES = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 HISTOGRAM_BINS = 40
 Ints = npt.NDArray[np.int64]
@@ -42,30 +42,23 @@ class TokenReport:
 
     @cached_property
     def _value(self) -> dict[str, Any]:
-        lengths = {name: lengths_of(rows) for name, rows in self.tokens.items()}
-        vocabulary = self.tokenizer.backend.get_vocab_size()
         return {
             "max_length": self.tokenize.max_length,
-            "splits": {
-                name: self._split(rows, lengths[name])
-                for name, rows in self.tokens.items()
-            },
-            "vocabulary": vocabulary_use(self.tokens["train"], vocabulary),
-            "histogram": histogram(lengths["train"]),
+            "splits": {name: _split(rows) for name, rows in self.tokens.items()},
+            "histogram": histogram(lengths_of(self.tokens["train"])),
             "tokenizer_checks": self.tokenizer.checks,
         }
 
-    def _split(self, rows: Any, lengths: Ints) -> dict[str, Any]:
-        cut = facts_of(rows).get("cut_rows")
-        unknown = self.tokenizer.token_id("unk_token")
-        return {
-            "rows": len(lengths),
-            "tokens": int(lengths.sum()),
-            "cut_rows": cut,
-            "cut_share": None if cut is None else round(cut / len(lengths), 6),
-            "unknown_share": _share_of_token(rows, unknown),
-            "length": length_summary(lengths),
-        }
+
+def _split(rows: Any) -> dict[str, Any]:
+    cut, lengths = facts_of(rows).get("cut_rows"), lengths_of(rows)
+    return {
+        "rows": len(lengths),
+        "tokens": int(lengths.sum()),
+        "cut_rows": cut,
+        "cut_share": None if cut is None else round(cut / len(lengths), 6),
+        "length": length_summary(lengths),
+    }
 
 
 def lengths_of(tokens: Any) -> Ints:
@@ -90,33 +83,6 @@ def histogram(lengths: Ints) -> dict[str, list[float]]:
     edges = np.arange(0, longest + width + 1, width)
     counts, _ = np.histogram(lengths, edges)
     return {"edges": edges.tolist(), "counts": counts.tolist()}
-
-
-def vocabulary_use(tokens: Any, size: int) -> dict[str, Any]:
-    """Number of the `size` vocabulary tokens that occur in `tokens`."""
-    counts = np.zeros(size, np.int64)
-    for ids in _id_chunks(tokens):
-        counts += np.bincount(ids, minlength=size)[:size]
-    used = int((counts > 0).sum())
-    return {"size": size, "used": used, "used_share": round(used / size, 6)}
-
-
-def _share_of_token(tokens: Any, token_id: int | None) -> float | None:
-    if token_id is None:
-        return None
-    found = total = 0
-    for ids in _id_chunks(tokens):
-        found += int((ids == token_id).sum())
-        total += len(ids)
-    return round(found / max(1, total), 6)
-
-
-def _id_chunks(tokens: Any) -> list[npt.NDArray[np.int32]]:
-    """Token ids (T,) of each record batch, views of Arrow's buffers."""
-    return [
-        chunk.flatten().to_numpy()
-        for chunk in tokens.data.table.column("input_ids").chunks
-    ]
 
 
 FIGURE_VERSION = 3

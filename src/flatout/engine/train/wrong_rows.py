@@ -20,7 +20,6 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.tasks import Judged
 from flatout.engine.train.evaluate import EVALUATION_EPOCH, evaluating
 from flatout.engine.train.keeping.oom import evaluate_within_memory, evaluation_budget
-from flatout.engine.train.recording.one_line import cut, printable
 from flatout.engine.train.recording.progress import evaluations
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.setup.job import TrainJob, as_numbers, decoder
@@ -31,9 +30,6 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "wrong_rows.jsonl"
 SHOWN = 5
 SAMPLED_ROWS = 128
-LINE_CHARACTERS = 100
-NAME_CHARACTERS = 25
-"""Most characters of a label in a line of the log, so that the text fits after two."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,7 @@ class WrongRows:
         return evaluations(done - 1, done, self._trainer.total_steps, self._every) == 1
 
     def look(self, done: int) -> None:
-        """Write the worst rows of a sample chosen by seed and step; the last ones are
-        also in the log."""
+        """Write the worst rows of a sample chosen by seed and step."""
         trainer, split = self._trainer, self._trainer.job.validation
         judged = evaluate_within_memory(trainer, split, lambda: _judge(trainer, done))
         if not self._is_main:
@@ -88,9 +83,7 @@ class WrongRows:
         rows = [self._wrong_row(done, *pair) for pair in wrong[:SHOWN]]
         self._write("a", "".join(f"{json.dumps(asdict(row))}\n" for row in rows))
         total = trainer.total_steps
-        told = f"step {done}/{total}  {_headline(len(wrong), judged)}"
-        lines = [line_of(row) for row in rows] if done == total else []
-        logger.info("%s", "\n".join([told, *lines]))
+        logger.info("step %d/%d  %s", done, total, _headline(len(wrong), judged))
 
     def _wrong_row(self, done: int, row: int, found: Judged) -> WrongRow:
         decode = self._decode or as_numbers
@@ -111,20 +104,6 @@ def _headline(wrong: int, judged: list[tuple[int, Judged]]) -> str:
     if all(found.score is None for _, found in judged):
         return f"the largest errors of {len(judged)} validation rows: {FILE_NAME}"
     return f"{wrong} of {len(judged)} validation rows predicted wrong: {FILE_NAME}"
-
-
-def line_of(row: WrongRow) -> str:
-    """Return one line, such as `  'neg', predicted 'pos' (93 %): the film was`."""
-    label, prediction = map(_shown, (row.label, row.prediction))
-    score = "" if row.score is None else f" ({100 * row.score:.0f} %)"
-    head = f"  {label}, predicted {prediction}{score}: "
-    return head + cut(printable(row.text), LINE_CHARACTERS - len(head))
-
-
-def _shown(name: str | float) -> str:
-    if isinstance(name, float):
-        return f"{name:.4g}"
-    return f"'{cut(printable(name), NAME_CHARACTERS)}'" if name else "no label"
 
 
 def _lines_until(step: int, text: str) -> Iterator[str]:

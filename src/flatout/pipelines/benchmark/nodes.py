@@ -73,13 +73,11 @@ def write_tuned(summary: dict[str, Any]) -> str:
 def show_benchmark(
     trials: pd.DataFrame, summary: dict[str, Any], ladder: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return two figures and a page of Markdown."""
+    """Return the waterfall and a page of Markdown."""
     from flatout.reports.pictures.benchmark import ladder as waterfall
-    from flatout.reports.pictures.benchmark import throughput
     from flatout.reports.report import report_text
 
     return {
-        "throughput": throughput(trials),
         "ladder": waterfall(ladder),
         "report": report_text(summary, trials, ladder),
     }

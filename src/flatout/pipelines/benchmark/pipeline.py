@@ -37,7 +37,6 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                     "ladder": "benchmark_ladder",
                 },
                 outputs={
-                    "throughput": "benchmark_throughput",
                     "ladder": "benchmark_waterfall",
                     "report": "benchmark_report",
                 },

@@ -29,7 +29,6 @@ def detect_sessions(
     """Classify each session; compare with the labels if there are any."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict import detection as engine
-    from flatout.reports.pictures.detections import by_top_keys
 
     settings = Settings(
         runtime=runtime,
@@ -44,5 +43,4 @@ def detect_sessions(
         "detections": found.sessions.to_pandas(),
         "report": found.report,
         "false_alarms": found.false_alarms,
-        "figure": by_top_keys(found.report),
     }

@@ -29,7 +29,6 @@ def create_pipeline(**_: Any) -> Pipeline:
                     "detections": "detections",
                     "report": "detection_report",
                     "false_alarms": "false_alarms",
-                    "figure": "detection_figure",
                 },
                 name="detect_sessions",
             )

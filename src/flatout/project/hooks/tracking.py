@@ -60,7 +60,10 @@ class TrackingHooks:
             return
         folder.record.params |= facts.flat_parameters(inputs)
         if node.short_name in TRAINING_NODES:
-            facts.note_rows(folder.record, inputs, self._run.settings.train.rows)
+            from flatout.engine.tokenizing.token_keys import token_key
+
+            rows = inputs[f"train_{self._run.settings.train.rows}"]
+            folder.record.tags["token_key"] = token_key(rows)
         if node.short_name == "train_model":
             self._guard.begins(folder)
         folder.save()

@@ -82,7 +82,8 @@ def _longest_prose(columns: ColumnValues) -> str:
     if not prose:
         raise RawTextsError(
             f"no column looks like text; there are {listed(list(columns))}: name it "
-            "with --text-column"
+            "with --text-column; a table of numbers is read by kedro run --env=arrays "
+            "--params=arrays.path=FILE"
         )
     return max(prose, key=lambda n: sum(map(len, prose[n])) / len(prose[n]))
 

@@ -19,11 +19,9 @@ from flatout.engine.families import first_type
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
-from flatout.engine.parameters.common import by_path
 from flatout.engine.tasks import HeadKind, columns_of, task_class
 from flatout.project.init.first_look import names_are_a_row
 from flatout.project.init.guess import Guess, guess
-from flatout.project.init.samples import guessed_parameters, holds_numbers
 
 DELIMITERS = (";", "\t", "|")
 OTHERS = {
@@ -45,8 +43,12 @@ def look_at(
 ) -> tuple[Guess, dict[str, Any]]:
     """Return a guess of the contents of `file`, and the catalog's entry that reads it.
     Raises RawTextsError."""
-    if kind := other_kind(Path(file), label):
-        raise RawTextsError(_no_texts(kind, file, label))
+    if kind := other_kind(Path(file)):
+        raise RawTextsError(
+            f"{file} holds no texts but {kind}: kedro run --env={kind} "
+            f"--params={kind}.path={shlex.quote(file)} "
+            f"(--pipelines={kind},benchmark measures)"
+        )
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
     options: dict[str, Any] = _encoding(Path(file))
     raw: RawTexts = TextFiles(filepath=file, **options).load()
@@ -62,15 +64,6 @@ def look_at(
     found = guess(raw, text, label)
     why = f"{found.why}; the first line is a row, not names" if is_a_row else found.why
     return replace(found, why=why), entry | options
-
-
-def _no_texts(kind: str, file: str, label: str | None) -> str:
-    given = guessed_parameters(kind, Path(file), label)
-    params = ",".join(f"{path}={value}" for path, value in by_path(given))
-    return (
-        f"{file} holds no texts but {kind}: kedro run --env={kind} "
-        f"--params={shlex.quote(params)} (--pipelines={kind},benchmark measures)"
-    )
 
 
 def _encoding(file: Path) -> dict[str, str]:
@@ -90,16 +83,13 @@ def _encoding(file: Path) -> dict[str, str]:
     return {"encoding": "cp1252"}
 
 
-def other_kind(path: Path, label: str | None = None) -> str | None:
-    """Return the environment that trains on most files of `path`, whose labels are in
-    the column `label`; None for texts."""
+def other_kind(path: Path) -> str | None:
+    """Return the environment that trains on most files of `path`; None for tables."""
     files = [path] if path.is_file() else path.rglob("*")
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
     most = max(found, key=lambda env: found[env])
-    if found[most] > sum(count[s] for s in TEXTS):
-        return most
-    return "arrays" if holds_numbers(path, label) else None
+    return most if found[most] > sum(count[s] for s in TEXTS) else None
 
 
 def with_task(found: Guess, task: str | None) -> Guess:

@@ -1,4 +1,4 @@
-"""Plotly figures of a benchmark, for Kedro-Viz."""
+"""The waterfall of a ladder, a Plotly figure for Kedro-Viz."""
 
 from __future__ import annotations
 
@@ -8,35 +8,6 @@ import pandas as pd
 import plotly.graph_objects as go
 
 KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
-
-
-def throughput(trials: pd.DataFrame) -> go.Figure:
-    """Plot samples/s over the global batch, with one colour per strategy and loader."""
-    rows = trials
-    if len(rows):
-        rows = rows[(rows["kind"] == "end_to_end") & (rows["status"] == "ok")]
-    figure = _figure("Throughput", "global batch, samples", "samples/s")
-    if rows.empty:
-        return _empty(figure, "no training was measured")
-    names = pd.Series([_settings(row) for row in rows.itertuples()], rows.index)
-    for name, group in rows.groupby(names):
-        half_pct = group["samples_per_s_spread_pct"].fillna(0) / 2
-        figure.add_scatter(
-            x=group["global_batch_size"],
-            y=group["samples_per_s"],
-            mode="markers",
-            hovertext=group["trial_id"],
-            name=name,
-            error_y={"array": group["samples_per_s"] * half_pct / 100, "visible": True},
-        )
-    figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
-    return figure
-
-
-def _settings(row: Any) -> str:
-    name = f"{row.strategy}/{row.token_budget}, {row.precision}"
-    devices = "" if row.world_size == 1 else f", {row.world_size} devices"
-    return f"{name}, {row.num_workers} workers{devices}"
 
 
 def ladder(steps: pd.DataFrame) -> go.Figure:

@@ -53,14 +53,12 @@ class Progress:
         windows: Sequence[Window],
         start: int,
         evaluate_s: float,
-        look_s: float = 0.0,
     ) -> None:
         """Update after each log point of a session that began at step `start` and spent
-        `evaluate_s` seconds on evaluations and `look_s` on wrong rows."""
+        `evaluate_s` seconds on evaluations."""
         if not self._trainer.runtime.ranks.is_main:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
-        left_s += self._looks_left_s(point.step, start, look_s)
         self._hold_against_deadline(point.elapsed_s + left_s, windows)
         now = time.monotonic()
         if now < self._next_s and point.step < self._trainer.total_steps:
@@ -100,14 +98,6 @@ class Progress:
             samples = sum(window.samples for window in chosen)
             row_s = wall_s / max(1, samples) / EVALUATION_SPEEDUP
         return (total - done) * wall_s / steps + (ahead + len(job.test)) * row_s
-
-    def _looks_left_s(self, done: int, start: int, look_s: float) -> float:
-        """Estimated seconds for the remaining error analyses; 0 before the first."""
-        total = self._trainer.total_steps
-        every = self._trainer.job.settings.train.error_analysis_every
-        behind = evaluations(start, done - 1, total, every)
-        ahead = evaluations(done - 1, total, total, every)
-        return look_s / behind * ahead if behind else 0.0
 
     def _hold_against_deadline(self, whole_s: float, windows: Sequence[Window]) -> None:
         deadline_hours = self._trainer.job.settings.train.deadline_hours

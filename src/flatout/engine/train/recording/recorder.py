@@ -193,11 +193,8 @@ class Recorder:
         done, total = point.step, self.trainer.total_steps
         logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
         if self.progress is not None:
-            spent_s = [
-                self.watch.seconds.get(phase, 0.0)
-                for phase in ("evaluate", "error_analysis")
-            ]
-            self.progress.window(point, self.windows, self.start_step, *spent_s)
+            spent_s = self.watch.seconds.get("evaluate", 0.0)
+            self.progress.window(point, self.windows, self.start_step, spent_s)
         times = {"epoch": point.epoch, "elapsed_s": point.elapsed_s}
         self.tell("log", point.step, point.as_metrics() | times)
         return point
