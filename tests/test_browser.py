@@ -13,7 +13,7 @@ import pytest
 from flatout import tracking
 from flatout.pipeline_registry import DEFAULT
 from flatout.tracking.follow import follow
-from flatout.tracking.sent import Sent
+from flatout.tracking.record import Sent
 from tests.browser import CHROMIUM, Browser
 from tests.servers import QUICKER, served
 

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from flatout.engine.machine.environment import nvidia_gpu_count
-from flatout.tracking.gpu_watch import GpuWatch, watch_gpus
+from flatout.tracking.system import GpuWatch, watch_gpus
 
 HOT = pynvml.nvmlClocksThrottleReasonHwSlowdown
 CAPPED = pynvml.nvmlClocksThrottleReasonSwPowerCap
@@ -127,7 +127,7 @@ while True:
 """
 WATCHED = """
 import os, time, torch
-from flatout.tracking.gpu_watch import watch_gpus
+from flatout.tracking.system import watch_gpus
 watch = watch_gpus(os.getpid())
 own = torch.zeros(2 * 2**30, dtype=torch.uint8, device="cuda")
 for _ in range(5):

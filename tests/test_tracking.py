@@ -28,9 +28,8 @@ from flatout.engine.parameters import Settings
 from flatout.project.hooks.tracking import TrackingHooks
 from flatout.tracking import facts, follow, models, outcomes, program
 from flatout.tracking import store as stores
-from flatout.tracking.record import SavedModel, newest_ns
+from flatout.tracking.record import SavedModel, Sent, newest_ns
 from flatout.tracking.sending import Sender
-from flatout.tracking.sent import Sent
 from flatout.tracking.store import process_tags
 from tests.engine.families import task_model
 from tests.pipelines.tokens import write_tokens

@@ -28,7 +28,7 @@ from flatout.engine.tasks._shared.reliability import (
     outcomes,
 )
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
-from flatout.reports.pictures.reliability import reliability_figure
+from flatout.reports.pictures.image_sheet import reliability_figure
 from flatout.tracking.text_model import TextModel
 from tests.engine.families import CONFIGS
 from tests.pipelines.tokens import write_tokens

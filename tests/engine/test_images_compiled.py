@@ -12,10 +12,9 @@ from torch import nn
 from flatout.engine.families import FusePlan
 from flatout.engine.families._modeling.crops import gathered, sampled
 from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
-from flatout.engine.models import one_shape
-from flatout.engine.models.compilation import compiled
+from flatout.engine.models import compilation
+from flatout.engine.models.compilation import OneShape, compiled
 from flatout.engine.models.model import TaskModel
-from flatout.engine.models.one_shape import OneShape
 from flatout.engine.ops.attention import PADDED
 from flatout.engine.ops.dropout import Noise
 from flatout.engine.ops.patches import PatchProduct, replace_patches
@@ -185,6 +184,6 @@ def test_nothing_is_compiled_while_a_graph_is_recorded(tmp_path, monkeypatch):
     backend, rest = Backend(), batch_of(job, 5)
     fast = compiled(model, backend=backend)
     fast(batch_of(job))
-    monkeypatch.setattr(one_shape, "_is_recorded", lambda: True)
+    monkeypatch.setattr(compilation, "_is_recorded", lambda: True)
     fast(rest), fast(rest)
     assert len(backend.graphs) == 1

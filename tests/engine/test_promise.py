@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.engine.benchmark.promise import kept
+from flatout.project.tuned import kept
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ TRIAL = {
     "token_budget": 512,
     "global_batch_size": 8,
     "num_workers": 0,
+    "prefetch_factor": 2,
+    "pin_memory": True,
     "world_size": 1,
     "samples_per_s": 50.0,
     "samples_per_s_spread_pct": 1.0,
@@ -279,8 +281,8 @@ def test_trials_that_differ_in_little_are_told_apart():
     shown = show_benchmark(trials, SUMMARY, LADDER)
     assert "| 001 | as configured | end_to_end | 1 | 8 | packed |" in shown["report"]
     assert "| 002 |  | end_to_end | 2 | 8 | packed |" in shown["report"]
-    assert "| samples/s | loader/s | GiB | status |" in shown["report"]
-    assert "|  | 900 |  | ok |" in shown["report"]
+    assert "| samples/s | loader/s | GPU % | GiB | status |" in shown["report"]
+    assert "|  | 900 | 92 |  | ok |" in shown["report"]
 
 
 def test_a_kept_gain_goes_up_though_its_minute_was_slower():

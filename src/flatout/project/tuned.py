@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,8 +26,6 @@ def has_mismatches(settings: Settings, trained_on: Any) -> bool:
 
 def tell_whether_kept(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     """Log whether the training reached the rate of the trials."""
-    from flatout.engine.benchmark.promise import kept
-
     if not (rate := report["samples_per_s"]):
         return
     if found := kept(rate, tuned, report["train_wall_s"]):
@@ -50,3 +49,35 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
         token_key(rows_from_dataset(trained_on)),
     )
     return mismatches(settings.tuned, here)
+
+
+LEAST_TRAINED_S = 5.0
+"""Shortest training that is checked, in seconds: two or three windows of a trial."""
+SLOWER = 0.9
+"""A training below this share of the slowest trial's rate is reported as slow."""
+
+
+def kept(
+    came: float, tuned: Mapping[str, Any], trained_s: float = math.inf
+) -> tuple[bool, str] | None:
+    """Return whether a training reached the rate that conf/tuned has of its trials, and
+    a text; None if there is no rate. `came`: samples/s of the training; `tuned`: as the
+    benchmark writes it; `trained_s`: seconds of the training."""
+    low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return None
+    text = (
+        f"tuned settings: their trials gave {low:,.1f} to {high:,.1f} samples/s, "
+        f"{came:,.1f} came"
+    )
+    if low <= came <= high:
+        return True, f"{text}: inside"
+    side = "below" if came < low else "above"
+    if trained_s < LEAST_TRAINED_S:
+        return True, f"{text}: {side}, but {trained_s:.1f} s of training tell little"
+    if came >= SLOWER * low:
+        return True, f"{text}: {side}"
+    return False, (
+        f"{text}: {side}. The machine has other work now, or was changed: "
+        "kedro run --pipelines=benchmark measures again"
+    )

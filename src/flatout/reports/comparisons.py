@@ -14,9 +14,11 @@ from flatout.reports.markdown import (
     Row,
     bullets,
     cell_text,
+    counted,
     number_text,
     section,
     table,
+    time_text,
     times,
 )
 
@@ -152,3 +154,20 @@ SHARED_CORES = (
     "What they lack to linear is not communication alone, and tells nothing about "
     "machines with a device for each process."
 )
+
+
+def time_to_train_text(summary: Mapping[str, Any]) -> str:
+    """Compare the hours before and after with the deadline."""
+    rows = summary["time_to_train"]
+    if not rows:
+        return ""
+    epochs, deadline = rows[0]["epochs"], rows[0]["deadline_hours"]
+    columns: Columns = {
+        "rows": lambda row: f"{row['rows']:,}",
+        "before": lambda row: time_text(row["hours_before"]),
+        "after": lambda row: time_text(row["hours_after"]),
+        f"within {deadline:g} h": lambda row: "yes" if row["in_time"] else "no",
+    }
+    note = "Steps alone; evaluation, checkpoints and start-up come on top."
+    title = f"Time to train {counted(epochs, 'epoch')}"
+    return section(title, table(rows, columns), note)

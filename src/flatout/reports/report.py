@@ -8,9 +8,12 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from flatout.reports.columns import PAGE, PICKS, columns_of
-from flatout.reports.comparisons import ladder_text, loader_text, scaling_text
-from flatout.reports.durations import time_to_train_text
+from flatout.reports.comparisons import (
+    ladder_text,
+    loader_text,
+    scaling_text,
+    time_to_train_text,
+)
 from flatout.reports.markdown import (
     Row,
     bullets,
@@ -19,6 +22,47 @@ from flatout.reports.markdown import (
     section,
     table,
 )
+
+PICKS = {
+    "pick": "pick",
+    "trial": "trial_id",
+    "batch": "global_batch_size",
+    "strategy": "strategy",
+    "budget": "token_budget",
+    "workers": "num_workers",
+    "type": "precision",
+    "samples/s": "samples_per_s",
+    "GPU %": "gpu_util_pct",
+    "GiB": "reserved_memory_gib",
+    "% of its memory": "memory_pct",
+    "samples/s per GiB": "samples_per_s_per_gib",
+}
+"""Columns of the recommended trials, by heading."""
+TRIALS = {
+    "trial": "trial_id",
+    "label": "label",
+    "kind": "kind",
+    "devices": "world_size",
+    "batch": "global_batch_size",
+    "strategy": "strategy",
+    "budget": "token_budget",
+    "workers": "num_workers",
+    "ahead": "prefetch_factor",
+    "pinned": "pin_memory",
+    "type": "precision",
+    "I/O ms": "io_ms",
+    "forward ms": "forward_ms",
+    "backward ms": "backward_ms",
+    "optim. ms": "optimizer_ms",
+    "total ms": "total_ms",
+    "samples/s": "samples_per_s",
+    "loader/s": "loader_samples_per_s",
+    "GPU %": "gpu_util_pct",
+    "GiB": "reserved_memory_gib",
+    "status": "status",
+    "note": "note",
+}
+IF_THEY_DIFFER = ("ahead", "pinned", "devices")
 
 
 def report_text(
@@ -106,7 +150,7 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
         return _nothing(summary)
     gib = summary["memory_gib"]
     rows = [_pick_row(name, row, gib) for name, row in picks.items()]
-    chosen = table(rows, columns_of(PICKS, rows))
+    chosen = table(rows, _told(PICKS, rows))
     return section("Recommended", chosen, _advice(summary), _to_paste(summary))
 
 
@@ -201,7 +245,18 @@ def trials_text(rows: Sequence[Row]) -> str:
     """Return the table of trials with informative columns; devices if they differ."""
     if not rows:
         return ""
-    return section("Trials", table(rows, columns_of(PAGE, rows)))
+    return section("Trials", table(rows, _told(TRIALS, rows)))
+
+
+def _told(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
+    """Return the columns with information on these rows."""
+    values = {head: {row[name] for row in rows} for head, name in columns.items()}
+    return {
+        head: name
+        for head, name in columns.items()
+        if values[head] != {None}
+        and (head not in IF_THEY_DIFFER or len(values[head]) > 1)
+    }
 
 
 def _profile(summary: Mapping[str, Any]) -> str:

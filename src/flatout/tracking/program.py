@@ -12,8 +12,7 @@ from typing import Protocol
 
 from flatout.engine.machine.environment import child_environment, python_path
 from flatout.engine.parameters.secrets import without_password
-from flatout.tracking.record import RunFolder
-from flatout.tracking.sent import Sent
+from flatout.tracking.record import RunFolder, Sent
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from flatout.tracking.models import log_and_register
 from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags, report_tags
 from flatout.tracking.pictures import draw
 from flatout.tracking.points import MAX_BATCH_METRICS, Tail, in_lots, metrics_of
-from flatout.tracking.record import RunFolder, RunRecord
-from flatout.tracking.sent import Sent
+from flatout.tracking.record import RunFolder, RunRecord, Sent
 from flatout.tracking.store import connect, find_run, process_tags
 from flatout.tracking.trials import send_trials
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.engine.families import family_of
-from flatout.engine.models.one_shape import OneShape
 
 MOST_VARIANTS = 16
 """Number of graphs of all blocks together: embeddings, the first and the last layer
@@ -132,3 +131,31 @@ def _avoid_slow_reductions() -> None:
         inductor.triton.mix_order_reduction_split_size = 32
     elif hasattr(inductor.triton, "mix_order_reduction"):
         inductor.triton.mix_order_reduction = False
+
+
+Shapes = tuple[torch.Size, ...]
+
+
+class OneShape(nn.Module):
+    """Compiles for the first batch's shape, and for one that occurs twice in a row.
+    Others, such as an epoch's last batch, run uncompiled: compilation is slow."""
+
+    def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
+        super().__init__()
+        self.model = model
+        self._fast: Any = torch.compile(model.forward, dynamic=False, backend=backend)
+        self._compiled: set[Shapes] = set()
+        self._last: Shapes | None = None
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        """Run `model`, compiled or not."""
+        shapes = tuple(tensor.shape for tensor in batch.values())
+        if self._last in (None, shapes) and not _is_recorded():
+            self._compiled.add(shapes)
+        self._last = shapes
+        return self._fast(batch) if shapes in self._compiled else self.model(batch)
+
+
+def _is_recorded() -> bool:
+    """Return whether a CUDA graph is recorded, which compilation would break."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.tasks._calibration import Calibrated
-from flatout.engine.tasks._shared.label_lists import named_labels, unknown_label
+from flatout.engine.tasks._shared.label_names import named_labels, unknown_label
 from flatout.engine.tasks._task import Judged, Metrics, Task
 
 if TYPE_CHECKING:

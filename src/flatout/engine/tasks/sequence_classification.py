@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.tasks._calibration import Calibrated
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.label_names import named_labels, unknown_label
 from flatout.engine.tasks._task import Metrics
 
 if TYPE_CHECKING:
@@ -40,15 +41,7 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
     def label_fault(self, labels: Any) -> str | None:
         """Reject classes without a row in train."""
-        unknown = pc.invert(pc.is_in(labels, pa.array(self.label_names, pa.string())))
-        if not (count := pc.sum(unknown).as_py()):
-            return None
-        row = pc.index(unknown, True).as_py()
-        return (
-            f"{count} rows have a label that train never has, the first "
-            f"{labels[row].as_py()!r} in row {row}: nothing could learn it. Give train "
-            "such rows, or take these out"
-        )
+        return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
         """Convert names to their numbers, int64."""
@@ -57,11 +50,8 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
     def config_keys(self) -> dict[str, Any]:
         """Return classes by number and name."""
-        return {
-            "problem_type": "single_label_classification",
-            "id2label": dict(enumerate(self.label_names)),
-            "label2id": {name: number for number, name in enumerate(self.label_names)},
-        }
+        kind = {"problem_type": "single_label_classification"}
+        return kind | named_labels(self.label_names)
 
     def metrics(self, device: torch.device) -> Metrics:
         """Return counts of the classes, and figures derived from them."""

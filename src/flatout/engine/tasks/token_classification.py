@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
-from flatout.engine.tasks._shared.label_lists import named_labels, unknown_label
+from flatout.engine.tasks._shared.label_names import named_labels, unknown_label
 from flatout.engine.tasks._task import HeadKind, Judged, Metrics, Targets, Texts
 
 if TYPE_CHECKING:

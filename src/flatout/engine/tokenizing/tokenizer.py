@@ -308,7 +308,7 @@ def _train(
 
 def _words(texts: Any, vocab_size: int) -> Any:
     """Train on whole words. Raises TokenizerError if there is only one word."""
-    from flatout.engine.tokenizing.words import commonest_words, word_tokenizer
+    from flatout.engine.tokenizing.word_pieces import commonest_words, word_tokenizer
 
     words, num_all = commonest_words(texts, vocab_size)
     if num_all < 2:

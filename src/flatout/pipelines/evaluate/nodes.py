@@ -88,7 +88,7 @@ def judge_predictions(
 
 def show_reliability(report: dict[str, Any]) -> Any:
     """Show how often predictions come true, by their probability, as Plotly figure."""
-    from flatout.reports.pictures.reliability import reliability_figure
+    from flatout.reports.pictures.image_sheet import reliability_figure
 
     return reliability_figure(report)
 

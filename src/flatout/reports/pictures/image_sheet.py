@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
 from flatout.engine.rows.opening import rows_from_dataset
 
@@ -36,3 +37,20 @@ def image_sheet(wrong: pd.DataFrame, rows: Any) -> Any:
 def _caption(row: Any) -> str:
     names = (str(name)[:MAX_NAME_LENGTH] for name in (row.label, row.prediction))
     return f"{' > '.join(names)} ({100 * row.score:.0f} %)\nrow {row.row}"
+
+
+def reliability_figure(report: dict[str, Any]) -> Any:
+    """Return a Plotly figure of an evaluation report: a point per bin of probabilities,
+    before and after the temperature. Without lines if rows have no probabilities."""
+    figure = go.Figure(
+        go.Scatter(x=[0, 1], y=[0, 1], name="calibrated", line_dash="dot")
+    )
+    for name, bins in report.get("reliability", {}).items():
+        counts, shares, true = zip(*bins, strict=True) if bins else ((), (), ())
+        texts = [f"{count:,} predictions" for count in counts]
+        figure.add_scatter(x=shares, y=true, text=texts, name=name)
+    figure.update_layout(
+        xaxis={"title": "probability of a prediction", "range": [0, 1]},
+        yaxis={"title": "share that is true", "range": [0, 1]},
+    )
+    return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from flatout.engine.tasks._shared.metrics import TOP_K
 from flatout.engine.tasks._task import IGNORED, Metrics
 
-DIRECTIONS = ("forward", "backward")
+PREFIXES = ("", "forward_", "backward_")
 
 
 class Directions(Metrics):
@@ -44,28 +43,17 @@ class Directions(Metrics):
     def compute(self) -> dict[str, Any]:
         """Return the figures named in `BidirectionalLM.figures`; the perplexity of both
         directions is that of their mean loss."""
-        losses, counts = self._losses.tolist(), self._counts.T.tolist()
-        both = [one + other for one, other in zip(*counts, strict=True)]
-        found = _figures("", sum(losses), *both)
-        for name, loss, own in zip(DIRECTIONS, losses, counts, strict=True):
-            found |= _figures(f"{name}_", loss, *own)
-        return found
-
-
-def _figures(
-    prefix: str, loss: float, targets: int, right: int, among: int
-) -> dict[str, float]:
-    if not targets:
-        return {}
-    return {
-        f"{prefix}perplexity": _perplexity(loss / targets),
-        f"{prefix}accuracy": right / targets,
-        f"{prefix}top_{TOP_K}_accuracy": among / targets,
-    }
-
-
-def _perplexity(loss: float) -> float:
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
+        sums = torch.cat([self._losses[None], self._counts.double()]).cpu()
+        sums = torch.cat([sums.sum(1, keepdim=True), sums], 1)
+        losses, targets, right, among = sums
+        figures = {
+            "perplexity": (losses / targets).exp(),
+            "accuracy": right / targets,
+            f"top_{TOP_K}_accuracy": among / targets,
+        }
+        return {
+            f"{prefix}{name}": float(values[place])
+            for place, prefix in enumerate(PREFIXES)
+            if targets[place]
+            for name, values in figures.items()
+        }
