@@ -111,7 +111,7 @@ def test_labels_become_zeros_and_ones_that_rows_give_back():
     assert rows.labels_of(np.arange(3)).tolist() == expected
     again = TokenRows.from_dataset(Dataset(rows.table))
     assert again.labels_of(np.array([2, 1])).tolist() == expected[:0:-1]
-    assert "row 1 has the label 'd'" in task.label_fault(
+    assert "the first 'd' in row 1" in task.label_fault(
         pa.chunked_array([[["a"], ["d"]]])
     )
     assert task.label_fault(labels) is None
