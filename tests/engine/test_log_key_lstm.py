@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from flatout.engine.families import family_of
 from flatout.engine.machine.environment import Ranks
@@ -21,6 +20,7 @@ from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import (
     MAX_LENGTH,
     VOCABULARY,
+    built,
     gradient,
     step_rows,
     task_model,
@@ -135,35 +135,34 @@ def test_what_conf_base_says_of_transformers_is_left_alone():
     assert not family_of(model.config).schedule.compiles
 
 
-def test_a_saved_one_loads_here_and_where_flatout_is_not(tmp_path):
-    model, keys = model_of(), keys_of()
-    model.save_pretrained(tmp_path / "model")
-    with torch.no_grad():
-        expected = model(keys).logits
-        for load in (load_pretrained, AutoModelForCausalLM.from_pretrained):
-            torch.testing.assert_close(
-                load(tmp_path / "model").eval()(keys).logits, expected
-            )
-    torch.save({"keys": keys, "logits": expected}, tmp_path / "expected.pt")
-    script = (
-        "import sys, torch\n"
-        "from transformers import AutoModelForCausalLM as Auto\n"
-        "folder, expected = sys.argv[1], torch.load(sys.argv[2])\n"
-        "model = Auto.from_pretrained(folder, trust_remote_code=True).eval()\n"
-        "found = model(expected['keys']).logits\n"
-        "torch.testing.assert_close(found, expected['logits'])\n"
-        "assert 'flatout' not in sys.modules\n"
-    )
-    arguments = [str(tmp_path / "model"), str(tmp_path / "expected.pt")]
-    environment = {
-        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-    } | {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=environment,
-        cwd=Path(tmp_path),
-        check=True,
-    )
+BARE = """
+import sys, torch, transformers
+for name in sys.argv[1:]:
+    Auto = getattr(transformers, name)
+    model = Auto.from_pretrained(name, trust_remote_code=True).eval()
+    kept = torch.load(f"{name}.pt")
+    torch.testing.assert_close(model(kept["keys"]).logits, kept["logits"])
+transformers.AutoModel.from_pretrained(name, trust_remote_code=True)
+assert "flatout" not in sys.modules
+"""
+
+
+def test_saved_ones_load_here_and_where_flatout_is_not(tmp_path, monkeypatch):
+    """Those of both directions too."""
+    monkeypatch.chdir(tmp_path)
+    both = built("bilm-projected", "bidirectional-lm", "eager").eval()
+    models = {"AutoModelForCausalLM": model_of(), "AutoModelForPreTraining": both}
+    keys = keys_of()
+    for name, model in models.items():
+        model.save_pretrained(name)
+        with torch.no_grad():
+            expected = model(keys).logits
+            for load in (load_pretrained, getattr(transformers, name).from_pretrained):
+                torch.testing.assert_close(load(name).eval()(keys).logits, expected)
+        torch.save({"keys": keys, "logits": expected}, f"{name}.pt")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", BARE, *models], env=environment, check=True)
 
 
 CUTS = {

@@ -525,7 +525,7 @@ def test_adapted_blocks_share_whole_graphs(monkeypatch):
     add_adapter(model.model, settings, task_of("causal-lm"))
     torch._dynamo.reset()
     counters.clear()
-    compiled(model, backend="aot_eager").train()
+    compiled(model, backend="eager").train()
     for micro in step_rows("qwen3", "causal-lm", "grouped")[0].micro_batches:
         model(micro.tensors())[0].backward()
     assert not counters["graph_break"]

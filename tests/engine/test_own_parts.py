@@ -434,6 +434,8 @@ def test_the_sweep_knows_whether_higher_is_better(name, given, higher):
     assert objective(settings) == (f"validation_{name}", higher)
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_two_ranks_count_the_predictions_of_both(parts, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(parts), prepend=os.pathsep)
     given = {
