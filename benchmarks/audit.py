@@ -37,6 +37,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="fewer rows of the file, at random")
     parser.add_argument("--wrong", type=float, default=0.05, help="share of labels")
     parser.add_argument("--folds", type=int, default=5, help="0: without cleanlab")
+    parser.add_argument("--freeze", nargs="+", default=[], help="as train.freeze")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -64,6 +65,7 @@ def job_of(table: pa.Table, names: Any, given: argparse.Namespace, folder: Path)
         "epochs": given.epochs,
         "error_analysis_every": None,
         "compile": False,
+        "freeze": given.freeze,
         "distributed": {"num_processes": 1},
         "audit": True,
     }

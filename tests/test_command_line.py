@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from kedro.config import OmegaConfigLoader
 
-from flatout.cli.groups import Fault
+from flatout.cli.groups import Fault, cli
 from flatout.cli.trainings import flatout
 from flatout.project.command_line import (
     CommandError,
@@ -99,6 +99,8 @@ def test_a_command_that_is_gone_names_what_does_its_work():
     done = CliRunner().invoke(flatout, ["compare", "--steps", "40"])
     assert done.exit_code == 2
     assert "benchmark.mode=ladder" in done.output
+    done = CliRunner().invoke(cli, ["mlflow", "ui"])
+    assert done.exit_code == 2 and "kedro flatout ui shows the runs" in done.output
 
 
 def test_rows_shows_at_least_one_row():

@@ -88,6 +88,8 @@ def test_texts_are_no_numbers(tmp_path):
         (["--device", "cuda"], "--device cuda: no GPU is seen here"),
         (["--batch-sizes", "--steps", "2"], "--batch-sizes needs at least one value"),
         (["--device", "tpu"], "'tpu' is not one of"),
+        (["--force"], "kedro flatout init FILE --force; then"),
+        (["--text-column", "t"], "kedro flatout init FILE --text-column; then"),
         (["--data-path", "gone.csv"], "gone.csv is not there"),
         (
             ["--batch-sizes", "8", "many"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,8 @@ from flatout.engine.tasks._shared.reliability import (
     outcomes,
 )
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
+from flatout.project.hooks.run import Run
+from flatout.project.hooks.settings import SettingsHooks
 from flatout.reports.pictures.image_sheet import reliability_figure
 from flatout.tracking.text_model import TextModel
 from tests.engine.families import CONFIGS
@@ -288,9 +291,9 @@ def test_picked_thresholds_decide_wherever_the_model_answers(
     guess = given if task == LABELS else given[:, 0]
     expected = f1_score(true, guess, **(kind or {"average": "macro"}))
     assert judged.value()["f1_macro"] == pytest.approx(expected)
+    served = TextModel(str(folder), "text-classification").predict(other)
+    assert served["label"].tolist() == shown
     if task == CLASSES:
-        served = TextModel(str(folder), "text-classification").predict(other)
-        assert served["label"].tolist() == chosen
         of_yes = shares_of(other)[:, 0]
         scores = np.where(given[:, 0], of_yes, 1 - of_yes)
         assert served["score"].to_numpy() == pytest.approx(scores, abs=1e-5)
@@ -317,6 +320,10 @@ def test_what_cannot_be_calibrated_is_refused(tokenizer, tmp_path):
         SettingsError, match=r"at least 100 validation.*there are 99: e"
     ):
         fit(folder, rows.select(range(99)), names, asks)
+    hooks, node = SettingsHooks(run := Run()), SimpleNamespace(short_name="train_model")
+    run.settings = asks
+    with pytest.raises(SettingsError, match="there are 9: e"):  # before the training
+        hooks.before_node_run(node, {"validation_tokens": rows.select(range(9))})
     picks = settings_of(CLASSES, "auto")
     with pytest.raises(SettingsError, match=r"label_threshold: auto.*there are 0: enl"):
         fit(folder, rows.select([]), names, picks)

@@ -49,6 +49,7 @@ from flatout.engine.sweep.space import check_sweep
 from flatout.engine.train.loop import train
 from flatout.engine.train.setup import assemble as assembling
 from flatout.engine.train.setup.assemble import assemble, left_plain
+from flatout.engine.train.setup.identity import identity
 from tests.engine.families import CONFIGS, built, step_rows, task_model, task_of
 from tests.engine.plain import (
     assert_same,
@@ -549,3 +550,10 @@ def test_rows_are_replayed_with_the_adapter_and_its_gradient(tmp_path):
     assert found_loss == pytest.approx(loss.item(), rel=1e-4)
     norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert found_norm == pytest.approx(norm.item(), rel=1e-3)
+    assert "base model.safetensors" in identity(job)
+    (start / "parts").mkdir()
+    (start / "model.safetensors").rename(start / "parts" / "1.safetensors")
+    assert "base parts/1.safetensors" in identity(job)
+    start.rename(tmp_path / "moved")
+    with pytest.raises(ModelError, match=r"cannot be loaded \(there is no such folder"):
+        load_pretrained(folder)

@@ -356,6 +356,7 @@ BAD = {
         "odd_parts.more.broken": r"fails on 20 validation rows \(AttributeError",
     },
     "callbacks": {
+        "my_ev": "it names no module.: give the dotted path",
         "odd_parts.more.one_argument": "cannot be called: too many positional",
         "odd_parts.more.Unmade": "cannot be made: no such device",
         "odd_parts.more.Silent": "its objects cannot be called",

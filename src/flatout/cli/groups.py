@@ -73,26 +73,36 @@ def context_at(env: str | None, data_dir: str | None) -> KedroContext:
     return context_of(env, {"data_dir": data_dir} if data_dir else {})
 
 
-@click.group(name="flatout")
-def cli() -> None:
-    """Commands of the project."""
-
-
 REMOVED = {
     "best": "kedro run --pipelines=sweep writes conf/best",
     "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
     "compile-cache": "an archive of the compile cache, docs/guides/gpus.md",
 }
 """Replacements of commands that an earlier version had."""
+PLUGINS = {
+    "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings"
+}
+"""Replacements of commands of plugins that an earlier version used."""
 
 
 class FlatoutGroup(click.Group):
     """A group that answers a removed command with its replacement."""
 
+    removed = REMOVED
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in REMOVED:
-            ctx.fail(f"{cmd_name} was removed in this version. {REMOVED[cmd_name]}")
+        if cmd_name in self.removed:
+            told = self.removed[cmd_name]
+            ctx.fail(f"{cmd_name} was removed in this version. {told}")
         return super().get_command(ctx, cmd_name)
+
+
+@click.group(name="flatout", cls=FlatoutGroup)
+def cli() -> None:
+    """Commands of the project."""
+
+
+cli.removed = PLUGINS
 
 
 @cli.group(cls=FlatoutGroup)

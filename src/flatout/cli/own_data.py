@@ -66,6 +66,16 @@ def _first_settings(
 PIPELINES = ("split", "tokenize", "benchmark")
 
 
+def _by_init(context: click.Context, option: click.Parameter, given: Any) -> None:
+    """Answer an option of earlier versions with its replacement."""
+    if given:
+        name = option.opts[0]
+        context.fail(
+            f"{name} was removed in this version. kedro flatout init FILE {name}; then "
+            "kedro flatout benchmark without --data-path"
+        )
+
+
 @flatout.command(cls=ListsCommand)
 @click.option("--data-path", metavar="FILE", help="Or a folder, or a URL.")
 @click.option("--batch-sizes", metavar="N...", help="As in --batch-sizes 128 256 512.")
@@ -79,6 +89,11 @@ PIPELINES = ("split", "tokenize", "benchmark")
 @click.option("--task", help="Of docs/tasks.md. Default: guessed.")
 @DATA_DIR
 @click.option("--conf-source", hidden=True)
+@click.option("--text-column", hidden=True, expose_value=False, callback=_by_init)
+@click.option("--label-column", hidden=True, expose_value=False, callback=_by_init)
+@click.option(
+    "--force", is_flag=True, hidden=True, expose_value=False, callback=_by_init
+)
 @click.pass_context
 def benchmark(
     context: click.Context,

@@ -35,29 +35,29 @@ class TextModel:
         return outputs
 
     def predict(self, texts: Any, params: dict[str, Any] | None = None) -> Any:
-        """Return the pipeline's answers; for classes, a table of label and score with
-        one row per text. `texts`: strings, or a table with one column of them."""
+        """Return the pipeline's answers; for classes and labels, a table of label and
+        score with one row per text. `texts`: strings, or a table with one column of
+        them."""
         if isinstance(texts, pd.DataFrame):
             texts = texts.iloc[:, 0]
-        found = self.pipeline([str(text) for text in texts], **(params or {}))
         is_class = self.pipeline.task == "text-classification"
-        if is_class and not params:
+        picks = is_class and not params and self._calibration.thresholds
+        options = {"top_k": None} if picks else params or {}
+        found = self.pipeline([str(text) for text in texts], **options)
+        if picks:
             found = [self._by_threshold(one) for one in found]
         return pd.DataFrame(found) if is_class else found
 
-    def _by_threshold(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the class of two by the threshold of the second one."""
-        names = self.pipeline.model.config.id2label
+    def _by_threshold(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the class of two by the threshold of the second one; of several labels
+        the names of those above theirs, and the highest probability."""
         thresholds = self._calibration.thresholds or {}
-        if len(names) != 2 or len(thresholds) != 1:
-            return answer
-        score = answer["score"]
-        second = score if answer["label"] == names[1] else 1 - score
-        is_second = second > thresholds[names[1]]
-        return {
-            "label": names[int(is_second)],
-            "score": second if is_second else 1 - second,
-        }
+        scores = {one["label"]: one["score"] for one in answers}
+        above = [name for name, least in thresholds.items() if scores[name] > least]
+        if len(thresholds) > 1:
+            return {"label": ", ".join(above), "score": max(scores.values())}
+        chosen = above or [name for name in scores if name not in thresholds]
+        return {"label": chosen[0], "score": scores[chosen[0]]}
 
 
 def _load_pyfunc(path: str, model_config: dict[str, str]) -> TextModel:

@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flatout.engine.files.atomic_write import write_text
+from flatout.engine.parameters import Settings, SettingsError
 
 CALIBRATION = "calibration.json"
+LEAST_ROWS = 100
+"""Fewest validation rows of a fit."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,22 @@ class Calibration:
         if not folder or not path.is_file():
             return cls()
         return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    @staticmethod
+    def check_rows(count: int, settings: Settings) -> None:
+        """Raise SettingsError if settings ask for a fit on too few validation rows."""
+        calibrates = settings.evaluate.calibrate
+        picks = settings.model.label_threshold == "auto"
+        if count >= LEAST_ROWS or not (calibrates or picks):
+            return
+        name, value = "evaluate.calibrate: true", "false"
+        if not calibrates:
+            name, value = "model.label_threshold: auto", "0.5"
+        raise SettingsError(
+            f"{name} needs at least {LEAST_ROWS} validation rows, and there are "
+            f"{count}: enlarge split.fractions.validation (or the rows of "
+            f"raw_validation_texts), or set it to {value}"
+        )
 
     def save(self, folder: Path) -> None:
         """Write next to the weights of the model, atomically."""

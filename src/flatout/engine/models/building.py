@@ -18,7 +18,7 @@ from flatout.engine.families import (
     note_own_code,
     usable_positions,
 )
-from flatout.engine.machine.hub import where_to_look
+from flatout.engine.machine.hub import missing_folder, where_to_look
 from flatout.engine.models.adapters import CONFIG as ADAPTER_CONFIG
 from flatout.engine.models.adapters import MARK, adapter_of, own_names
 from flatout.engine.models.model_keys import inherited_names, override_faults
@@ -160,9 +160,10 @@ def _with_adapter(
                 name, ignore_mismatched_sizes=True, **where, **options
             )
     except (ImportError, OSError, ValueError) as error:
+        fault = "there is no such folder" if missing_folder(name) else first_line(error)
         raise ModelError(
             f"{folder} has an adapter for {name}, which cannot be loaded "
-            f"({first_line(error)}): install 'flatout[lora]', put the base back there, "
+            f"({fault}): install 'flatout[lora]', put the base back there, "
             f"or correct base_model_name_or_path in {folder}/{ADAPTER_CONFIG}"
         ) from error
     if merge:

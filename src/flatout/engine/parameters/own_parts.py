@@ -33,6 +33,8 @@ def own_part(path: str, parameter: str) -> Any:
     """Import and return the object at `path`. Raises SettingsError."""
     module, _, name = path.rpartition(".")
     try:
+        if not module:
+            raise ImportError("it names no module")
         return getattr(import_module(module), name)
     except Exception as error:  # an import runs the module: any error is possible
         raise SettingsError(

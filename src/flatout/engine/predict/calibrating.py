@@ -24,9 +24,6 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
 
-LEAST_ROWS = 100
-"""Fewest validation rows of a fit."""
-
 
 def calibrate(
     model: Any,
@@ -43,7 +40,7 @@ def calibrate(
     picks = settings.model.label_threshold == "auto"
     if not calibrates and not picks:
         return
-    _check_rows(len(validation), "evaluate.calibrate" if calibrates else "")
+    Calibration.check_rows(len(validation), settings)
     chosen = settings.evaluate.model_copy(update={"split": "validation"})
     found = SplitPredictions(
         model,
@@ -102,14 +99,3 @@ def _threshold(name: str, shares: Any, positive: Any) -> float:
     if found is None:
         logger.warning("no validation row has the label %r: its threshold is 0.5", name)
     return 0.5 if found is None else found
-
-
-def _check_rows(count: int, parameter: str) -> None:
-    """Raise SettingsError if validation is too small."""
-    if count < LEAST_ROWS:
-        asked = f"{parameter}: true" if parameter else "model.label_threshold: auto"
-        raise SettingsError(
-            f"{asked} needs at least {LEAST_ROWS} validation rows, and there are "
-            f"{count}: enlarge split.fractions.validation (or the rows of "
-            f"raw_validation_texts), or set it to {'false' if parameter else 0.5}"
-        )

@@ -43,8 +43,12 @@ def _base_weights(settings: Settings) -> dict[str, str]:
     have. The commit of a repository on the Hub is in the key of its tokens."""
     if not settings.model.lora.is_on:
         return {}
-    found = Path(settings.model.name_or_path or "").glob("*.safetensors")
-    return {f"base {file.name}": _hash(file, file.stat().st_mtime_ns) for file in found}
+    folder = Path(settings.model.name_or_path or "")
+    found = sorted(folder.rglob("*.safetensors")) if folder.name else []
+    return {
+        f"base {file.relative_to(folder)}": _hash(file, file.stat().st_mtime_ns)
+        for file in found
+    }
 
 
 @cache
