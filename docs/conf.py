@@ -36,7 +36,7 @@ SIDEBAR = {
     ],
     "Pipelines": ["docs/pipelines/*", "conf/README", "notebooks/review"],
     "Optimisations": ["docs/optimisations", "docs/benchmarks"],
-    "Custom parts": ["docs/own_task", "docs/own_parts"],
+    "Custom parts": ["docs/own_task", "docs/own_parts", "docs/own_project"],
     "Design": ["docs/architecture", "docs/engine", "CONTRIBUTING"],
     "History": ["CHANGELOG", "docs/migration", "docs/log"],
     "Glossary": ["docs/glossary"],
