@@ -83,8 +83,8 @@ def test_nothing_there_and_a_missing_package_say_so(store, tmp_path):
         of("memory://bucket/", tmp_path).load()
     with pytest.raises(DatasetError, match="holds no texts; it holds nothing"):
         of("memory://else/a.csv", tmp_path).load()
-    with pytest.raises(DatasetError, match=r"s3://b/a\.csv cannot be .* s3fs"):
-        of("s3://b/a.csv", tmp_path).load()
+    with pytest.raises(DatasetError, match=r"gs://b/a\.csv cannot be .* gcsfs"):
+        of("gs://b/a.csv", tmp_path).load()
     with pytest.raises(DatasetError, match="Protocol not known: cloud"):
         of("cloud://b/a.csv", tmp_path).load()
 
