@@ -144,7 +144,8 @@ def check_source(words: list[str]) -> None:
 
 
 def check_file(words: list[str]) -> None:
-    assert (PROJECT / words[-1]).is_file(), f"there is no file {words[-1]}"
+    (file,) = [word for word in words if word.endswith((".sh", ".yaml"))]
+    assert (PROJECT / file).is_file(), f"there is no file {file}"
 
 
 def check_docker(words: list[str]) -> None:
@@ -164,6 +165,9 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "accelerate": check_accelerate,
     "sbatch": check_file,
     "kubectl": check_file,
+    "sky": check_file,
+    "databricks": lambda words: None,
+    "uv": lambda words: None,
     "docker": check_docker,
     "nvidia-smi": lambda words: None,
     "source": check_source,

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import time
 
+import pytest
 import yaml
 
 from flatout.engine.parameters import DistributedSettings
 from tests.command_checks import fault_of
 from tests.conftest import PROJECT
 
-SLURM = PROJECT / "deploy" / "slurm.sh"
-KUBERNETES = PROJECT / "deploy" / "pytorchjob.yaml"
+DEPLOY = PROJECT / "deploy"
+SLURM = DEPLOY / "slurm.sh"
 OF_SLURM = {"$SLURM_NNODES": "2", "$SLURM_NODEID": "1", "$ENDPOINT": "node0:29500"}
 
 SRUN = """case "$*" in *--nodes=1*) exit 0 ;; esac
@@ -43,15 +44,52 @@ def test_slurm_runs_commands_that_work():
         assert f"train.distributed.{name}={value}" in commands[1]
 
 
-def test_kubernetes_starts_a_command_that_works():
-    job = yaml.safe_load(KUBERNETES.read_text())
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    assert sorted(replicas) == ["Master", "Worker"]
-    for replica in replicas.values():
-        (container,) = replica["template"]["spec"]["containers"]
-        assert container["name"] == "pytorch"
-        command = shlex.join([*container["command"], *container["args"]])
-        assert fault_of(command) is None
+@pytest.mark.parametrize("pipeline", ["predict", "sweep"])
+def test_an_array_of_jobs_runs_commands_that_work(pipeline, tmp_path):
+    program = tmp_path / "kedro"
+    program.write_text('#!/usr/bin/env bash\necho kedro "$@"\n')
+    program.chmod(0o755)
+    variables = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "8"}
+    variables["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = subprocess.run(
+        ["bash", str(DEPLOY / "slurm_array.sh"), pipeline],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert fault_of(command) is None
+    assert ("predict.shard=2/8" in command) == (pipeline == "predict")
+
+
+def kubernetes() -> str:
+    spec = yaml.safe_load((DEPLOY / "trainjob.yaml").read_text())["spec"]
+    patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    pod = patch["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    return shlex.join([*spec["trainer"]["command"], *spec["trainer"]["args"]])
+
+
+def skypilot() -> str:
+    task = yaml.safe_load((DEPLOY / "sky.yaml").read_text())
+    command = task["run"].splitlines()[-1].removeprefix("exec ")
+    return command.replace("$MIRROR", task["envs"]["MIRROR"])
+
+
+def databricks() -> str:
+    bundle = yaml.safe_load((DEPLOY / "databricks.yml").read_text())
+    (task,) = bundle["resources"]["jobs"]["flatout"]["tasks"]
+    wheel, volume = task["python_wheel_task"], bundle["variables"]["volume"]["default"]
+    options = [o for o in wheel["parameters"] if not o.startswith("--conf-source")]
+    command = shlex.join(["kedro", "run", *options])
+    return command.replace("${var.volume}", volume)
+
+
+@pytest.mark.parametrize("platform", [kubernetes, skypilot, databricks])
+def test_a_platform_starts_a_command_that_works(platform):
+    assert fault_of(platform()) is None
 
 
 def test_slurms_signal_reaches_the_steps_and_the_job_comes_back(tmp_path):
