@@ -96,22 +96,17 @@ class Plain:
 
     def _part(self, own: Ints, logits: Tensor, labels: Tensor) -> Part:
         logits, options = logits.float(), self.task.loss_options
-        if self.task.settings.task == "regression":
-            loss = F.mse_loss(logits.squeeze(-1), labels.float(), reduction="sum")
-            return Part(own, loss, len(labels), len(labels), logits)
         if labels.is_floating_point():
-            loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+            is_number = self.task.settings.task == "regression"
+            of = F.mse_loss if is_number else F.binary_cross_entropy_with_logits
+            found = logits.squeeze(-1) if is_number else logits
+            loss = of(found, labels, reduction="sum")
             return Part(own, loss, len(labels), len(labels), logits)
         weights = None
         if options.class_weights is not None:
             weights = torch.tensor(options.class_weights, device=logits.device)
-        losses = F.cross_entropy(
-            logits,
-            labels,
-            weight=weights,
-            label_smoothing=options.label_smoothing,
-            reduction="none",
-        )
+        how: Any = {"label_smoothing": options.label_smoothing, "reduction": "none"}
+        losses = F.cross_entropy(logits, labels, weight=weights, **how)
         if options.focal_gamma:
             right = logits.softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
             losses = losses * (1 - right).clamp(min=1e-8) ** options.focal_gamma

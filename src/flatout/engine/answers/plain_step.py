@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.verdict import ROUNDOFF
 from flatout.engine.machine.runtime import Runtime, exact_products
-from flatout.engine.models.adapters import add_adapter
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.optimizer import (
     NO_DECAY_DIMENSIONS,
@@ -23,7 +22,7 @@ from flatout.engine.train.optimizer import (
     build_optimizer,
     set_learning_rate,
 )
-from flatout.engine.train.setup.assemble import build_model
+from flatout.engine.train.setup.assemble import seeded_model
 from flatout.engine.train.setup.job import TrainJob
 
 Weights = dict[str, Tensor]
@@ -96,11 +95,9 @@ class PlainStep:
 def _started(job: TrainJob) -> Any:
     """Return the model that the training starts from, with its parameters frozen.
     Raises SettingsError if it drops anything."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.settings.runtime.seed)
-        model = build_model(job)
-        new = getattr(model, "new_weights", ())
-        add_adapter(model, job.settings.model, job.task, new)
+    train = job.settings.train.model_copy(update={"freeze": []})
+    settings = job.settings.model_copy(update={"train": train})
+    model = seeded_model(replace(job, settings=settings))
     for pattern in job.settings.train.freeze:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         for name, parameter in model.named_parameters():
