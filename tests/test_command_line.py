@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from kedro.config import OmegaConfigLoader
 
 from flatout.cli.groups import Fault, cli
-from flatout.cli.trainings import flatout
+from flatout.cli.looking import flatout
 from flatout.project.command_line import (
     CommandError,
     check_environment,

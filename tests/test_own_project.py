@@ -23,7 +23,7 @@ from flatout.project import terminal
 from flatout.project.command_line import CommandError, check_pipelines
 from flatout.project.config_loader import loader_of
 from flatout.project.fitting import fit_pipelines, short_names
-from flatout.project.phases import phase_of
+from flatout.project.hooks.clock import phase_of
 from tests import warm
 from tests.conftest import PROJECT, kedro
 

@@ -20,7 +20,7 @@ from flatout.datasets import TunedParameters
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
 from flatout.project.parameters.checks import check_run
-from flatout.reports.best import parameters_text
+from flatout.reports.tuned import best_text
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
@@ -145,7 +145,7 @@ def test_the_winner_is_an_environment_over_that_of_the_sweep(tmp_path):
     )
     with pytest.raises(DatasetError, match="--pipelines=sweep writes it"):
         entry.load()
-    entry.save(parameters_text(best))
+    entry.save(best_text(best))
     assert yaml.safe_load(entry.load()) == {
         "train": {"learning_rate": 0.01},
         "model": {"config": {"hidden_size": 64}},

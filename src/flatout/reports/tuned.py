@@ -1,4 +1,4 @@
-"""conf/tuned/parameters.yml: recommended settings with their origin."""
+"""parameters.yml of conf/tuned and conf/best: settings with their origin."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from flatout.engine.parameters.common import set_by_path
 from flatout.reports.markdown import number_text
 
 HEAD = """\
@@ -65,3 +66,17 @@ def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in provenance.items()
         if name in RATES and value is not None
     }
+
+
+BEST_HEAD = """\
+# Written by the sweep; the next one that has a winner writes it again.
+# Train with it: kedro run --env=best
+"""
+
+
+def best_text(best: Mapping[str, Any]) -> str:
+    """Return the text of conf/best: the settings of the training that won a sweep."""
+    name = best["chosen_by"]
+    source = {"trial_id": best["trial_id"], "chosen_by": name, name: best[name]}
+    tree = {**set_by_path({}, best["settings"]), "best": source}
+    return BEST_HEAD + "\n" + yaml.safe_dump(tree, sort_keys=False)

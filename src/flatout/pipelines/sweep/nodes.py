@@ -79,12 +79,12 @@ def choose_best(
     trains with them. `parameters`: the text of conf/best/parameters.yml. `this_run` has
     the `environment` of the sweep, None for that of the project."""
     from flatout.engine.sweep import best
-    from flatout.reports.best import parameters_text
+    from flatout.reports.tuned import best_text
 
     rows = trials.to_dict("records")
     settings = Settings(model=model, train=training, sweep=sweep)
     found = best.choose_best(rows, settings, this_run["environment"])
-    return {"best": found, "parameters": parameters_text(found)}
+    return {"best": found, "parameters": best_text(found)}
 
 
 def compare_settings(
