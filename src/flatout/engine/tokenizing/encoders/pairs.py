@@ -35,7 +35,9 @@ def texts_of(table: Any) -> Any:
 
 def counts_of(table: Any) -> npt.NDArray[np.int32]:
     """The number of texts (N,) of each sample."""
-    return 1 + pc.list_value_length(table.column(PASSAGES)).to_numpy().astype(np.int32)
+    passages = pc.list_value_length(table.column(PASSAGES)).to_numpy()
+    counts: npt.NDArray[np.int32] = 1 + passages.astype(np.int32)
+    return counts
 
 
 def passage_bytes(table: Any) -> npt.NDArray[np.int64]:
