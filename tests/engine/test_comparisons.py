@@ -194,8 +194,8 @@ def test_folds_are_compared_with_the_corrected_variance():
     ("given", "message"),
     [
         ({"seeds": 1}, "sweep.seeds: should be greater than or equal to 2"),
-        ({"seeds": 3, "sampler": "tpe"}, "sweep.seeds compares whole trainings"),
-        ({"seeds": 3, "pruner": "median"}, "sweep.seeds compares whole trainings"),
+        ({"seeds": 3, "sampler": "tpe"}, "sweep.seeds and split.folds compare whole"),
+        ({"seeds": 3, "pruner": "median"}, "sweep.seeds and split.folds compare whole"),
     ],
 )
 def test_seeds_that_compare_nothing_are_refused(given, message):
@@ -212,5 +212,5 @@ def test_the_grid_is_trained_with_every_seed_or_fold():
     assert repeated(plain, 3).sweep.grid == {"fold": [1, 2, 3]}
     own = parse_settings({"sweep": {"grid": {RATE: [0.1]}}})
     assert repeated(own, 2).sweep.grid == {RATE: [0.1], "fold": [1, 2]}
-    with pytest.raises(SettingsError, match="leave sweep"):
+    with pytest.raises(SettingsError, match="one of the two"):
         repeated(asked, 2)

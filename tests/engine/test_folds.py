@@ -13,9 +13,10 @@ from sklearn.model_selection import KFold, PredefinedSplit, StratifiedKFold
 
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.split import SplitError
-from flatout.engine.parameters import SettingsError
+from flatout.engine.parameters import SettingsError, SplitSettings
 from flatout.engine.rows.opening import open_rows
 from flatout.engine.sweep.folds import fold_files
+from flatout.engine.tasks import columns_of
 from tests.engine import benches
 from tests.engine.test_split import NAMES, split
 
@@ -67,6 +68,15 @@ def test_without_labels_the_folds_are_as_large_as_scikit_learns():
     ours = folds_of(frame, UNLABELLED, folds=5)
     theirs = [len(test) for _, test in KFold(5).split(frame)]
     assert sorted(np.bincount(ours)) == sorted(theirs)
+
+
+def test_a_rare_set_of_labels_is_no_class_and_few_rows_are_refused():
+    frame = frame_of(331)
+    frame["label"] = [["a", "b"] if row < 2 else ["a"] for row in range(331)]
+    several = columns_of(SplitSettings(), "multi-label-classification")
+    assert np.bincount(folds_of(frame, several, folds=5)).min() == 66
+    with pytest.raises(SplitError, match="'the data' has different texts"):
+        folds_of(frame_of(90), UNLABELLED, folds=100)
 
 
 def test_a_group_and_texts_of_another_case_are_in_one_fold():

@@ -33,22 +33,25 @@ def assign_folds(
     return found
 
 
-def folds_fault(facts: RowFacts, assigned: npt.NDArray[np.int8]) -> str | None:
-    """Return why the folds (N,) cannot be compared; None if they can. A label of the
-    rarest rows must be in each."""
+def folds_fault(
+    facts: RowFacts, assigned: npt.NDArray[np.int8], folds: int, *, has_classes: bool
+) -> str | None:
+    """Return why the folds (N,) are of no use; None if each has every class."""
     if facts.are_given:
         return (
             "split.folds: the data gives the split of each row. Set split.folds: null, "
             "or take out split.split_column or the entries raw_validation_texts and "
             "raw_test_texts"
         )
-    for code, names in enumerate(facts.label_sets or [()]):
-        present = np.unique(assigned[(facts.labels == code) & (assigned >= 0)])
-        if 0 < len(present) < assigned.max() + 1:
-            label = f"the label {', '.join(names)!r}" if names else "the data"
-            return (
-                f"split.folds={assigned.max() + 1}: {label} has different texts or "
-                f"groups for only {len(present)} folds. Set split.folds to at most "
-                f"{max(2, len(present))}, or give it more rows"
-            )
-    return None
+    used = assigned >= 0
+    labels = facts.labels[used] * has_classes
+    pairs = np.unique(np.stack([labels, assigned[used]]), axis=1)
+    codes, counts = np.unique(pairs[0], return_counts=True)
+    least = int(counts.min())
+    if least >= folds:
+        return None
+    label = facts.label_sets[codes[counts.argmin()]] if has_classes else ("the data",)
+    return (
+        f"split.folds={folds}: {label[0]!r} has different texts or groups for only "
+        f"{least} folds. Set split.folds to at most {max(2, least)}, or give more rows"
+    )

@@ -159,8 +159,11 @@ class SplitPlan(ABC):
                 f"no row fell into {' and '.join(empty)}: {report['rows_in']} rows are "
                 "too few for split.fractions. Give more rows or raise the fraction"
             )
-        if self.settings.folds and (fault := folds_fault(self.facts, self.folds)):
-            raise SplitError(fault)
+        if folds := self.settings.folds:
+            is_class = self.has_classes
+            fault = folds_fault(self.facts, self.folds, folds, has_classes=is_class)
+            if fault:
+                raise SplitError(fault)
 
     def _numbers_hint(self) -> str:
         """Return advice for numeric labels that are unlikely to be classes."""

@@ -22,7 +22,6 @@ from flatout.engine.parameters import SplitSettings
 FORMAT_VERSION = 4
 """Increase it if the same input would give other rows."""
 ROWS_DIGEST = "rows_digest"
-FOLD_FIELD = pa.field(FOLD, pa.int8())
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,8 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
     @property
     def schema(self) -> Any:
         schema = self.plan.columns.row_schema
-        return schema.append(FOLD_FIELD) if self.plan.settings.folds else schema
+        fold = pa.field(FOLD, pa.int8())
+        return schema.append(fold) if self.plan.settings.folds else schema
 
     def batches(self) -> Iterator[Any]:
         """Yield RecordBatches with `text`, the optional `text_pair` and `label`, and

@@ -55,18 +55,16 @@ def repeated(settings: Settings, folds: int | None = None) -> Settings:
     sweep, grid = settings.sweep, dict(settings.sweep.grid)
     if not (folds or sweep.seeds):
         return settings
-    name = "split.folds" if folds else "sweep.seeds"
     if sweep.sampler != "grid" or sweep.pruner != "none" or (folds and sweep.seeds):
         raise SettingsError(
-            f"{name} compares whole trainings of a grid: set sweep.sampler to grid and "
-            "sweep.pruner to none, and leave sweep.seeds out of a cross-validation"
+            "sweep.seeds and split.folds compare whole trainings of a grid: set "
+            "sweep.sampler=grid, sweep.pruner=none, and one of the two"
         )
     if folds:
         grid = {} if grid == SweepSettings().grid else grid
         grid[FOLD] = list(range(1, folds + 1))
     else:
-        first = settings.runtime.seed
-        grid[SEED] = list(range(first, first + (sweep.seeds or 0)))
+        grid[SEED] = [settings.runtime.seed + n for n in range(sweep.seeds or 0)]
     swept = sweep.model_copy(update={"grid": grid})
     return settings.model_copy(update={"sweep": swept})
 
