@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
-import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
@@ -179,38 +176,6 @@ def test_a_name_that_the_hub_does_not_know_says_where_it_was_looked_for(tmp_path
         DatasetError, match=r"in the cache .* and on the Hugging Face Hub"
     ):
         HubTexts(name="nobody/no-such-data", cache_dir=str(tmp_path)).load()
-
-
-WITHOUT_TORCH = """
-    import sys
-    import pandas as pd
-    from flatout.datasets import DocstringCorpus, KeyedArrowDataset, KeyedJSONDataset
-    from flatout.datasets import KeyedParquetDataset, TextFiles
-    from flatout.engine.parameters import SplitSettings
-    from flatout.pipelines.split import create_pipeline
-    from flatout.pipelines.split.nodes import split_rows
-
-    texts = [f"text {i}" for i in range(100)]
-    frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 50})
-    recipes = split_rows(frame, SplitSettings(), "sequence-classification")
-    KeyedArrowDataset(filepath=sys.argv[1]).save(recipes["train_rows"])
-    KeyedArrowDataset(filepath=sys.argv[1]).load()
-    print("imported:", sorted({"torch", "transformers"} & set(sys.modules)))
-"""
-
-
-@pytest.mark.process
-def test_split_never_imports_torch(tmp_path):
-    code = textwrap.dedent(WITHOUT_TORCH)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "rows")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "imported: []\n"
-    assert len(datasets.load_from_disk(tmp_path / "rows")) == 82
 
 
 class Counted(io.FileIO):

@@ -125,7 +125,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         folders = [self.base_env, *self._environments()]
         try:
             found = {
-                f"conf/{name}": self._folder(name, "parameters") for name in folders
+                f"conf/{name}": self.folder(name, "parameters") for name in folders
             }
         finally:
             self.runtime_params = given
@@ -160,7 +160,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         environments = self._environments()
         if len(environments) < 2 or key not in self.config_patterns:
             return super().__getitem__(key)
-        found = self._folder(self.base_env, key)
+        found = self.folder(self.base_env, key)
         for name in environments:
             found = self._over(found, name, key)
         return found or super().__getitem__(key)
@@ -207,20 +207,24 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return OmegaConf.merge({}, *map(OmegaConf.create, texts))
 
     def _over(self, under: dict[str, Any], name: str, key: str) -> dict[str, Any]:
-        over = self._folder(name, key)
+        over = self.folder(name, key)
         if self.merge_strategy.get(key) != "soft":
             return {**under, **over}
         merged = OmegaConf.merge(under, over)
         return dict(OmegaConf.to_container(merged))  # type: ignore[arg-type]
 
-    def _folder(self, name: str, key: str) -> dict[str, Any]:
-        return self.load_and_merge_dir_config(
-            str(Path(self.conf_source) / name),
-            self.config_patterns[key],
-            key,
-            set(),
-            key == "credentials",
-        )
+    def folder(self, name: str, key: str) -> dict[str, Any]:
+        """Return what the files of one environment set. They are read once."""
+        state = (f"{name}/{key}", repr((self.env, self.runtime_params)))
+        if state not in self._found:
+            self._found[state] = self.load_and_merge_dir_config(
+                str(Path(self.conf_source) / name),
+                self.config_patterns[key],
+                key,
+                set(),
+                key == "credentials",
+            )
+        return deepcopy(self._found[state])
 
 
 def loader_of(context: KedroContext) -> ProjectConfigLoader:

@@ -61,12 +61,9 @@ def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
 
 def _entries(loader: ProjectConfigLoader, environment: str) -> set[str]:
     """Names of the catalog entries of one environment."""
-    folder = Path(loader.conf_source, environment)
-    if not folder.is_dir():  # an archive of conf/
+    if not Path(loader.conf_source, environment).is_dir():  # an archive of conf/
         return set()
-    patterns = loader.config_patterns["catalog"]
-    found = loader.load_and_merge_dir_config(str(folder), patterns, "catalog", set())
-    return set(found)
+    return set(loader.folder(environment, "catalog"))
 
 
 def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
