@@ -11,8 +11,8 @@ from tests.command_checks import COMMANDS
 from tests.documents import PROJECT
 
 NOT_RUN = {
-    r"make (run|compare|test|slow|check|lint|format|docs)": "installs into .venv first; tests"
-    " or CI run what is in its recipe",
+    r"make (run|compare|test|slow|check|lint|format|docs)": "installs into .venv "
+    "first; tests or CI run what is in its recipe",
     r"make (ui|viz)|kedro flatout ui": "tests/test_servers.py::"
     "test_a_make_target_serves_in_a_shell_that_activated_nothing",
     r"source .*": "changes the shell it is typed into",

@@ -67,6 +67,21 @@ def undisturbed(tmp_path_factory):
     return curve(result), weights(result), sorted(points(job)), result.report
 
 
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """What a crash at step 9 leaves of the same run."""
+    folder = tmp_path_factory.mktemp("cut")
+    crashed(make_job(folder, evaluate_every=3, **EVERY_2), "step 9/12  loss")
+    return folder
+
+
+@pytest.fixture
+def crashed_at_9(cut, tmp_path):
+    """Its job, in a folder of the test."""
+    shutil.copytree(cut, tmp_path, dirs_exist_ok=True)
+    return make_job(tmp_path, evaluate_every=3, **EVERY_2)
+
+
 def check(job, result, undisturbed) -> None:
     history, hashes, lines, report = undisturbed
     assert curve(result) == history
@@ -107,9 +122,9 @@ def test_a_checkpoint_inside_of_a_window_keeps_the_windows_sums(tmp_path, undist
     check(job, run_job(job), undisturbed)
 
 
-def test_settings_of_the_execution_may_change_on_the_way(tmp_path, undisturbed):
-    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
-    crashed(job, "step 9/12  loss")
+def test_settings_of_the_execution_may_change_on_the_way(
+    tmp_path, undisturbed, crashed_at_9
+):
     other = make_job(
         tmp_path,
         evaluate_every=3,
@@ -134,9 +149,8 @@ def test_a_stopped_run_goes_on_longer_like_one_that_was_always_longer(tmp_path):
     assert weights(longer) == weights(whole)
 
 
-def test_resume_takes_the_newest_sound_checkpoint(tmp_path, undisturbed, caplog):
-    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
-    crashed(job, "step 9/12  loss")
+def test_resume_takes_the_newest_sound_checkpoint(undisturbed, caplog, crashed_at_9):
+    job = crashed_at_9
     newest, older = step_folders(job.work_folder)
     sound = read_manifest(older).step
     data = bytearray((newest / "optimizer.safetensors").read_bytes())
@@ -196,10 +210,10 @@ def test_never_starts_anew_and_no_later_resume_meets_the_old_run(tmp_path):
     assert run_job(job).report.resumed_from_step == 2
 
 
-def test_resume_from_a_named_checkpoint_brings_its_best_model(tmp_path, undisturbed):
-    source = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
-    crashed(source, "step 9/12  loss")
-    named = str(step_folders(source.work_folder)[0])
+def test_resume_from_a_named_checkpoint_brings_its_best_model(
+    tmp_path, undisturbed, crashed_at_9
+):
+    named = str(step_folders(crashed_at_9.work_folder)[0])
     job = make_job(tmp_path / "b", evaluate_every=3, resume=named, **EVERY_2)
     result = run_job(job)
     assert result.report.resumed_from_step in range(2, 9)
@@ -271,9 +285,8 @@ def test_a_signal_saves_and_leaves_with_its_status(tmp_path, undisturbed, signum
     check(job, result, undisturbed)
 
 
-def test_a_torn_last_line_of_the_metrics_file_is_cut_off(tmp_path, undisturbed):
-    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
-    crashed(job, "step 9/12  loss")
+def test_a_torn_last_line_of_the_metrics_file_is_cut_off(undisturbed, crashed_at_9):
+    job = crashed_at_9
     with job.metrics_file.open("a") as file:
         file.write('{"step": 9, "time_s": 17')
     newest = read_manifest(step_folders(job.work_folder)[0]).step
@@ -287,9 +300,10 @@ def test_a_torn_last_line_of_the_metrics_file_is_cut_off(tmp_path, undisturbed):
 DAMAGED = (b"\0" * 40, b'{"step": 3, "metr', b'{"metrics": {"a": 1}}', b"[1]")
 
 
-def test_damaged_lines_of_the_metrics_file_are_skipped(tmp_path, undisturbed, caplog):
-    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
-    crashed(job, "step 9/12  loss")
+def test_damaged_lines_of_the_metrics_file_are_skipped(
+    undisturbed, caplog, crashed_at_9
+):
+    job = crashed_at_9
     lines = job.metrics_file.read_bytes().splitlines()
     job.metrics_file.write_bytes(b"\n".join([lines[0], *DAMAGED, *lines[1:], b""]))
     result = run_job(job)
@@ -424,10 +438,8 @@ def test_a_point_of_a_warm_up_is_not_completed_after_later_steps(tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["step"] == 16
 
 
-def planted(tmp_path, change):
+def planted(source, change):
     """The checkpoint of a crashed run, its manifest changed and signed again."""
-    source = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
-    crashed(source, "step 9/12  loss")
     folder = step_folders(source.work_folder)[0]
     facts = asdict(read_manifest(folder))
     change(facts, folder)
@@ -464,8 +476,10 @@ def unlisted(facts, folder):
         (unlisted, r"more\.safetensors is not in manifest"),
     ],
 )
-def test_a_checkpoint_from_elsewhere_leads_nowhere(tmp_path, change, text):
-    named = planted(tmp_path, change)
+def test_a_checkpoint_from_elsewhere_leads_nowhere(
+    tmp_path, change, text, crashed_at_9
+):
+    named = planted(crashed_at_9, change)
     job = make_job(tmp_path / "b", evaluate_every=3, resume=str(named), **EVERY_2)
     with pytest.raises(CheckpointError, match=text):
         run_job(job)
@@ -599,6 +613,15 @@ def of_another_version(job):
     return job
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A training that has ended, and what it gave."""
+    job = make_job(tmp_path_factory.mktemp("finished"), **EVERY_2)
+    first = collect(job)
+    finish(job.work_folder)
+    return job.work_folder.parent, first
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -610,10 +633,10 @@ def of_another_version(job):
         of_another_version,
     ],
 )
-def test_what_is_not_there_whole_is_trained_again(tmp_path, change):
+def test_what_is_not_there_whole_is_trained_again(tmp_path, change, finished):
+    folder, first = finished
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     job = make_job(tmp_path, **EVERY_2)
-    first = collect(job)
-    finish(job.work_folder)
     again = collect(change(job))
     assert was_trained_now(job.work_folder)
     assert again.report.train_wall_s != first.report.train_wall_s
@@ -650,10 +673,9 @@ def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplo
         assert take_over(job) is not None
 
 
-def test_folders_beside_the_files_of_a_model_end_no_training(tmp_path):
+def test_folders_beside_the_files_of_a_model_end_no_training(tmp_path, crashed_at_9):
     """Some models save more than files; and a best model may be of another folder."""
-    job = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
-    crashed(job, "step 9/12  loss")
+    job = crashed_at_9
     (best,) = job.work_folder.glob("best-*")
     (best / "assets").mkdir()
     named = str(step_folders(job.work_folder)[0])
@@ -665,9 +687,10 @@ def test_folders_beside_the_files_of_a_model_end_no_training(tmp_path):
     assert weights(take_over(make_job(tmp_path / "b", evaluate_every=3, **EVERY_2)))
 
 
-def test_a_best_model_that_cannot_be_copied_is_an_error_of_all_ranks(tmp_path):
-    job = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
-    crashed(job, "step 9/12  loss")
+def test_a_best_model_that_cannot_be_copied_is_an_error_of_all_ranks(
+    tmp_path, crashed_at_9
+):
+    job = crashed_at_9
     (best,) = job.work_folder.glob("best-*")
     (best / "lost").symlink_to(best / "gone")
     named = str(step_folders(job.work_folder)[0])
