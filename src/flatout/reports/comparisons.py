@@ -171,3 +171,48 @@ def time_to_train_text(summary: Mapping[str, Any]) -> str:
     note = "Steps alone; evaluation, checkpoints and start-up come on top."
     title = f"Time to train {counted(epochs, 'epoch')}"
     return section(title, table(rows, columns), note)
+
+
+TRIALS = {
+    "trial": "trial_id",
+    "label": "label",
+    "kind": "kind",
+    "devices": "world_size",
+    "batch": "global_batch_size",
+    "strategy": "strategy",
+    "budget": "token_budget",
+    "workers": "num_workers",
+    "ahead": "prefetch_factor",
+    "pinned": "pin_memory",
+    "type": "precision",
+    "I/O ms": "io_ms",
+    "forward ms": "forward_ms",
+    "backward ms": "backward_ms",
+    "optim. ms": "optimizer_ms",
+    "total ms": "total_ms",
+    "samples/s": "samples_per_s",
+    "loader/s": "loader_samples_per_s",
+    "GPU %": "gpu_util_pct",
+    "GiB": "reserved_memory_gib",
+    "status": "status",
+    "note": "note",
+}
+IF_THEY_DIFFER = ("ahead", "pinned", "devices")
+
+
+def trials_text(rows: Sequence[Row]) -> str:
+    """Return the table of trials with informative columns; devices if they differ."""
+    if not rows:
+        return ""
+    return section("Trials", table(rows, told_columns(TRIALS, rows)))
+
+
+def told_columns(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
+    """Return the columns with information on these rows."""
+    values = {head: {row[name] for row in rows} for head, name in columns.items()}
+    return {
+        head: name
+        for head, name in columns.items()
+        if values[head] != {None}
+        and (head not in IF_THEY_DIFFER or len(values[head]) > 1)
+    }

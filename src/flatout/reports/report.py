@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,6 +13,8 @@ from flatout.reports.comparisons import (
     loader_text,
     scaling_text,
     time_to_train_text,
+    told_columns,
+    trials_text,
 )
 from flatout.reports.markdown import (
     Row,
@@ -38,31 +40,6 @@ PICKS = {
     "samples/s per GiB": "samples_per_s_per_gib",
 }
 """Columns of the recommended trials, by heading."""
-TRIALS = {
-    "trial": "trial_id",
-    "label": "label",
-    "kind": "kind",
-    "devices": "world_size",
-    "batch": "global_batch_size",
-    "strategy": "strategy",
-    "budget": "token_budget",
-    "workers": "num_workers",
-    "ahead": "prefetch_factor",
-    "pinned": "pin_memory",
-    "type": "precision",
-    "I/O ms": "io_ms",
-    "forward ms": "forward_ms",
-    "backward ms": "backward_ms",
-    "optim. ms": "optimizer_ms",
-    "total ms": "total_ms",
-    "samples/s": "samples_per_s",
-    "loader/s": "loader_samples_per_s",
-    "GPU %": "gpu_util_pct",
-    "GiB": "reserved_memory_gib",
-    "status": "status",
-    "note": "note",
-}
-IF_THEY_DIFFER = ("ahead", "pinned", "devices")
 
 
 def report_text(
@@ -150,7 +127,7 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
         return _nothing(summary)
     gib = summary["memory_gib"]
     rows = [_pick_row(name, row, gib) for name, row in picks.items()]
-    chosen = table(rows, _told(PICKS, rows))
+    chosen = table(rows, told_columns(PICKS, rows))
     return section("Recommended", chosen, _advice(summary), _to_paste(summary))
 
 
@@ -239,24 +216,6 @@ def _free(summary: Mapping[str, Any]) -> str:
 
 def _records(trials: pd.DataFrame) -> list[dict[str, Any]]:
     return trials.astype(object).where(trials.notna(), None).to_dict("records")
-
-
-def trials_text(rows: Sequence[Row]) -> str:
-    """Return the table of trials with informative columns; devices if they differ."""
-    if not rows:
-        return ""
-    return section("Trials", table(rows, _told(TRIALS, rows)))
-
-
-def _told(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
-    """Return the columns with information on these rows."""
-    values = {head: {row[name] for row in rows} for head, name in columns.items()}
-    return {
-        head: name
-        for head, name in columns.items()
-        if values[head] != {None}
-        and (head not in IF_THEY_DIFFER or len(values[head]) > 1)
-    }
 
 
 def _profile(summary: Mapping[str, Any]) -> str:
