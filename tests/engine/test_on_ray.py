@@ -19,7 +19,7 @@ from flatout.engine.files.content_key import file_hash
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders import encode, on_ray
 from flatout.engine.tokenizing.encoders.encoded import TokensError
-from flatout.engine.tokenizing.encoders.on_ray import encode_part, versions
+from flatout.engine.tokenizing.encoders.on_ray import VERSIONS, encode_part
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 
@@ -144,7 +144,7 @@ def test_rows_that_cannot_be_encoded_are_named(tokenizer, cluster):
 
 
 def test_a_worker_of_another_version_is_refused(tokenizer):
-    wanted = {**versions(), "tokenizers": "0.1"}
+    wanted = {**VERSIONS, "tokenizers": "0.1"}
     with pytest.raises(TokensError, match="a worker of the Ray cluster has"):
         encode_part((), recipe_of(tokenizer, rows_of(1)).options, wanted, None, 0)
 

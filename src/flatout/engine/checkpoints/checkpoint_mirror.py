@@ -40,10 +40,6 @@ LONGEST_PAUSE_S = 30.0
 POLL_S = 0.2
 
 
-class TakenOverError(RuntimeError):
-    """Another run writes to this mirror now."""
-
-
 class CheckpointMirror:
     """Uploads the newest checkpoint whenever the previous upload has ended. A store
     that fails is tried again and again, and never stops the training."""
@@ -97,9 +93,9 @@ class CheckpointMirror:
         if replaced is not None:
             remove(replaced)
 
-    def wait(self, beat: Callable[[], None]) -> str | None:
+    def wait(self, beat: Callable[[], None]) -> str:
         """Wait for the current upload, calling `beat` meanwhile. Return the reason if
-        the newest checkpoint could not be uploaded."""
+        the newest checkpoint could not be uploaded. Else it is empty."""
         begin_s = time.monotonic()
         with self._turn:
             self._turn.notify()
@@ -109,10 +105,8 @@ class CheckpointMirror:
             if failing_s and time.monotonic() - max(begin_s, failing_s) > END_S:
                 break
             time.sleep(POLL_S)
-        if not self._reason:
-            return None
-        lacks = f"{PARAMETER}: {self._mirror.shown} lacks the newest checkpoint"
-        return f"{lacks} ({self._reason})"
+        lacks = f"{self._mirror.shown} lacks the newest checkpoint"
+        return self._reason and f"{lacks} ({self._reason})"
 
     def _work(self) -> None:
         while True:
@@ -134,7 +128,7 @@ class CheckpointMirror:
                 self._upload(linked)
                 self._failing_s, self._reason = None, ""
                 return
-            except TakenOverError as error:
+            except MirrorError as error:  # another run has taken it over
                 self._note(error)
                 return
             except Exception as error:  # each store has errors of its own
@@ -162,7 +156,7 @@ class CheckpointMirror:
     def _check_mine(self) -> None:
         owner = json.loads(self._mirror.read(OWNER) or "{}")
         if owner.get("run") != self._run:
-            raise TakenOverError(
+            raise MirrorError(
                 f"a run on {owner.get('host')} uses it now: give each run its own URL"
             )
 

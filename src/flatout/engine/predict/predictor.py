@@ -107,11 +107,10 @@ class Predictor:
                 outputs = self._outputs(inputs, self.devices[at])
                 found[at].append((own, outputs[: len(own)].float()))
         used = [part for part in found if part]
-        outputs = [torch.cat([t for _, t in part]).cpu().numpy() for part in used]
+        parts = [torch.cat([t for _, t in part]).cpu().numpy() for part in used]
         rows = np.concatenate([own for part in used for own, _ in part])
-        result: npt.NDArray[np.float32] = np.concatenate(outputs)[
-            np.argsort(rows, kind="stable")
-        ]
+        order = np.argsort(rows, kind="stable")
+        result: npt.NDArray[np.float32] = np.concatenate(parts)[order]
         return result
 
     def calibrated_logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:

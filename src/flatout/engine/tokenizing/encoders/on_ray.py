@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import tokenizers
+
 from flatout import __version__
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.parameters.faults import first_line
@@ -26,17 +28,17 @@ RETRIES = 20
 AHEAD = 2
 """Parts in progress for each CPU of the cluster."""
 TELL_S = 30.0
+VERSIONS = {"flatout": __version__, "tokenizers": tokenizers.__version__}
 
 Files = tuple[tuple[str, bytes], ...]
 """Names and contents of a tokenizer's files."""
-Part = tuple[Any, int]
-"""(table of rows, number of the first row)."""
 
 
 def encode_on_ray(
-    parts: Iterator[Part], tokenizer: TokenizerFile, options: EncodeOptions
+    parts: Iterator[tuple[Any, int]], tokenizer: TokenizerFile, options: EncodeOptions
 ) -> Iterator[Encoded]:
-    """Yield the tokens of each part, in order. Raises TokensError."""
+    """Yield the tokens of each part (table of rows, number of the first row), in order.
+    Raises TokensError."""
     ray = _connected()
     encode = ray.remote(max_retries=RETRIES)(encode_part)
     paths = sorted(path for path in tokenizer.folder.iterdir() if path.is_file())
@@ -46,7 +48,7 @@ def encode_on_ray(
     rows, told_s = 0, time.monotonic()
     try:
         for part in parts:
-            waiting.append(encode.remote(files, options, versions(), *part))
+            waiting.append(encode.remote(files, options, VERSIONS, *part))
             if len(waiting) < most:
                 continue
             yield ray.get(waiting.popleft())
@@ -67,10 +69,10 @@ def encode_part(
     files: Files, options: EncodeOptions, wanted: dict[str, str], table: Any, start: int
 ) -> Encoded:
     """Run by a worker. `wanted`: versions of the packages that decide the result."""
-    if (found := versions()) != wanted:
+    if wanted != VERSIONS:
         raise TokensError(
-            f"tokenize.engine: a worker of the Ray cluster has {found}, this process "
-            f"has {wanted}: install the same on all machines"
+            f"tokenize.engine: a worker of the Ray cluster has {VERSIONS}, and this "
+            f"process {wanted}: install the same on all machines"
         )
     with tokenizer_parallelism(False):  # Ray gives a task one core
         return _encoder(files, options)(table, start)
@@ -82,12 +84,6 @@ def _encoder(files: Files, options: EncodeOptions) -> RowEncoder:
         for name, content in files:
             Path(folder, name).write_bytes(content)
         return row_encoder(TokenizerFile(Path(folder)), options)
-
-
-def versions() -> dict[str, str]:
-    import tokenizers
-
-    return {"flatout": __version__, "tokenizers": tokenizers.__version__}
 
 
 def _connected() -> Any:

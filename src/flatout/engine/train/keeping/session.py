@@ -59,10 +59,12 @@ class Session:
         self._lock = FileLock(self.folder / ".lock")
         self._signals = StopSignals()
         self._snapshots = Snapshots(trainer, recorder, self._control)
-        self._mirror = self._make_mirror()
+        url = settings.checkpoint.mirror if self._ranks.is_main else None
+        keep = settings.checkpoint.keep
+        self._mirror = CheckpointMirror(url, self.folder, keep) if url else None
         self._writer = CheckpointWriter(
             self.folder,
-            settings.checkpoint.keep,
+            keep,
             group.writers if group else None,
             self._mirror.offer if self._mirror else lambda _: None,
         )
@@ -148,15 +150,9 @@ class Session:
     def best_model(self) -> Path:
         return self.folder / (self.recorder.best_folder or "last")
 
-    def _make_mirror(self) -> CheckpointMirror | None:
-        wanted = self._settings.checkpoint
-        if wanted.mirror is None or not self._ranks.is_main:
-            return None
-        return CheckpointMirror(wanted.mirror, self.folder, wanted.keep)
-
-    def _wait_for_mirror(self) -> str | None:
+    def _wait_for_mirror(self) -> str:
         """Wait for the upload; return the reason if it has failed."""
-        fault = self._mirror.wait(heartbeat.beat) if self._mirror else None
+        fault = self._mirror.wait(heartbeat.beat) if self._mirror else ""
         if fault and fault not in self._faults:
             logger.warning(fault)
             self._faults.append(fault)
