@@ -120,9 +120,9 @@ def test_a_new_machine_goes_on_from_the_mirror(tmp_path, kind, undisturbed, requ
     if kind == "s3":
         url = f"s3://{request.getfixturevalue('bucket')}/a run"
     crashed(job_of(tmp_path / "a", url))
-    assert steps_in(url)[-1] in (6, 8)
+    newest = steps_in(url)[-1]
     result = run_job(job_of(tmp_path / "b", url))
-    assert result.report.resumed_from_step in (6, 8)
+    assert result.report.resumed_from_step == newest > 0
     assert (curve(result), weights(result)) == undisturbed
     assert len(steps(url)) <= EVERY_2["keep"]
     assert all(Mirror(url, "").copies().values())
@@ -174,12 +174,13 @@ def test_the_mirror_of_another_training_is_refused(tmp_path, left, resume):
 
 def test_a_longer_training_goes_on(tmp_path, left):
     longer = job_of(tmp_path / "b", left, epochs=4)
-    assert run_job(longer).report.resumed_from_step in (6, 8)
+    newest = int(steps(left)[-1][-9:])
+    assert run_job(longer).report.resumed_from_step == newest
 
 
 def test_never_begins_anew_and_its_copies_replace_the_old_ones(tmp_path, left):
     crashed(job_of(tmp_path / "b", left, resume="never"), "step 6/12  loss")
-    assert steps_in(left)[-1] in (2, 4)
+    assert 0 < steps_in(left)[-1] < 6
 
 
 def test_another_process_of_this_machine_is_not_disturbed(tmp_path, left):
