@@ -3,10 +3,6 @@ YAML: a line each, no traceback."""
 
 from __future__ import annotations
 
-import pstats
-import subprocess
-import sys
-
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -20,7 +16,7 @@ from flatout.project.command_line import (
     check_pipelines,
     plain_error,
 )
-from tests.conftest import PROJECT, kedro
+from tests.conftest import kedro
 
 ENVIRONMENTS = (
     "['arrays', 'base', 'bert_base', 'deeplog', 'elmo', 'final_run', 'first_try', "
@@ -161,17 +157,3 @@ def test_an_error_is_cut_between_words_in_a_terminal(monkeypatch, capsys):
     assert whole == f"Error: {text}"
     assert [line.strip() for line in cut][-1] == "/a/folder" * 15
     assert max(map(len, cut[:-1])) <= 100 and " ".join(" ".join(cut).split()) == whole
-
-
-@pytest.mark.process
-def test_a_profiler_that_runs_kedro_has_the_last_word(data, tmp_path):
-    run = [
-        "kedro",
-        "run",
-        "--env=test",
-        "--pipelines=split",
-        f"--params=data_dir={data}",
-    ]
-    profiled = [sys.executable, "-m", "cProfile", "-o", tmp_path / "stats", "-m", *run]
-    subprocess.run(profiled, cwd=PROJECT, check=True, capture_output=True)
-    assert pstats.Stats(str(tmp_path / "stats")).total_tt > 0

@@ -90,6 +90,14 @@ def test_the_page_of_all_parameters_is_current():
     assert [p.path for p in described() if not p.meaning] == []
 
 
+@pytest.fixture(scope="module")
+def shown():
+    """Words of each line about `train`."""
+    given = {"log_every": 9, "strategy": "grouped"}
+    text = tables.table(loader_of(context_of("test", train=given)), "train")
+    return [line.split() for line in text.splitlines()]
+
+
 @pytest.mark.parametrize(
     ("path", "value", "source"),
     [
@@ -101,11 +109,8 @@ def test_the_page_of_all_parameters_is_current():
         ("train.loader.num_workers", "0", "conf/test"),
     ],
 )
-def test_a_parameter_is_shown_with_its_source(path, value, source):
-    given = {"log_every": 9, "strategy": "grouped"}
-    shown = tables.table(loader_of(context_of("test", train=given)), "train")
-    lines = [line.split() for line in shown.splitlines()]
-    assert [path, value, *source.split()] in lines
+def test_a_parameter_is_shown_with_its_source(shown, path, value, source):
+    assert [path, value, *source.split()] in shown
 
 
 def test_all_parameters_fit_100_columns_with_their_values():

@@ -127,6 +127,7 @@ def test_a_failing_rank_brings_its_own_error(tmp_path, no_orphans):
         run_job(job)
 
 
+@pytest.mark.slow
 def test_a_signal_stops_all_ranks_at_one_step_and_one_rank_can_go_on(
     tmp_path, no_orphans
 ):
