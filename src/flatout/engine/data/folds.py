@@ -40,7 +40,7 @@ def folds_fault(
     if facts.are_given:
         return (
             "split.folds: the data gives the split of each row. Set split.folds: null, "
-            "or take out split.split_column or the entries raw_validation_texts and "
+            "or remove split.split_column or the entries raw_validation_texts and "
             "raw_test_texts"
         )
     used = assigned >= 0
