@@ -48,12 +48,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests are slow or start processes first: they take longest, and a
-    file goes to one test process."""
+    """Files whose tests are slow, start processes or are many come first: they take
+    longest, and a file goes to one test process."""
     cost: Counter[Path] = Counter()
     for item in items:
-        cost[item.path] += bool(item.get_closest_marker("process"))
-        cost[item.path] += 10 * bool(item.get_closest_marker("slow"))
+        marks = {mark.name for mark in item.iter_markers()}
+        cost[item.path] += 1 + 40 * ("process" in marks) + 400 * ("slow" in marks)
     items.sort(key=lambda item: -cost[item.path])
 
 
