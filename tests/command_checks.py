@@ -98,7 +98,10 @@ def check_make(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    assert words[0] == "-m", "only python -m is known here"
+    if words[0].endswith(".py"):
+        assert (PROJECT / words[0]).is_file(), f"there is no file {words[0]}"
+        return
+    assert words[0] == "-m", "only python -m and scripts are known here"
     module, rest = words[1], words[2:]
     if module == "kedro":
         check_kedro(rest)
@@ -172,6 +175,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "nvidia-smi": lambda words: None,
     "source": check_source,
     "tar": lambda words: None,
+    "curl": lambda words: None,
+    "mlflow": lambda words: None,
     "git": lambda words: None,
     "cd": lambda words: None,
 }

@@ -28,6 +28,13 @@ NOT_RUN = {
     "test_the_shards_in_order_are_the_whole_bit_for_bit",
     r".*tokenize\.engine=ray": "tests/engine/test_on_ray.py::"
     "test_killed_workers_cost_only_their_parts",
+    r"kedro run --pipelines=export.*": "a minute of compilation; "
+    "tests/engine/test_export.py exports models",
+    r"python deploy/onnx_server.*|curl .*": "tests/engine/test_export.py::"
+    "test_the_server_answers_like_predict",
+    r"mlflow models serve.*": "tests/test_push.py::"
+    "test_mlflow_serves_what_predict_answers",
+    r"kedro flatout push.*": "tests/test_push.py::test_a_model_is_pushed_and_read_back",
     r"torchrun .*": "tests/engine/test_launch.py::"
     "test_inside_torchrun_only_rank_0_runs_the_project",
     r"accelerate launch .*": "starts ranks as torchrun does, which a test runs",

@@ -44,6 +44,7 @@ PLACES = {
     "paths.best",
     "paths.tuned",
     "benchmark.folder",
+    "export.folder",
     "mine.folder",
     "sweep.folder",
     "sweep.storage",

@@ -10,7 +10,10 @@ from kedro.pipeline import Pipeline
 from flatout.engine.parameters import Settings
 from flatout.pipelines import boxed
 
-OF_ROWS = ("train", "evaluate", "predict", "benchmark", "sweep", "crossvalidate")
+OF_ROWS = (
+    *("train", "evaluate", "predict", "export"),
+    *("benchmark", "sweep", "crossvalidate"),
+)
 """Pipelines whose inputs are named after the kind of rows, `train.rows`."""
 TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep", "cross_validate"})
 """Nodes that start processes and must not run in a runner's process."""

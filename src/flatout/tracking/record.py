@@ -101,9 +101,10 @@ class SavedModel:
 
 
 def newest_ns(folder: Path) -> int:
-    """Return the time of the newest file in `folder`, in ns; 0 without any. That of the
-    calibration does not count: evaluate writes it after the training."""
-    files = (f for f in folder.glob("*") if f.is_file() and f.name != CALIBRATION)
+    """Return the time of the newest file in `folder`, in ns; 0 without any. Those
+    that are written after the training do not count: calibration and model card."""
+    later = (CALIBRATION, "README.md")
+    files = (f for f in folder.glob("*") if f.is_file() and f.name not in later)
     return max((f.stat().st_mtime_ns for f in files), default=0)
 
 

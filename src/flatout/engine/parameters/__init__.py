@@ -26,6 +26,7 @@ from flatout.engine.parameters.data import (
     CorpusSettings,
     DetectSettings,
     EvaluateSettings,
+    ExportSettings,
     Fractions,
     ImageSettings,
     MineSettings,
@@ -67,6 +68,7 @@ __all__ = [
     "DetectSettings",
     "DistributedSettings",
     "EvaluateSettings",
+    "ExportSettings",
     "Fractions",
     "GuardSettings",
     "ImageSettings",
@@ -113,6 +115,7 @@ class Settings(SettingsModel):
     benchmark: BenchmarkSettings = parameter(BenchmarkSettings(), EXECUTION, BESIDE)
     predict: PredictSettings = parameter(PredictSettings(), EXECUTION, BESIDE)
     mine: MineSettings = parameter(MineSettings(), EXECUTION, BESIDE)
+    export: ExportSettings = parameter(ExportSettings(), EXECUTION, BESIDE)
     evaluate: EvaluateSettings = parameter(EvaluateSettings(), EXECUTION)
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
     sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, BESIDE)

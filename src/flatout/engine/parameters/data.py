@@ -196,6 +196,17 @@ class MineSettings(SettingsModel):
         return self
 
 
+class ExportSettings(SettingsModel):
+    """Other formats of a saved model, by `kedro run --pipelines=export`."""
+
+    formats: list[Literal["onnx", "onnx_int8", "torch_export", "compiled"]] = Field(
+        ["onnx", "onnx_int8", "torch_export", "compiled"], min_length=1
+    )
+    """Formats that are written, measured and compared."""
+    folder: str = "data/06_models/export"
+    """Folder of the formats, one folder each."""
+
+
 class PredictSettings(SettingsModel):
     """Application of a saved model to texts by `kedro run --pipelines=predict`."""
 

@@ -102,7 +102,7 @@ class Predictor:
         get micro-batches in turn; each is waited for once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
-            batches = self.ahead(self._micro_batches(tokens))
+            batches = self.ahead(self.micro_batches(tokens))
             for (own, inputs), at in zip(batches, cycle(range(len(found)))):
                 outputs = self._outputs(inputs, self.devices[at])
                 found[at].append((own, outputs[: len(own)].float()))
@@ -146,17 +146,18 @@ class Predictor:
         has no free core for that."""
         return made_ahead(items) if self.runtime.is_cuda else items
 
-    def _micro_batches(
-        self, tokens: SplitRows
+    def micro_batches(
+        self, tokens: SplitRows, size: int | None = None
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
         """Yield the row (K,) of each target and the tensors of a forward pass, long
-        rows first."""
+        rows first. `size`: rows of each; None: as many as its budget allows."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
-        for start in range(0, len(order), ROWS_AT_ONCE):
-            rows = order[start : start + ROWS_AT_ONCE]
-            plan = self._planner.plan(lengths[rows])
-            for own in plan.micro_batches[0]:
+        for start in range(0, len(order), size or ROWS_AT_ONCE):
+            rows = order[start : start + (size or ROWS_AT_ONCE)]
+            every = (np.arange(len(rows)),)
+            cuts = self._planner.plan(lengths[rows]).micro_batches[0]
+            for own in every if size else cuts:
                 micro = self._collator.collate(tokens, rows[own], epoch=0)
                 tensors = micro.tensors()
                 if self.runtime.is_cuda:

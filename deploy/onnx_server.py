@@ -1,0 +1,83 @@
+"""An HTTP server for a model in ONNX, without flatout and torch.
+
+    python onnx_server.py data/06_models/export/onnx 8000
+    curl -d '{"texts": ["a text", "another"]}' http://127.0.0.1:8000/
+
+{"texts": [...], "pairs": [...]} for models of two texts, {"inputs": [...]} for samples
+of numbers or pixels. The answer is a list with an object for each row.
+"""
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from scipy.special import expit, softmax
+
+MOST_BYTES = 2**24
+
+
+class Model:
+    def __init__(self, folder: str) -> None:
+        self.about = json.loads(Path(folder, "export.json").read_text())
+        self.session = onnxruntime.InferenceSession(Path(folder, "model.onnx"))
+        if "input_ids" in self.about["inputs"]:
+            from transformers import AutoTokenizer
+
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def predict(self, asked: dict) -> list:
+        about, (output,) = self.about, self.session.run(None, self._inputs(asked))
+        if about["kind"] == "numbers":
+            return [{"value": row} for row in output.tolist()]
+        if about["kind"] == "scores":
+            return [{"score": score} for score in expit(output[:, 0]).tolist()]
+        scaled = output / np.float32(about["temperature"])
+        several, names = about["kind"] == "labels", np.array(about["labels"])
+        shares = expit(scaled) if several else softmax(scaled, axis=-1)
+        chosen = names[(shares - about["thresholds"]).argmax(-1)].tolist()
+        if several:
+            chosen = [names[row].tolist() for row in shares > about["thresholds"]]
+        if shares.ndim == 3:  # tags of all tokens
+            return [{"label": label} for label in chosen]
+        columns = [f"probability_{name}" for name in names]
+        rows = [dict(zip(columns, row, strict=True)) for row in shares.tolist()]
+        return [{"label": n, **row} for n, row in zip(chosen, rows, strict=True)]
+
+    def _inputs(self, asked: dict) -> dict:
+        about = self.about
+        if "texts" in asked:
+            texts = (
+                (asked["texts"], asked["pairs"])
+                if "pairs" in asked
+                else (asked["texts"],)
+            )
+            options = {"truncation": True, "max_length": about["max_length"]}
+            rows = self.tokenizer(*texts, padding=True, return_tensors="np", **options)
+            return {name: rows[name] for name in about["inputs"]}
+        (name, kind), given = *about["inputs"].items(), np.array(asked["inputs"])
+        if name == "pixel_values":
+            mean, deviation = np.array(about["statistics"])
+            given = ((given - mean) / deviation).transpose(0, 3, 1, 2)
+        return {name: given.astype(kind)}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        try:
+            size = min(int(self.headers["Content-Length"]), MOST_BYTES)
+            status, found = 200, MODEL.predict(json.loads(self.rfile.read(size)))
+        except Exception as error:  # whatever was asked
+            status, found = 400, {"error": f"{type(error).__name__}: {error}"}
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+
+if __name__ == "__main__":
+    MODEL = Model(sys.argv[1])
+    address = ("0.0.0.0", int(sys.argv[2]))  # noqa: S104
+    ThreadingHTTPServer(address, Handler).serve_forever()

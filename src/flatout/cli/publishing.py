@@ -1,0 +1,49 @@
+"""The command that uploads a saved model: `push`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from kedro.config import MissingConfigException
+from kedro.framework.cli.utils import env_option
+
+from flatout.cli.groups import PARAMS, context_of, flatout, plain_errors
+from flatout.engine.parameters.common import by_path
+from flatout.project.config_loader import loader_of
+
+
+@flatout.command()
+@click.argument("repository")
+@env_option
+@PARAMS
+@click.option("--dry-run", is_flag=True, help="Write the card, and list the files.")
+@click.option("--public", is_flag=True, help="A new repository is visible to all.")
+@click.option("--force", is_flag=True, help="Replace other content.")
+def push(
+    repository: str, env: str | None, params: dict[str, Any], dry_run: bool, **how: bool
+) -> None:
+    """Upload the saved model, with a card, to the REPOSITORY owner/name on the Hub.
+
+    Accepts the options of the training. New repositories are private.
+    """
+    from flatout.engine.export.hub import files_of, push, write_card
+
+    with plain_errors():
+        context = context_of(env, params)
+        reporting = Path(loader_of(context).settings.paths.metrics).parent
+        folder = context.catalog["model"].path
+        given = [f"{name}={value}" for name, value in by_path(params)]
+        command = ["kedro run", *([f"--env={env}"] if env else [])]
+        command += [f"--params={','.join(given)}"] if given else []
+        write_card(folder, repository, reporting, " ".join(command))
+        if dry_run:
+            for name, path in files_of(folder).items():
+                click.echo(f"{path.stat().st_size:>13,} {name}")
+            return
+        try:
+            hub = context.config_loader["credentials"].get("hub") or {}
+        except MissingConfigException:
+            hub = {}
+        click.echo(push(folder, repository, hub.get("token"), **how))

@@ -1,0 +1,127 @@
+"""Files next to an exported model: tokenizer, labels, calibration, and ten lines of
+Python that load it without flatout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from scipy.special import expit
+
+from flatout.engine.export.formats import OUTPUT, SAMPLES, Inputs
+from flatout.engine.files.calibration import CALIBRATION
+from flatout.engine.models.trained_rows import FACTS, HASHES
+from flatout.engine.predict.predictor import Predictor
+from flatout.engine.tasks import Calibrated, RankedRows
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+
+ABOUT = "export.json"
+LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*")
+"""Files of the model's folder that an exported one does not need."""
+START = """import json, numpy as np
+from scipy.special import expit, softmax
+about = json.load(open("export.json"))"""
+TEXTS = """from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".", model_max_length=about["max_length"])
+rows = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="np")"""
+FORMS = {
+    "text": '["a text", "another text"]',
+    "pairs": '["a text", "another text"]',
+    "ranking": '["a query"] * 2, ["a passage", "another passage"]',
+    "words": '[["two", "words"], ["one"]], is_split_into_words=True',
+}
+IMAGES = """pixels = np.zeros((2, *about["shape"]), "uint8")  # your images
+mean, deviation = np.array(about["statistics"], "float32")
+rows = {"pixel_values": ((pixels - mean) / deviation).transpose(0, 3, 1, 2)}"""
+ARRAYS = 'rows = {"inputs": np.zeros((2, *about["shape"]), about["inputs"]["inputs"])}'
+ONNX = """import onnxruntime
+run = onnxruntime.InferenceSession("model.onnx").run
+outputs = run(None, {name: rows[name] for name in about["inputs"]})[0]"""
+TORCH = """import torch
+run = torch.export.load("model.pt2").module()
+outputs = run({name: torch.tensor(rows[name]) for name in about["inputs"]})
+outputs = outputs.detach().numpy()"""
+COMPILED = TORCH.replace(
+    "\noutputs",
+    """
+torch.compiler.load_cache_artifacts(open("compiled.bin", "rb").read())
+run = torch.compile(run, dynamic=True)
+outputs""",
+    1,
+)
+ANSWERS = {
+    "classes": """shares = softmax(outputs / about["temperature"], axis=-1)
+best = (shares - about["thresholds"]).argmax(-1)
+print([about["labels"][n] for n in best.ravel()], shares)""",
+    "labels": """shares = expit(outputs / about["temperature"])
+given = shares > about["thresholds"]
+print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shares)""",
+    "scores": "print(expit(outputs[:, 0]))",
+    "numbers": "print(outputs)",
+}
+"""Ends of the code by the meaning of the outputs."""
+
+
+class Example:
+    """The facts about a model that a program needs, and rows to trace it with."""
+
+    def __init__(self, predictor: Predictor, config: Any, inputs: Inputs) -> None:
+        rows = 3 - any(3 in t.shape[1:2] for t in inputs.values())  # other than tokens
+        self.inputs = {
+            n: t.repeat(3, *[1] * (t.dim() - 1))[:rows] for n, t in inputs.items()
+        }
+        self._config, self._form = config, predictor.task.texts.form
+        task, labels = predictor.task, predictor.label_names
+        temperature, thresholds = 1.0, [0.0] * len(labels)
+        if isinstance(task, Calibrated):
+            temperature, cuts = (
+                task.calibration.temperature,
+                expit(task.cuts()).tolist(),
+            )
+            of_two = [1 - cuts[0], cuts[0]] if len(cuts) == 1 else thresholds
+            thresholds = cuts if task.label_shape else of_two
+        self.about = {
+            "task": task.settings.task,
+            "inputs": {n: str(t.numpy().dtype) for n, t in self.inputs.items()},
+            "output": OUTPUT,
+            "kind": _kind(task),
+            "labels": labels,
+            "temperature": temperature,
+            "thresholds": thresholds,
+            "max_length": predictor.max_length,
+            "shape": predictor.shape,
+            "statistics": [
+                getattr(config, f"image_{n}", None) for n in ("mean", "std")
+            ],
+        }
+
+    def write(self, name: str, folder: Path) -> None:
+        """Write the files into the folder of the format `name`."""
+        source = Path(self._config.name_or_path)
+        for file in source.iterdir() if source.is_dir() else ():
+            if file.is_file() and not any(file.match(one) for one in LEFT):
+                shutil.copy(file, folder)
+        about = json.dumps({"format": name, **self.about}, indent=2) + "\n"
+        (folder / ABOUT).write_text(about, encoding="utf-8")
+        text = f"`{ABOUT}` has labels, temperature and thresholds. In this folder:\n"
+        text += f"\n```python\n{self.code(name)}\n```\n"
+        (folder / "README.md").write_text(text, encoding="utf-8")
+
+    def code(self, name: str) -> str:
+        """Return Python that predicts with the format `name`, in its folder."""
+        kind = next((kind for kind in SAMPLES if kind in self.inputs), None)
+        texts = TEXTS.replace("TEXTS", FORMS.get(self._form, FORMS["text"]))
+        rows = {None: texts, "inputs": ARRAYS, "pixel_values": IMAGES}[kind]
+        run = {"torch_export": TORCH, "compiled": COMPILED}.get(name, ONNX)
+        return "\n".join([START, rows, run, ANSWERS[str(self.about["kind"])]])
+
+
+def _kind(task: Any) -> str:
+    """Return the meaning of the outputs: a key of ANSWERS."""
+    if isinstance(task, RankedRows):
+        return "scores"
+    if isinstance(task, Calibrated) and task.label_shape:
+        return "labels"
+    return "classes" if isinstance(task, CrossEntropy) else "numbers"

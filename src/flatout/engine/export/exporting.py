@@ -1,0 +1,125 @@
+"""A saved model in other formats, each measured on this machine's processor."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.engine.export.examples import Example
+from flatout.engine.export.formats import Exported, Forward, Run, load
+from flatout.engine.export.measured import LOSS, Measure
+from flatout.engine.files.atomic_write import clear_leftovers, write_folder
+from flatout.engine.machine.environment import cpu_name
+from flatout.engine.models.building import ModelError
+from flatout.engine.parameters import Settings
+from flatout.engine.parameters.faults import first_line
+from flatout.engine.predict.checks import with_calibration
+from flatout.engine.predict.split_predictions import SplitPredictions
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+logger = logging.getLogger(__name__)
+
+Line = dict[str, Any]
+
+
+@torch.no_grad()
+def export(
+    model: Any,
+    tokenizer: TokenizerFile | None,
+    splits: dict[str, Any],
+    label_names: list[str],
+    settings: Settings,
+) -> dict[str, Any]:
+    """Write `export.formats` of `model` (of `from_pretrained`), and return their
+    report. `splits`: `datasets.Dataset`s; the test rows are predicted. A format that
+    cannot store the model has only the fault. Raises ModelError, SettingsError."""
+    plain = deepcopy(model).cpu().eval()
+    plain.config.use_cache = False
+    padded = settings.predict.model_copy(update={"strategy": "grouped"})
+    settings = settings.model_copy(update={"predict": padded})
+    given = (splits["test"], splits["train"], label_names, settings)
+    predictor, rows, _ = SplitPredictions(model, tokenizer, *given).opened
+    forward = Forward(plain, with_calibration(predictor.task, model))
+    measure = Measure(predictor, rows, forward)
+    example = Example(predictor, plain.config, measure.inputs[0])
+    exported = Exported(forward, example.inputs)
+
+    def measured(name: str, loading: Callable[[], Run], size: int) -> Line:
+        start, run = time.perf_counter(), loading()
+        run(example.inputs)  # compiles
+        loaded = {"size_mib": size / 2**20, "load_s": time.perf_counter() - start}
+        return {"format": name, **loaded, **measure.line(run), "fault": None}
+
+    def line(name: str) -> Line:
+        found: Line = {}
+
+        def fill(folder: Path) -> None:
+            exported.write(name, folder)
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            found.update(measured(name, partial(load, name, folder), size))
+            example.write(name, folder)
+
+        fault = _fault(Path(settings.export.folder, name), fill)
+        if fault:
+            logger.warning("%s: %s", name, fault)
+        return {"format": name, "fault": fault} if fault else found
+
+    weights = sum(weight.nbytes for weight in plain.parameters())
+    lines = [measured("pytorch", lambda: forward, weights)]
+    lines += map(line, settings.export.formats)
+    good = [line for line in lines if not line["fault"]]
+    if len(good) == 1:
+        faults = "; ".join(f"{one['format']}: {one['fault']}" for one in lines[1:])
+        raise ModelError(f"export: no format can store this model. {faults}")
+    return {
+        "task": predictor.task.settings.task,
+        "rows": len(rows),
+        "figure": measure.name,
+        "device": f"{cpu_name()}, {torch.get_num_threads()} threads",
+        "formats": lines,
+        **_pick(good, measure.name),
+    }
+
+
+def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
+    """Write a format's folder; return why it cannot be written, if so."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(target.parent)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # notes about packages that are not needed
+    try:
+        write_folder(target, fill)
+    except ImportError as error:
+        return f"{error}: pip install 'flatout[export]', or change export.formats"
+    except OSError:  # a full disk
+        raise
+    except Exception as error:  # each exporter fails in its own way
+        return f"it cannot store this model ({first_line(error)})"
+    finally:
+        logging.disable(before)
+    return None
+
+
+def _pick(lines: list[Line], figure: str) -> dict[str, str]:
+    """Return the fastest format at batch 1 whose figure is not worse, and why: the
+    interval of its change is not on the worse side of 0."""
+    sign, good = -1 if figure == LOSS else 1, []
+    for line in lines:
+        ends = [line["change_low"], line["change_high"]]
+        known = [line["change"]] if None in ends else ends
+        if max(sign * end for end in known) >= 0:
+            good.append(line)
+    best = max(good, key=lambda line: line["rows_per_s_at_1"])
+    ratio = best["rows_per_s_at_1"] / lines[0]["rows_per_s_at_1"]
+    worse = ", ".join(line["format"] for line in lines if line not in good)
+    reason = f"{ratio:.1f} times PyTorch's rows/s at batch 1, and {figure} is not worse"
+    logger.info("export: pick %s, %s", best["format"], reason)
+    told = f" (worse: {worse})" if worse else ""
+    return {"pick": best["format"], "reason": reason + told}

@@ -1,0 +1,109 @@
+"""A model as transformers runs it on padded rows, traced for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from flatout.engine.families._family import row_means
+from flatout.engine.models.building import ModelError
+from flatout.engine.tasks import HeadKind, OwnPooling, Task, brings_head, pooling_of
+
+OUTPUT, ONNX, PROGRAM, CACHE = "output", "model.onnx", "model.pt2", "compiled.bin"
+SAMPLES = ("inputs", "pixel_values")
+"""Inputs of one shape; those of tokens (B, T) have any length."""
+Inputs = dict[str, Tensor]
+Run = Callable[[Inputs], Tensor]
+"""Tensors by name -> the output of `Forward`."""
+
+
+class Forward(nn.Module):
+    """Tensors by name -> logits (B, ...), or the vectors (B, H) of an embedding.
+    Raises ModelError for a task that one forward pass of the model does not answer."""
+
+    def __init__(self, model: Any, task: Task) -> None:
+        super().__init__()
+        self.model, self.pooling = model, pooling_of(task)
+        is_language = task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS)
+        if is_language or (brings_head(task) and not isinstance(task, OwnPooling)):
+            why = "is a language model's" if is_language else "has a custom head"
+            raise ModelError(
+                f"export: one forward pass of the saved model does not answer this: "
+                f"the task {task.settings.task} {why}. Use kedro run "
+                "--pipelines=predict, or load the model's folder with transformers"
+            )
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        found = self.model(**inputs)
+        if self.pooling is None:
+            logits: Tensor = found.logits
+            return logits
+        states: Tensor = found.last_hidden_state
+        if self.pooling == "mean":
+            return normalize(row_means(states, inputs), dim=1)
+        if self.pooling == "first":
+            return normalize(states[:, 0], dim=1)
+        mask = inputs["attention_mask"]
+        last = mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
+        return normalize((states * last.unsqueeze(-1)).sum(1), dim=1)
+
+
+class Exported:
+    """A model that is traced once, for batches of all sizes and lengths."""
+
+    def __init__(self, forward: Forward, example: Inputs) -> None:
+        self._forward, self._example = forward, example
+
+    @cached_property
+    def _program(self) -> torch.export.ExportedProgram:
+        sizes = {n: range(1 if n in SAMPLES else 2) for n in self._example}
+        axes = {
+            name: dict.fromkeys(own, torch.export.Dim.DYNAMIC)
+            for name, own in sizes.items()
+        }
+        return torch.export.export(
+            self._forward, (self._example,), dynamic_shapes=(axes,), strict=False
+        )
+
+    @cached_property
+    def _onnx(self) -> Any:
+        names = {"input_names": [*self._example], "output_names": [OUTPUT]}
+        return torch.onnx.export(self._program, dynamo=True, verbose=False, **names)
+
+    def write(self, name: str, folder: Path) -> None:
+        """Write the format `name`; compiled code is for machines of this kind."""
+        if name == "onnx":
+            self._onnx.save(folder / ONNX)
+        elif name == "onnx_int8":
+            from onnxruntime.quantization import quantize_dynamic
+
+            quantize_dynamic(self._onnx.model_proto, folder / ONNX)
+        else:
+            torch.export.save(self._program, folder / PROGRAM)
+        if name == "compiled":
+            load(name, folder)(self._example)
+            if kept := torch.compiler.save_cache_artifacts():
+                (folder / CACHE).write_bytes(kept[0])
+
+
+def load(name: str, folder: Path) -> Run:
+    """Load the format `name`, with the number of threads of PyTorch."""
+    if (folder / ONNX).is_file():
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(folder / ONNX, options)
+        return lambda inputs: torch.from_numpy(
+            session.run(None, {n: tensor.numpy() for n, tensor in inputs.items()})[0]
+        )
+    if (folder / CACHE).is_file():
+        torch.compiler.load_cache_artifacts((folder / CACHE).read_bytes())
+    run: Run = torch.export.load(folder / PROGRAM).module()
+    return torch.compile(run, dynamic=True) if name == "compiled" else run

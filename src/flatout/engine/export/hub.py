@@ -1,0 +1,148 @@
+"""A saved model's folder on the Hugging Face Hub, with a model card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from huggingface_hub import HfApi, ModelCardData, get_token
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+from flatout.engine.files.atomic_write import write_text
+from flatout.engine.files.calibration import Calibration
+from flatout.engine.models.building import ModelError
+from flatout.engine.models.trained_rows import TrainedRows
+from flatout.engine.parameters.faults import first_line
+from flatout.engine.tasks import task_class
+
+CARD, DRAWS = "README.md", 1_000
+MARK = "<!-- kedro flatout push writes this card again, unless this line is removed -->"
+SPEED = ("samples_per_s", "device", "precision", "steps", "global_batch_size")
+ERRORS = ("calibration_error_uncalibrated", "calibration_error")
+
+
+def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
+    """Write the card of the model in `folder`, unless it has a card without MARK.
+    Reports in `reporting` that are older than the model are left out. Raises
+    ModelError without a model."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no model to push: train one (kedro run)")
+    card = folder / CARD
+    if card.is_file() and MARK not in card.read_text(encoding="utf-8"):
+        return
+    config, saved_s = _json(folder / "config.json"), _time(folder / "config.json")
+    reports = [
+        reporting / f"{n}_report.json" for n in ("train", "evaluation", "export")
+    ]
+    new = [_json(path) if _time(path) >= saved_s else {} for path in reports]
+    trained, judged, exported = new
+    task, rows = task_class(config["flatout_task"]), TrainedRows.read(folder)
+    fitted, shown = Calibration.read(folder), [n for n in ERRORS if n in judged]
+    lines = [
+        f"Task: {config['flatout_task']}, with a model of type {config['model_type']}.",
+        f"Data: {rows.num_rows:,} train rows, key `{rows.key}`." if rows else "",
+        _figures(judged, task, reporting),
+        f"Calibration: temperature {fitted.temperature:.4g}, thresholds "
+        f"{json.dumps(fitted.thresholds)}"
+        + "".join(f", {n} {judged[n]:.4f}" for n in shown),
+        "Training: " + ", ".join(f"{n} {trained.get(n)}" for n in SPEED),
+        f"Versions: {json.dumps(trained.get('versions'))}",
+        f"Export: {exported['pick']}, {exported['reason']}" if exported else "",
+        f"```bash\n{command}\n```",
+    ]
+    data = ModelCardData(
+        library_name="transformers", pipeline_tag=task.pipeline_tag, tags=["flatout"]
+    )
+    head = f"---\n{data}\n---\n{MARK}\n# {name}"
+    write_text(card, "\n\n".join([head, *filter(None, lines)]) + "\n")
+
+
+def _figures(judged: dict[str, Any], task: Any, reporting: Path) -> str:
+    """Return a table of the figures, with intervals of those that are means."""
+    known = {n: judged[n] for n in task.figures if isinstance(judged.get(n), float)}
+    path = reporting.parent / "07_model_output" / "test_predictions.parquet"
+    if not known or not path.is_file():
+        return ""
+    found = pd.read_parquet(path, columns=["loss", "wrong"])
+    means = {"loss": found["loss"].to_numpy(float)}
+    if "accuracy" in known:
+        means["accuracy"] = 1 - found["wrong"].to_numpy(float)
+    rows = [f"| {judged['rows']:,} {judged['split']} rows | | 95 % |", "|---|---|---|"]
+    for name, value in known.items():
+        ends, random = "", np.random.default_rng(0)
+        if name in means and len(values := means[name]):
+            drawn = (random.choice(values, len(values)).mean() for _ in range(DRAWS))
+            low, high = np.percentile([*drawn], (2.5, 97.5))
+            ends = f"{low:.4f} to {high:.4f}"
+        rows.append(f"| {name} | {value:.4f} | {ends} |")
+    return "\n".join(rows)
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the files of a saved model by their names in a repository."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    return {n: p for n, p in sorted(found.items()) if p.is_file() and n[0] != "."}
+
+
+def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
+    """Upload `folder` in one commit and return its address. `options`: `public`, and
+    `force`, to replace other content. Raises ModelError with the remedy."""
+    token = token or get_token()
+    if not token:
+        raise ModelError(
+            "push needs a token that may write: set HF_TOKEN, or hub: {token: ...} in "
+            "conf/local/credentials.yml (https://huggingface.co/settings/tokens)"
+        )
+    api, force = HfApi(token=token), options["force"]
+    try:
+        if not force and (other := _other_files(api, repository, files_of(folder))):
+            raise ModelError(
+                f"{repository} has other content ({', '.join(other[:3])}): choose "
+                "another name, or replace it with --force"
+            )
+        api.create_repo(repository, private=not options["public"], exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=[*files_of(folder)],
+            delete_patterns="*" if force else None,
+            commit_message="Model by flatout",
+        )
+    except (OSError, HFValidationError) as error:  # the network's errors are OSErrors
+        raise ModelError(
+            f"{repository} was not pushed: {first_line(error)}. Check the name, the "
+            "token's rights, the network and HF_HUB_OFFLINE"
+        ) from error
+    return str(done.commit_url)
+
+
+def _other_files(api: HfApi, repository: str, own: dict[str, Path]) -> list[str]:
+    """Return files of the repository, if it exists, that differ from `own`."""
+    try:
+        found = [*api.list_repo_tree(repository, recursive=True)]
+    except RepositoryNotFoundError:
+        return []
+    stored = {one.path: one for one in found if hasattr(one, "blob_id")}
+    stored.pop(".gitattributes", None)
+    return [n for n, one in stored.items() if n not in own or _differs(one, own[n])]
+
+
+def _differs(stored: Any, path: Path) -> bool:
+    content = path.read_bytes()
+    if stored.lfs:
+        return bool(hashlib.sha256(content).hexdigest() != stored.lfs.sha256)
+    git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+    return bool(git.hexdigest() != stored.blob_id)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _time(path: Path) -> float:
+    return path.stat().st_mtime if path.is_file() else 0.0

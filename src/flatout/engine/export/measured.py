@@ -1,0 +1,126 @@
+"""Outputs, rates and figures of a model in some format, on rows with labels."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from flatout.engine.export.formats import Forward, Run
+from flatout.engine.families import family_of
+from flatout.engine.predict.predictor import Predictor
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.tasks import Calibrated, RankedRows
+
+LOSS, NAN, SECONDS, RESAMPLES = "loss", math.nan, 1.0, 500
+BATCHES = (1, 32)
+"""Numbers of rows in a batch whose rates are measured, for SECONDS each."""
+Floats = npt.NDArray[np.float64]
+
+
+class Measure:
+    """Rows in padded batches, long ones first, with the outputs of the plain model."""
+
+    def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
+        """`predictor`: one that pads rows."""
+        self._task, config = predictor.task, plain.model.config
+        parts: Any = rows.sequences(np.arange(len(rows)))[0]
+        batches = list(predictor.micro_batches(parts, BATCHES[-1]))
+        self._micro = [micro for _, micro in batches]
+        family, most = family_of(config), predictor.max_length
+        given = (family.inputs(config, micro, most) for micro in self._micro)
+        # As tokenizers of transformers give them; its models count positions.
+        self.inputs = [
+            {
+                name: (t.long() if t.dtype == torch.bool else t).contiguous()
+                for name, t in own.items()
+                if name != "position_ids"
+            }
+            for own in given
+        ]
+        self._labels = torch.cat([micro["labels"] for micro in self._micro])
+        units = np.concatenate([own for own, _ in batches])
+        if isinstance(self._task, RankedRows):
+            units = self._labels[:, 1].numpy()
+        self._draws = [] if self._task.whole_batch else _draws(units)
+        self._plain = self._outputs(plain)
+        found = self._all(self._plain, torch.arange(len(self._plain)))
+        higher = (name for name, is_so in self._task.figures.items() if is_so)
+        self.name = next((n for n in higher if math.isfinite(found.get(n, NAN))), LOSS)
+        """The task's first figure that is better if higher, else the loss."""
+        self._before = self._figures(self._plain)
+
+    def line(self, run: Run) -> dict[str, float | None]:
+        """Return the figures of a format: rates, difference of outputs, value with its
+        95 % interval, and the change from the plain model with its interval."""
+        outputs = self._outputs(run)
+        figures = self._figures(outputs)
+        difference = (outputs - self._plain).abs().max()
+        return {
+            **{f"rows_per_s_at_{n}": self._rate(run, n) for n in BATCHES},
+            "largest_difference": float(difference),
+            **_with_interval("value", figures),
+            **_with_interval("change", figures - self._before),
+        }
+
+    def _outputs(self, run: Run) -> Tensor:
+        """Return the outputs (K, ...) at all targets."""
+        found = []
+        for micro, inputs in zip(self._micro, self.inputs, strict=True):
+            part = run(inputs)
+            if not self._task.head_kind.one_a_row:
+                part = part.flatten(0, 1)[micro["target_index"]]
+            found.append(part.float())
+        return torch.cat(found)
+
+    def _rate(self, run: Run, size: int) -> float:
+        """Return rows/s in batches of at most `size` rows of similar length."""
+        order = np.random.default_rng(0).permutation(len(self.inputs))
+        ready = [{n: t[:size] for n, t in self.inputs[at].items()} for at in order]
+        run(ready[0])
+        rows, calls, start = 0, 0, time.perf_counter()
+        while (passed := time.perf_counter() - start) < SECONDS or not calls:
+            inputs = ready[calls % len(ready)]
+            run(inputs)
+            rows, calls = rows + len(next(iter(inputs.values()))), calls + 1
+        return rows / passed
+
+    def _figures(self, outputs: Tensor) -> Floats:
+        """Return (1 + RESAMPLES,): the figure over all rows, and over samples of rows
+        (of queries), the same in every call; only the first if rows are compared."""
+        samples = (torch.arange(len(outputs)), *self._draws)
+        return np.array([self._all(outputs, at).get(self.name, NAN) for at in samples])
+
+    def _all(self, outputs: Tensor, at: Tensor) -> dict[str, float]:
+        task, labels, logits = self._task, self._labels[at], outputs[at]
+        if isinstance(task, Calibrated):
+            logits = logits / task.calibration.temperature
+        found, metrics = {}, task.metrics(torch.device("cpu"))
+        if not task.whole_batch:
+            targets = max(1, int(task.real(labels).sum()))
+            found[LOSS] = float(task.loss(logits, labels)) / targets
+        if metrics is not None:
+            metrics.update(logits, labels)
+            found |= metrics.compute()
+        return found
+
+
+def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
+    """Return targets (K',) of samples of `units` (K,), with replacement."""
+    _, unit, counts = np.unique(units, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(unit, kind="stable"), np.cumsum(counts)[:-1])
+    random = np.random.default_rng(0)
+    drawn = (random.integers(0, len(members), len(members)) for _ in range(RESAMPLES))
+    return [torch.from_numpy(np.concatenate([members[n] for n in d])) for d in drawn]
+
+
+def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
+    """Return the first value, and the ends of the interval of the others, if any."""
+    known = values[1:][np.isfinite(values[1:])]
+    ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
+    return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}

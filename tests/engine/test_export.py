@@ -1,0 +1,353 @@
+"""Exported models: their outputs, figures and files, read without flatout."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import datasets
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from flatout.engine.export import exporting
+from flatout.engine.export.exporting import export
+from flatout.engine.export.formats import load
+from flatout.engine.export.measured import Measure, _draws
+from flatout.engine.files.calibration import Calibration
+from flatout.engine.launch.launch import run_job
+from flatout.engine.models.building import ModelError, build, load_pretrained
+from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.engine.predict.predicting import predict
+from flatout.engine.predict.split_predictions import SplitPredictions
+from flatout.engine.tasks import make_task
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+from tests.conftest import PROJECT
+from tests.engine import test_arrays as arrays
+from tests.engine import test_images as images
+from tests.engine.families import CONFIGS, LABEL_NAMES, NAMED, VOCABULARY, token_rows
+from tests.engine.test_embedding import pair_rows
+from tests.pipelines.tokens import write_tokens
+
+CLASSES, LABELS = "sequence-classification", "multi-label-classification"
+TEXTS = ["p7 p8 p20", "p9", "p41 p5 p77 p12"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("flatout.engine.export.measured.SECONDS", 0.01)
+    monkeypatch.setattr("flatout.engine.export.measured.RESAMPLES", 40)
+
+
+class Made:
+    """A saved model of random weights, and what is made of it."""
+
+    def __init__(self, folder: Path, family: str, task: str, **model) -> None:
+        write_tokens(folder)
+        self.folder, self.task = folder / "06_models/model", task
+        self.names = LABEL_NAMES if task in NAMED else []
+        self.to, given = folder / "export", {"task": task, **model}
+        given["config"] = {"model_type": family, **CONFIGS[family]}
+        self.given = {
+            "runtime": {"precision": "fp32", "threads": 1},
+            "model": given,
+            "tokenize": {"max_length": 24},
+        }
+        settings = parse_settings(self.given)
+        made = make_task(settings.model, self.names, VOCABULARY)
+        torch.manual_seed(0)
+        model = build(settings.model, made, VOCABULARY, 24, "sdpa")
+        for weight in model.parameters():
+            weight.data *= 15 if weight.dim() > 1 else 1
+        model.save_pretrained(self.folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder / "06_models/tokenizer")
+        tokenizer.save_pretrained(self.folder)
+        self.rows = token_rows(task, 40)
+
+    def settings(self, *formats: str, **model):
+        named = {"formats": [*formats], "folder": str(self.to)} if formats else {}
+        given = {**self.given, "model": {**self.given["model"], **model}}
+        return parse_settings({**given, "export": named})
+
+    def export(self, *formats: str, **model) -> dict[str, dict]:
+        """The report, with its lines by format."""
+        rows = datasets.Dataset(self.rows.table)
+        splits = {"train": rows, "test": rows}
+        loaded = load_pretrained(self.folder).eval()
+        given = (TokenizerFile(self.folder), splits, self.names)
+        found = export(loaded, *given, self.settings(*formats, **model))
+        return {**found, **{line["format"]: line for line in found["formats"]}}
+
+    def predicted(self, **model) -> pd.DataFrame:
+        """Answers of the pipeline predict to TEXTS."""
+        loaded, texts = load_pretrained(self.folder), pd.DataFrame({"text": TEXTS})
+        settings = self.settings(**model)
+        found = predict(loaded, TokenizerFile(self.folder), texts, settings)
+        return pa.Table.from_batches(found.batches(), found.schema).to_pandas()
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory) -> tuple[Made, dict]:
+    """A classifier with a temperature, in two formats."""
+    made = Made(tmp_path_factory.mktemp("classes"), "bert", CLASSES)
+    Calibration(2.5, None, "k").save(made.folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flatout.engine.export.measured.SECONDS", 0.01)
+        return made, made.export("onnx", "onnx_int8", "torch_export")
+
+
+def plain(folder: Path, rows, **options) -> np.ndarray:
+    """Logits by transformers alone, a row at a time."""
+    model = load_pretrained(folder).eval()
+    with torch.no_grad():
+        return torch.cat(
+            [
+                model(input_ids=torch.tensor([ids.tolist()])).logits
+                for ids in rows.views(np.arange(len(rows)))
+            ]
+        ).numpy()
+
+
+def test_onnx_gives_the_outputs_of_transformers_and_its_figures(classes):
+    made, found = classes
+    session = onnxruntime.InferenceSession(made.to / "onnx/model.onnx")
+    wanted = plain(made.folder, made.rows)
+    for row, ids in enumerate(made.rows.views(np.arange(len(made.rows)))):
+        given = {"input_ids": ids[None].astype(np.int64)}
+        given["attention_mask"] = np.ones_like(given["input_ids"])
+        (one,) = session.run(None, given)
+        assert one[0] == pytest.approx(wanted[row], abs=1e-4)
+    labels = made.rows.labels_of(np.arange(len(made.rows)))
+    accuracy = (wanted.argmax(-1) == labels).mean()
+    for name in ("pytorch", "onnx", "torch_export"):
+        line = found[name]
+        assert line["value"] == pytest.approx(accuracy)
+        assert line["largest_difference"] < 1e-4
+        assert line["value_low"] <= accuracy <= line["value_high"]
+        assert line["change"] == 0 == line["change_low"] == line["change_high"]
+        assert min(line["rows_per_s_at_1"], line["rows_per_s_at_32"]) > 0
+    assert found["onnx_int8"]["largest_difference"] > 1e-4
+    size = (made.to / "onnx/model.onnx").stat().st_size
+    assert found["onnx"]["size_mib"] == pytest.approx(size / 2**20)
+    assert found["pick"] in {"pytorch", "onnx", "onnx_int8", "torch_export"}
+    assert (found["figure"], found["rows"]) == ("accuracy", 40)
+
+
+@pytest.mark.parametrize("name", ["onnx", "torch_export"])
+def test_the_readme_predicts_without_flatout(classes, name):
+    made, _ = classes
+    folder = made.to / name
+    code = (folder / "README.md").read_text().split("```")[1].removeprefix("python\n")
+    assert "flatout" not in code and len(code.strip().splitlines()) <= 13
+    code = code.replace('["a text", "another text"]', repr(TEXTS))
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, check=False, cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = made.predicted()
+    assert done.stdout.startswith(repr(found["label"].tolist()))
+    columns = [f"probability_{label}" for label in LABEL_NAMES]
+    numbers = re.findall(r"\d\.[\de-]+", done.stdout)
+    shares = np.array(numbers, float).reshape(3, 3)
+    assert shares == pytest.approx(found[columns].to_numpy(), abs=1e-5)
+
+
+def served():
+    path = PROJECT / "deploy/onnx_server.py"
+    spec = importlib.util.spec_from_file_location("onnx_server", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_server_answers_like_predict(classes):
+    made, _ = classes
+    module = served()
+    module.MODEL = module.Model(str(made.to / "onnx"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), module.Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/"
+
+    def asked(what):
+        body = json.dumps(what).encode()
+        with urllib.request.urlopen(url, body, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    try:
+        found, wanted = pd.DataFrame(asked({"texts": TEXTS})), made.predicted()
+        assert found["label"].tolist() == wanted["label"].tolist()
+        for column in found.columns[1:]:
+            close = pytest.approx(wanted[column].to_numpy(), abs=1e-5)
+            assert found[column].to_numpy() == close
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            asked({"words": 3})
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def answers_of(kind: str, outputs, **about):
+    """What the server makes of given outputs."""
+    model = object.__new__(served().Model)
+    known = {"labels": LABEL_NAMES, "temperature": 2.0, "thresholds": [0.0] * 3}
+    model.about = {"kind": kind, "inputs": {"inputs": "float32"}, **known, **about}
+    model.session = type("S", (), {"run": lambda *a: [np.array(outputs, "f4")]})()
+    return model.predict({"inputs": [[1.0]]})
+
+
+def test_thresholds_and_temperature_decide_what_is_served():
+    labels = answers_of("labels", [[2.0, -2.0, 0.2]], thresholds=[0.8, 0.2, 0.5])
+    assert labels[0]["label"] == ["b", "c"]  # 0.73, 0.27, 0.52
+    two = {"labels": ["no", "yes"], "thresholds": [0.7, 0.3]}
+    assert answers_of("classes", [[1.0, 0.0]], **two)[0]["label"] == "yes"  # 0.38
+    assert answers_of("classes", [[2.0, 0.0]], **two)[0]["label"] == "no"  # 0.27
+    assert answers_of("numbers", [[1.5]]) == [{"value": [1.5]}]
+    assert answers_of("scores", [[0.0]]) == [{"score": 0.5}]
+    assert answers_of("classes", [[[0, 9, 0], [9, 0, 0]]]) == [{"label": ["b", "a"]}]
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "figure"),
+    [
+        ("modernbert", "regression", "pearson"),
+        ("bert", "token-classification", "accuracy"),
+        ("bert", "reranking", "mrr_at_10"),
+        ("qwen3", LABELS, "accuracy"),
+    ],
+)
+def test_every_task_is_traced_with_its_figure(tmp_path, family, task, figure):
+    made = Made(tmp_path, family, task)
+    found = made.export("torch_export")
+    assert found["figure"] == figure
+    line = found["torch_export"]
+    assert line["largest_difference"] < 1e-4 and line["change"] == 0
+    rows = datasets.Dataset(made.rows.table)
+    loaded, file = load_pretrained(made.folder), TokenizerFile(made.folder)
+    given = (rows, rows, made.names, made.settings())
+    wanted = SplitPredictions(loaded, file, *given).value()[figure]
+    assert line["value"] == pytest.approx(wanted, abs=1e-4)
+    about = json.loads((made.to / "torch_export/export.json").read_text())
+    kinds = {"regression": "numbers", "reranking": "scores", LABELS: "labels"}
+    assert about["kind"] == kinds.get(task, "classes")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_vectors_are_pooled_and_have_length_1(tmp_path, pooling):
+    made = Made(tmp_path, "bert", "embedding", pooling=pooling)
+    made.rows = pair_rows(20)
+    found = made.export("torch_export")
+    line = found["torch_export"]
+    assert found["figure"] == "recall_at_1" and line["value_low"] is None
+    assert line["largest_difference"] < 1e-4
+    run, model = load("torch_export", made.to / "torch_export"), AutoModel
+    model = model.from_pretrained(made.folder).eval()
+    ids = torch.tensor([[1, 7, 8, 2, 0, 0], [1, 9, 11, 30, 31, 2]])
+    mask = (ids > 0).long()
+    with torch.no_grad():
+        vectors = run({"input_ids": ids, "attention_mask": mask})
+        states = model(input_ids=ids[:1, :4]).last_hidden_state[0]
+    one = {"mean": states.mean(0), "first": states[0], "last": states[-1]}[pooling]
+    torch.testing.assert_close(vectors[0], one / one.norm(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("arrays", "onnx"), ("images", "torch_export")]
+)
+def test_samples_are_exported(tmp_path, kind, name):
+    job = {"arrays": arrays, "images": images}[kind].job_of(tmp_path, max_steps=2)
+    folder = tmp_path / "model"
+    run_job(job).model.save_pretrained(folder)
+    named = {"formats": [name], "folder": str(tmp_path / "export")}
+    given = {**job.settings.model_dump(mode="json"), "export": named}
+    rows = datasets.Dataset(job.test.table)
+    found = export(
+        load_pretrained(folder).eval(),
+        None,
+        {"train": rows, "test": rows},
+        list(job.label_names),
+        parse_settings(given),
+    )
+    assert found["formats"][1]["largest_difference"] < 1e-4
+    made = tmp_path / "export" / name
+    assert len(json.loads((made / "export.json").read_text())["shape"]) > 0
+    code = (made / "README.md").read_text().split("```")[1].removeprefix("python\n")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, cwd=made, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rows_of_a_query_are_drawn_together():
+    drawn = _draws(np.array([3, 1, 3, 1, 2]))
+    assert len(drawn) > 10
+    for sample in drawn:
+        counts = np.bincount(sample.numpy(), minlength=5)
+        assert counts[0] == counts[2] and counts[1] == counts[3]
+
+
+def test_a_picked_format_is_fast_and_not_worse():
+    def line(name, rate, change, low, high):
+        ends = {"change": change, "change_low": low, "change_high": high}
+        return {"format": name, "rows_per_s_at_1": rate, **ends}
+
+    lines = [
+        line("pytorch", 10.0, 0, 0, 0),
+        line("onnx", 30.0, 0, 0, 0),
+        line("onnx_int8", 90.0, -0.1, -0.2, -0.05),
+    ]
+    found = exporting._pick(lines, "accuracy")
+    assert found["pick"] == "onnx" and "worse: onnx_int8" in found["reason"]
+    assert exporting._pick(lines, "loss")["pick"] == "onnx_int8"
+    lines[2] |= {"change_high": 0.01}
+    assert exporting._pick(lines, "accuracy")["pick"] == "onnx_int8"
+    lines[2] |= {"change_low": None}
+    assert exporting._pick(lines, "accuracy")["pick"] == "onnx"
+
+
+def test_a_language_model_is_refused(tmp_path):
+    made = Made(tmp_path, "bert", "masked-lm")
+    with pytest.raises(ModelError, match="does not answer this: the task masked-lm"):
+        made.export("torch_export")
+    assert not made.to.exists()
+
+
+def test_faults_of_one_format_leave_the_others(tmp_path, monkeypatch):
+    made = Made(tmp_path, "bert", CLASSES)
+    monkeypatch.setattr(Measure, "_rate", lambda *a: 1.0)
+
+    def fails(self, name, folder):
+        (folder / "model.onnx").write_bytes(b"half")
+        if name == "onnx":
+            raise ImportError("No module named 'onnxscript'")
+        raise RuntimeError("no such operator\nmore")
+
+    write = exporting.Exported.write
+    monkeypatch.setattr(exporting.Exported, "write", fails)
+    with pytest.raises(ModelError, match=r"onnx: No module.*flatout\[export\]"):
+        made.export("onnx", "onnx_int8")
+    assert not [*made.to.glob("*")]
+
+    def only_program(self, name, folder):
+        return (write if name == "torch_export" else fails)(self, name, folder)
+
+    monkeypatch.setattr(exporting.Exported, "write", only_program)
+    found = made.export("onnx_int8", "torch_export")
+    assert found["onnx_int8"]["fault"].endswith("(no such operator)")
+    assert [path.name for path in made.to.iterdir()] == ["torch_export"]
+
+
+def test_unknown_formats_are_refused():
+    with pytest.raises(SettingsError, match=r"export\.formats"):
+        parse_settings({"export": {"formats": ["tflite"]}})

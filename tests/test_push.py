@@ -1,0 +1,205 @@
+"""The model card, the upload to a server that stands for the Hub, MLflow's server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pandas as pd
+import pytest
+from huggingface_hub import HfApi, ModelCard
+from mlflow import MlflowClient
+
+from flatout.engine.export import hub
+from flatout.engine.files.calibration import Calibration
+from flatout.engine.models.building import ModelError, load_pretrained
+from flatout.engine.models.trained_rows import TrainedRows
+from flatout.tracking.text_model import log_text_model
+from tests.conftest import PROJECT, kedro
+from tests.engine.test_export import CLASSES, TEXTS, Made
+from tests.hub import Hub
+from tests.servers import free_port, wait_for
+
+NEW = {"public": False, "force": False}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A data folder with a model and reports on it."""
+    data = tmp_path_factory.mktemp("data")
+    made = Made(data, "bert", CLASSES)
+    config = json.loads((made.folder / "config.json").read_text())
+    text = json.dumps({**config, "flatout_task": CLASSES})
+    (made.folder / "config.json").write_text(text)
+    TrainedRows("k3y", 3, 48, np.arange(4, dtype=np.uint64)).save_pretrained(
+        made.folder
+    )
+    Calibration(1.7, {"b": 0.3}).save(made.folder)
+    wrong = np.arange(100) < 30
+    table = pd.DataFrame({"loss": np.linspace(0, 2, 100), "wrong": wrong})
+    (data / "07_model_output").mkdir()
+    table.to_parquet(data / "07_model_output/test_predictions.parquet")
+    judged = {"accuracy": 0.7, "loss": 1.0, "f1_macro": 0.6, "rows": 100}
+    judged |= {"split": "test", "calibration_error": 0.02}
+    trained = {"samples_per_s": 1234.5, "device": "CPU", "versions": {"torch": "2.13"}}
+    (data / "08_reporting").mkdir()
+    for name, report in {"evaluation": judged, "train": trained}.items():
+        path = data / f"08_reporting/{name}_report.json"
+        path.write_text(json.dumps(report))
+    return data
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The Hub, which this process may reach."""
+    found = Hub()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    whole = HfApi.__init__
+
+    def here(self, *args, **options):
+        whole(self, *args, **{**options, "endpoint": found.url})
+
+    monkeypatch.setattr(HfApi, "__init__", here)
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def test_the_card_tells_what_is_known(data, tmp_path):
+    folder = data / "06_models/model"
+    hub.write_card(folder, "a/b", data / "08_reporting", "kedro run --env=x")
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    assert (card.data.library_name, card.data.tags) == ("transformers", ["flatout"])
+    ends = np.sqrt(0.7 * 0.3 / 100) * 1.96
+    line = next(line for line in card.text.splitlines() if "| accuracy" in line)
+    low, high = map(float, line.split("|")[3].split(" to "))
+    assert (low, high) == pytest.approx((0.7 - ends, 0.7 + ends), abs=0.02)
+    for text in (
+        *("sequence-classification, with a model of type bert", "kedro run --env=x"),
+        *("48 train rows, key `k3y`", "| f1_macro | 0.6000 |  |", "temperature 1.7"),
+        *('{"b": 0.3}', "calibration_error 0.0200", "samples_per_s 1234.5"),
+        '{"torch": "2.13"}',
+    ):
+        assert text in card.text
+    own = "# my own words\n"
+    (folder / "README.md").write_text(own)
+    hub.write_card(folder, "a/b", data / "08_reporting", "kedro run")
+    assert (folder / "README.md").read_text() == own
+    (folder / "README.md").unlink()
+
+
+def test_reports_of_an_earlier_model_are_left_out(data):
+    folder = data / "06_models/model"
+    config = folder / "config.json"
+    before = config.stat().st_mtime_ns
+    os.utime(config, ns=(before + 10**12, before + 10**12))
+    hub.write_card(folder, "a/b", data / "08_reporting", "kedro run")
+    assert "accuracy" not in (folder / "README.md").read_text()
+    os.utime(config, ns=(before, before))
+    (folder / "README.md").unlink()
+
+
+def test_a_repository_is_private_complete_and_not_overwritten(data, server):
+    folder = data / "06_models/model"
+    assert hub.push(folder, "me/one", "hf_right", **NEW).startswith(server.url)
+    assert server.private == {"me/one": True}
+    stored = {n: c for n, c in server.files["me/one"].items() if n[0] != "."}
+    assert stored == {n: p.read_bytes() for n, p in hub.files_of(folder).items()}
+    hub.push(folder, "me/one", "hf_right", **NEW)  # the same content
+    server.files["me/one"]["config.json"] += b" "
+    server.files["me/one"]["other.bin"] = b"theirs"
+    commits = sum("/commit/" in asked for asked in server.asked)
+    with pytest.raises(ModelError, match=r"other content \(.*config.json.*--force"):
+        hub.push(folder, "me/one", "hf_right", **NEW)
+    assert sum("/commit/" in asked for asked in server.asked) == commits
+    hub.push(folder, "me/one", "hf_right", public=False, force=True)
+    assert {n for n in server.files["me/one"] if n[0] != "."} == {*stored}
+
+
+@pytest.mark.parametrize(
+    ("repository", "token", "message"),
+    [
+        ("me/one", "hf_wrong", "was not pushed: .*token's rights"),
+        ("me/one", None, r"needs a token.*HF_TOKEN.*credentials\.yml"),
+        ("no such name", "hf_right", "was not pushed: .*Check the name"),
+    ],
+)
+def test_a_refused_push_says_why(data, server, monkeypatch, repository, token, message):
+    monkeypatch.setattr(hub, "get_token", lambda: None)
+    with pytest.raises(ModelError, match=message):
+        hub.push(data / "06_models/model", repository, token, **NEW)
+    assert not server.files
+
+
+@pytest.mark.process
+def test_a_model_is_pushed_and_read_back(data, tmp_path):
+    server, folder = Hub(), data / "06_models/model"
+    known = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_right"}
+    asked = ("--params", f"data_dir={data}")
+    listed = kedro("flatout", "push", "me/two", "--dry-run", *asked, **known)
+    assert listed.returncode == 0 and "model.safetensors" in listed.stdout
+    assert not server.asked
+    # A new process: those of `kedro` are forks that have read their environment.
+    command = [sys.executable, "-m", "kedro", "flatout", "push", "me/two", *asked]
+    known |= {"HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        command,
+        cwd=PROJECT,
+        env={**os.environ, **known},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for name, content in server.files["me/two"].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert f"kedro run --params=data_dir={data}" in (tmp_path / "README.md").read_text()
+    pairs = zip(
+        load_pretrained(tmp_path).parameters(),
+        load_pretrained(folder).parameters(),
+        strict=True,
+    )
+    assert all(bool((one == other).all()) for one, other in pairs)
+
+
+@pytest.mark.process
+def test_mlflow_serves_what_predict_answers(tmp_path, store):
+    made = Made(tmp_path / "model", "bert", CLASSES)
+    Calibration(2.5).save(made.folder)
+    import mlflow
+
+    mlflow.set_tracking_uri(store)
+    run = MlflowClient(store).create_run("0")
+    uri = log_text_model(made.folder, "text-classification", TEXTS[0], run.info.run_id)
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", uri]
+    command += ["--env-manager", "local", "--port", str(port), "--workers", "1"]
+    tracked = {**os.environ, "MLFLOW_TRACKING_URI": store}
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            command, stdout=written, stderr=written, env=tracked, cwd=PROJECT
+        )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/ping", process, log)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/invocations",
+            json.dumps({"inputs": TEXTS}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found = pd.DataFrame(json.loads(answer.read())["predictions"])
+    finally:
+        process.terminate()
+        process.wait()
+    wanted = made.predicted()
+    assert found["label"].tolist() == wanted["label"].tolist()
+    assert found["score"].to_numpy() == pytest.approx(wanted["score"], abs=1e-5)
