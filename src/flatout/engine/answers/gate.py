@@ -148,7 +148,7 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
     if result.report.cpu_probe_ms is None:  # on a GPU
         return best
     work_s, window_s = (sum(p[name] for p in windows) for name in (WORK, WINDOW))
-    return every * work_s / window_s
+    return float(every * work_s / window_s)
 
 
 def check_comparable(now: Measured, before: Measured) -> None:

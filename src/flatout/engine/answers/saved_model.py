@@ -65,8 +65,9 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     checks = [compared_loss(loss, theirs, rounded, roundoff)]
     if task.head_kind.one_a_row and not isinstance(task, RowAnswers):
         own_answers, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
-        outputs = ([o - mean] for o in (own_answers, answers, rounded_answers))
-        checks.append(compared("outputs", *outputs, max(LEAST, TIMES * roundoff)))
+        own, exact, near = ([o - mean] for o in (own_answers, answers, rounded_answers))
+        least = max(LEAST, TIMES * roundoff)
+        checks.append(compared("outputs", own, exact, near, least))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
         f"{runtime.precision}, {predictor.strategy}"

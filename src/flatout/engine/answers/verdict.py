@@ -117,8 +117,10 @@ def compared(
 def compared_loss(
     found: float, plain: float, rounded: float, roundoff: float, times: float = TIMES
 ) -> Check:
-    values = ([torch.tensor(v, dtype=torch.float64)] for v in (found, plain, rounded))
-    return compared("loss", *values, max(LEAST / 10, roundoff), times=times)
+    own, exact, near = (
+        [torch.tensor(v, dtype=torch.float64)] for v in (found, plain, rounded)
+    )
+    return compared("loss", own, exact, near, max(LEAST / 10, roundoff), times=times)
 
 
 def compare(

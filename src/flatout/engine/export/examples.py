@@ -122,6 +122,6 @@ def _kind(task: Any) -> str:
     """Return the meaning of the outputs: a key of ANSWERS."""
     if isinstance(task, RankedRows):
         return "scores"
-    if isinstance(task, Calibrated) and task.label_shape:
+    if isinstance(task, Calibrated) and getattr(task, "label_shape", None):
         return "labels"
     return "classes" if isinstance(task, CrossEntropy) else "numbers"

@@ -73,8 +73,13 @@ class Exported:
 
     @cached_property
     def _onnx(self) -> Any:
-        names = {"input_names": [*self._example], "output_names": [OUTPUT]}
-        return torch.onnx.export(self._program, dynamo=True, verbose=False, **names)
+        return torch.onnx.export(
+            self._program,
+            dynamo=True,
+            verbose=False,
+            input_names=[*self._example],
+            output_names=[OUTPUT],
+        )
 
     def write(self, name: str, folder: Path) -> None:
         """Write the format `name`; compiled code is for machines of this kind."""
