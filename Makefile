@@ -13,7 +13,7 @@ NEWER_PIP := $(BIN)/pip install --quiet --disable-pip-version-check pip==26.3
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow check lint format docs ui viz lock clean
+.PHONY: help run test slow lint format docs ui viz lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -40,9 +40,6 @@ test: .venv/dev ## run all tests except the slow ones
 
 slow: .venv/dev ## run the tests that need over 20 s each
 	$(PYTEST) -m slow
-
-check: .venv/dev ## run all tests
-	$(PYTEST)
 
 lint: .venv/dev ## run ruff, mypy (engine, strict) and the import contracts
 	$(BIN)/ruff check
