@@ -200,9 +200,10 @@ class ExportSettings(SettingsModel):
     """Other formats of a saved model, by `kedro run --pipelines=export`."""
 
     formats: list[Literal["onnx", "onnx_int8", "torch_export", "compiled"]] = Field(
-        ["onnx", "onnx_int8", "torch_export", "compiled"], min_length=1
+        ["onnx", "onnx_int8", "torch_export"], min_length=1
     )
-    """Formats that are written, measured and compared."""
+    """Formats that are written, measured and compared. compiled needs minutes of
+    compilation on few cores."""
     folder: str = "data/06_models/export"
     """Folder of the formats, one folder each."""
 
