@@ -59,7 +59,7 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
     [
         ([930.0, 910.0, 960.0], [0.51] * 3, False),
         ([850.0, 930.0, 700.0], [0.51] * 3, False),  # as noisy as it is slower
-        ([500.0, 200.0, 100.0], [0.51] * 3, False),  # too noisy to be judged
+        ([500.0, 200.0, 100.0], [0.51] * 3, False),  # too noisy to be compared
         ([800.0, 790.0, 795.0], [0.51] * 3, True),
         ([1500.0] * 3, [0.3] * 3, False),
         ([1000.0] * 3, [0.53] * 3, False),
@@ -71,7 +71,7 @@ def test_noise_is_no_fault(rates, losses, is_fault):
     now = replace(BASE, rates=rates, losses=losses, tags={**BASE.tags})
     told, faults = judge(now, BASE)
     assert bool(faults) == is_fault
-    assert ("not judged" in told) == (rates[0] == 500)
+    assert ("not compared" in told) == (rates[0] == 500)
 
 
 def test_a_package_that_differs_is_named():

@@ -90,7 +90,7 @@ def _kept(steps: pd.DataFrame) -> list[Any]:
 
 def _loader(summary: Summary, trials: pd.DataFrame) -> str:
     text = loader_text(summary, trials).replace("**", "")
-    heads = ("Fast enough", "Not fast enough", "Steps alone")
+    heads = ("Fast enough", "Not fast enough", "The rate of steps")
     lines = [line for line in text.split("\n\n") if line.startswith(heads)]
     return lines[0] if lines else "The loader was not measured."
 

@@ -25,9 +25,9 @@ from flatout.reports.markdown import (
 Summary = Mapping[str, Any]
 
 BY_TURNS = (
-    "By turns: the median ratio of windows beside those of what was kept below (of the "
-    "last lines, of conf/slow); the middle half of the ratios lies ± % apart. In all: "
-    "the product."
+    "Alternating: the median ratio between windows with this rung and windows with "
+    "the kept rungs below it (for the last lines: with conf/slow). ± %: width of the "
+    "middle half of these ratios. Total: the product."
 )
 
 
@@ -42,9 +42,9 @@ def ladder_text(steps: pd.DataFrame) -> str:
         "guide": "source",
         "claimed": "claim",
         "samples/s": "samples_per_s",
-        "by turns": times("individual"),
+        "alternating": times("individual"),
         "± %": "spread_pct",
-        "in all": times("cumulative"),
+        "total": times("cumulative"),
         "kept": lambda row: "yes" if row["kept"] and row["status"] == "ok" else "no",
     }
     if any(_end(row) != "ok" for row in rows):
@@ -74,7 +74,7 @@ def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
     ]
     columns = {"workers": "num_workers", "samples/s": "samples_per_s"}
     return section(
-        "Loader alone",
+        "Loader",
         table(rows, {**columns, "of the steps' rate": times("times")}),
         _fast_enough(rows, needed),
         _stages(rows[0]["stages"]),
@@ -95,22 +95,23 @@ def _fast_enough(rows: Sequence[Row], needed: float | None) -> str:
     """Describe the result by the rule with which mode tune chooses workers."""
     known = {row["num_workers"]: row["times"] for row in rows if row["times"]}
     if not known:
-        return "Steps alone were not measured: there is nothing to compare with."
+        return "The rate of steps without the loader was not measured."
     for workers, value in sorted(known.items()):
         if value >= (LOADER_MARGIN if workers else FREE_LOADER):
             return f"**Fast enough**: {_gives(workers, value, needed)}."
     most = max(known, key=lambda workers: known[workers])
     return (
-        f"**Not fast enough**: at best {_gives(most, known[most], needed)}; no step "
-        f"waits from {LOADER_MARGIN:g} times on, without workers from {FREE_LOADER:g}."
+        f"**Not fast enough**: at best {_gives(most, known[most], needed)}. Steps "
+        f"do not wait for a loader of {LOADER_MARGIN:g} times their rate, or of "
+        f"{FREE_LOADER:g} times without workers."
     )
 
 
 def _gives(workers: int, value: float, needed: float | None) -> str:
     name = "1 worker" if workers == 1 else f"{workers} workers"
     return (
-        f"the loader alone gives {value:.1f} times the {number_text(needed)} samples/s "
-        f"that steps alone take on a device, with {name}"
+        f"with {name} the loader reaches {value:.1f} times the {number_text(needed)} "
+        "samples/s that steps need on one device"
     )
 
 
@@ -150,9 +151,8 @@ def scaling_text(summary: Summary) -> str:
 
 
 SHARED_CORES = (
-    "There is no GPU here: these devices are processes that share the same cores. "
-    "What they lack to linear is not communication alone, and tells nothing about "
-    "machines with a device for each process."
+    "There is no GPU here: these devices are processes that share the same cores, so "
+    "the figures do not apply to machines with one device per process."
 )
 
 
@@ -168,7 +168,7 @@ def time_to_train_text(summary: Mapping[str, Any]) -> str:
         "after": lambda row: time_text(row["hours_after"]),
         f"within {deadline:g} h": lambda row: "yes" if row["in_time"] else "no",
     }
-    note = "Steps alone; evaluation, checkpoints and start-up come on top."
+    note = "Time of the steps, without evaluation, checkpoints and start-up."
     title = f"Time to train {counted(epochs, 'epoch')}"
     return section(title, table(rows, columns), note)
 

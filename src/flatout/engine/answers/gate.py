@@ -36,7 +36,7 @@ LEAST_RATE, MOST_RATE = 0.1, 0.25
 """Tolerated loss of rate: the spread between the trainings of one gate, at least the
 first; beyond the second the machine is too noisy to compare rates."""
 LEAST_LOSS = 0.01
-"""Least tolerated rise of the validation loss, as a share of it."""
+"""Smallest tolerated relative rise of the validation loss."""
 COMPARABLE = ("device", "world_size", "token_key")
 UNCOMPARED = ("runtime.seed", "train.resume")
 WINDOW, WORK = "gate_window_s", "gate_work_s"
@@ -44,7 +44,7 @@ WINDOW, WORK = "gate_window_s", "gate_work_s"
 
 @dataclass(frozen=True)
 class Measured:
-    """What the trainings of one gate gave."""
+    """Results of the trainings of one gate."""
 
     steps: PositiveInt
     rates: Annotated[list[PositiveFloat], Field(min_length=1)]
@@ -172,7 +172,7 @@ def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
     limit, faults = 1 - max(LEAST_RATE, noise), []
     told = f"a rate of {100 * share:.0f} % of the baseline's"
     if noise > MOST_RATE:
-        told += f", not judged: equal trainings differ by {100 * noise:.0f} % here"
+        told += f", not compared: equal trainings differ by {100 * noise:.0f} % here"
     elif not share >= limit:
         faults.append(f"{told}, at least {100 * limit:.0f} % are expected")
     loss, worst = median(now.losses), max(before.losses)
