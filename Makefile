@@ -33,13 +33,14 @@ $(BIN)/python:
 run: .venv/runtime ## split, tokenize, train and evaluate on the built-in corpus
 	$(BIN)/kedro run
 
+SLOW := slow
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: .venv/dev ## run all tests except the slow ones
 	$(PYTEST) -m 'not slow'
 
 slow: .venv/dev ## run the tests that need over 20 s each
-	$(PYTEST) -m slow
+	$(PYTEST) -m '$(SLOW)'
 
 lint: .venv/dev ## run ruff, mypy (engine, strict) and the import contracts
 	$(BIN)/ruff check

@@ -7,6 +7,7 @@ import pytest
 from tests.engine.every_type import MAPPINGS, sweep
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("task", list(MAPPINGS))

@@ -322,6 +322,7 @@ def test_trials_and_gates_have_no_mirror(tmp_path, url):
     assert job.work_folder == tmp_path / "trial"
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.process
 def test_twenty_kills_at_random_moments_change_nothing(tmp_path, bucket):

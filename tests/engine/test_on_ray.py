@@ -107,6 +107,7 @@ def workers() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.process
 def test_killed_workers_cost_only_their_parts(tokenizer, cluster, tmp_path):
