@@ -85,7 +85,7 @@ def test_the_card_tells_what_is_known(data, tmp_path):
     for text in (
         *("sequence-classification, with a model of type bert", "kedro run --env=x"),
         *("48 train rows, key `k3y`", "| f1_macro | 0.6000 |  |", "temperature 1.7"),
-        *('{"b": 0.3}', "calibration_error 0.0200", "samples_per_s 1234.5"),
+        *('{"b": 0.3}', "calibration_error 0.0200", "samples_per_s 1,234.5"),
         '{"torch": "2.13"}',
     ):
         assert text in card.text
@@ -178,12 +178,15 @@ def test_mlflow_serves_what_predict_answers(tmp_path, store):
     import mlflow
 
     mlflow.set_tracking_uri(store)
+    mlflow.set_experiment(experiment_id="0")  # not that of another test
     run = MlflowClient(store).create_run("0")
     uri = log_text_model(made.folder, "text-classification", TEXTS[0], run.info.run_id)
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", uri]
     command += ["--env-manager", "local", "--port", str(port), "--workers", "1"]
-    tracked = {**os.environ, "MLFLOW_TRACKING_URI": store}
+    # MLflow starts uvicorn by its name.
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    tracked = {**os.environ, "MLFLOW_TRACKING_URI": store, "PATH": places}
     with log.open("wb") as written:
         process = subprocess.Popen(
             command, stdout=written, stderr=written, env=tracked, cwd=PROJECT

@@ -314,6 +314,8 @@ def test_a_picked_format_is_fast_and_not_worse():
     assert exporting._pick(lines, "accuracy")["pick"] == "onnx_int8"
     lines[2] |= {"change_low": None}
     assert exporting._pick(lines, "accuracy")["pick"] == "onnx"
+    unknown = [line(name, 10.0, *3 * [float("nan")]) for name in ("pytorch", "onnx")]
+    assert exporting._pick(unknown, "accuracy")["pick"] == "pytorch"
 
 
 def test_a_language_model_is_refused(tmp_path):

@@ -17,7 +17,11 @@ import pyarrow as pa
 import pytest
 
 from flatout.engine.checkpoints import checkpoint_mirror
-from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
+from flatout.engine.checkpoints.checkpoint_folder import (
+    MANIFEST,
+    CheckpointError,
+    step_folders,
+)
 from flatout.engine.checkpoints.checkpoint_mirror import OWNER
 from flatout.engine.files import mirror as store
 from flatout.engine.files.arrow_folder import TableRecipe, write_recipe
@@ -152,7 +156,23 @@ def without_a_file(files, copy: str) -> None:
     files.rm(f"{copy}/state.json")
 
 
-@pytest.mark.parametrize("harm", [unfinished, changed, without_a_file])
+def empty_list(files, copy: str) -> None:
+    files.pipe_file(f"{copy}/{COMPLETE}", b"")
+
+
+def half_a_list(files, copy: str) -> None:
+    files.pipe_file(f"{copy}/{COMPLETE}", files.cat_file(f"{copy}/{COMPLETE}")[:40])
+
+
+def half_a_manifest(files, copy: str) -> None:
+    files.pipe_file(f"{copy}/{MANIFEST}", files.cat_file(f"{copy}/{MANIFEST}")[:40])
+    files.pipe_file(f"{copy.rpartition('/')[0]}/{OWNER}", b'{"run": ')  # and no owner
+
+
+HARMS = (unfinished, changed, without_a_file, empty_list, half_a_list, half_a_manifest)
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_torn_upload_is_no_checkpoint(tmp_path, left, harm, undisturbed):
     older, newest = steps(left)
     files, root = fsspec.url_to_fs(left)

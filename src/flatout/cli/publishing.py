@@ -28,10 +28,11 @@ def push(
 
     Accepts the options of the training. New repositories are private.
     """
-    from flatout.engine.export.hub import files_of, push, write_card
-
     with plain_errors():
         context = context_of(env, params)
+        # Sets the variables that PyTorch reads when it is imported.
+        from flatout.engine.export.hub import files_of, push, write_card
+
         reporting = Path(loader_of(context).settings.paths.metrics).parent
         folder = context.catalog["model"].path
         given = [f"{name}={value}" for name, value in by_path(params)]

@@ -154,7 +154,7 @@ class CheckpointMirror:
         self._prune()
 
     def _check_mine(self) -> None:
-        owner = json.loads(self._mirror.read(OWNER) or "{}")
+        owner = self._mirror.read_json(OWNER)
         if owner.get("run") != self._run:
             raise MirrorError(
                 f"a run on {owner.get('host')} uses it now: give each run its own URL"
@@ -164,7 +164,10 @@ class CheckpointMirror:
         """Remove old checkpoints, and best models that no newer one names."""
         names = self._mirror.copies()
         kept = _steps(names)[-self._keep :]
-        wanted = {*kept, *(_manifest(self._mirror, name).best for name in kept)}
+        wanted = {*kept}
+        for name in kept:
+            with suppress(DamagedCopyError):
+                wanted.add(_manifest(self._mirror, name).best or name)
         for name in names:
             if name.startswith((STEP, BEST)) and name not in wanted:
                 self._mirror.remove(name)
@@ -176,7 +179,11 @@ def _steps(copies: dict[str, bool]) -> list[str]:
 
 
 def _manifest(mirror: Mirror, name: str) -> Manifest:
-    return Manifest.parse(mirror.read(f"{name}/{MANIFEST}") or "")
+    """Raises DamagedCopyError."""
+    try:
+        return Manifest.parse(mirror.read(f"{name}/{MANIFEST}") or "")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCopyError(f"{mirror.shown}/{name}/{MANIFEST}: {error}") from error
 
 
 def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
@@ -185,12 +192,14 @@ def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
     mirror = Mirror(url, PARAMETER)
     check_owner(mirror, identity)
     local = glimpse("auto", folder)
-    for name in reversed(_steps(mirror.patiently(mirror.copies))):
+    if not (names := _steps(mirror.patiently(mirror.copies))):
+        logger.info("%s has no checkpoint yet", mirror.shown)
+    for name in reversed(names):
         if local is not None and name <= local.folder.name:
             return
         try:
             _fetch(mirror, name, folder)
-        except (DamagedCopyError, json.JSONDecodeError) as error:
+        except DamagedCopyError as error:
             logger.warning("checkpoint skipped: %s", error)
             continue
         logger.info("%s was downloaded from %s", name, mirror.shown)
@@ -207,8 +216,8 @@ def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
 
 def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
     """Raise MirrorError if another training, or a process of this machine, uses it."""
-    owner = json.loads(mirror.patiently(lambda: mirror.read(OWNER)) or "null")
-    if owner is None:
+    owner = mirror.patiently(lambda: mirror.read_json(OWNER))
+    if not {"identity", "pid", "host", "begin_s"} <= owner.keys():
         return
     if faults := identity_faults(owner["identity"], identity):
         raise MirrorError(

@@ -110,6 +110,12 @@ def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> N
             f"{'; '.join(differences)}. Set these back to resume it, or set "
             "train.resume: never to start from the beginning"
         )
+    raised = _raised(found.identity, identity)
+    for line in differing({n: found.identity[n] for n in raised}, raised):
+        logger.warning(
+            "%s: training goes on, with the learning rate of the new number of steps",
+            line,
+        )
 
 
 def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str]:
@@ -120,13 +126,13 @@ def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str
     # Earlier versions kept no digest of a custom task's code.
     unknown |= {n: v for n, v in identity.items() if n.startswith("code of ")}
     before = {**unknown, **found}
-    raised = {n: identity[n] for n in LENGTHS if _is_raised(before[n], identity[n])}
-    for line in differing({n: before[n] for n in raised}, raised):
-        logger.warning(
-            "%s: training goes on, with the learning rate of the new number of steps",
-            line,
-        )
-    return differing({**before, **raised}, identity)
+    return differing({**before, **_raised(before, identity)}, identity)
+
+
+def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of steps and epochs that are larger now."""
+    known = [name for name in LENGTHS if name in before]
+    return {n: identity[n] for n in known if _is_raised(before[n], identity[n])}
 
 
 def _is_raised(before: float | None, now: float | None) -> bool:

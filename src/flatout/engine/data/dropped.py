@@ -67,7 +67,8 @@ def _hashes(path: str) -> Hashes:
         return hashes
     except (OSError, KeyError, ValueError) as error:
         raise SettingsError(
-            f"split.drop_rows: {path} cannot be read ({first_line(error)}): name the "
+            f"split.drop_rows: {path} cannot be read ({type(error).__name__}: "
+            f"{first_line(error)}): name the "
             f"suspect_rows.parquet of an audit of texts, which has the column "
             f"{TEXT_HASH}, or numbers of raw rows"
         ) from error

@@ -40,16 +40,11 @@ ONNX = """import onnxruntime
 run = onnxruntime.InferenceSession("model.onnx").run
 outputs = run(None, {name: rows[name] for name in about["inputs"]})[0]"""
 TORCH = """import torch
+torch.set_grad_enabled(False)
 run = torch.export.load("model.pt2").module()
-outputs = run({name: torch.tensor(rows[name]) for name in about["inputs"]})
-outputs = outputs.detach().numpy()"""
+outputs = run({name: torch.tensor(rows[name]) for name in about["inputs"]}).numpy()"""
 COMPILED = TORCH.replace(
-    "\noutputs",
-    """
-torch.compiler.load_cache_artifacts(open("compiled.bin", "rb").read())
-run = torch.compile(run, dynamic=True)
-outputs""",
-    1,
+    "\noutputs", "\nrun = torch.compile(run, dynamic=True)\noutputs"
 )
 ANSWERS = {
     "classes": """shares = softmax(outputs / about["temperature"], axis=-1)

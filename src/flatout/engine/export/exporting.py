@@ -110,8 +110,8 @@ def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
 def _pick(lines: list[Line], figure: str) -> dict[str, str]:
     """Return the fastest format at batch 1 whose figure is not worse, and why: the
     interval of its change is not on the worse side of 0."""
-    sign, good = -1 if figure == LOSS else 1, []
-    for line in lines:
+    sign, good = -1 if figure == LOSS else 1, lines[:1]  # PyTorch
+    for line in lines[1:]:
         ends = [line["change_low"], line["change_high"]]
         known = [line["change"]] if None in ends else ends
         if max(sign * end for end in known) >= 0:

@@ -15,7 +15,7 @@ from flatout.engine.families._family import row_means
 from flatout.engine.models.building import ModelError
 from flatout.engine.tasks import HeadKind, OwnPooling, Task, brings_head, pooling_of
 
-OUTPUT, ONNX, PROGRAM, CACHE = "output", "model.onnx", "model.pt2", "compiled.bin"
+OUTPUT, ONNX, PROGRAM = "output", "model.onnx", "model.pt2"
 SAMPLES = ("inputs", "pixel_values")
 """Inputs of one shape; those of tokens (B, T) have any length."""
 Inputs = dict[str, Tensor]
@@ -82,7 +82,7 @@ class Exported:
         )
 
     def write(self, name: str, folder: Path) -> None:
-        """Write the format `name`; compiled code is for machines of this kind."""
+        """Write the format `name`."""
         if name == "onnx":
             self._onnx.save(folder / ONNX)
         elif name == "onnx_int8":
@@ -91,10 +91,6 @@ class Exported:
             quantize_dynamic(self._onnx.model_proto, folder / ONNX)
         else:
             torch.export.save(self._program, folder / PROGRAM)
-        if name == "compiled":
-            load(name, folder)(self._example)
-            if kept := torch.compiler.save_cache_artifacts():
-                (folder / CACHE).write_bytes(kept[0])
 
 
 def load(name: str, folder: Path) -> Run:
@@ -108,7 +104,5 @@ def load(name: str, folder: Path) -> Run:
         return lambda inputs: torch.from_numpy(
             session.run(None, {n: tensor.numpy() for n, tensor in inputs.items()})[0]
         )
-    if (folder / CACHE).is_file():
-        torch.compiler.load_cache_artifacts((folder / CACHE).read_bytes())
     run: Run = torch.export.load(folder / PROGRAM).module()
     return torch.compile(run, dynamic=True) if name == "compiled" else run

@@ -35,6 +35,10 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     if card.is_file() and MARK not in card.read_text(encoding="utf-8"):
         return
     config, saved_s = _json(folder / "config.json"), _time(folder / "config.json")
+    if "flatout_task" not in config:
+        raise ModelError(
+            f"{folder} has a model of another tool: push it with `hf upload`"
+        )
     reports = [
         reporting / f"{n}_report.json" for n in ("train", "evaluation", "export")
     ]
@@ -46,11 +50,10 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
         f"Task: {config['flatout_task']}, with a model of type {config['model_type']}.",
         f"Data: {rows.num_rows:,} train rows, key `{rows.key}`." if rows else "",
         _figures(judged, task, reporting),
-        f"Calibration: temperature {fitted.temperature:.4g}, thresholds "
-        f"{json.dumps(fitted.thresholds)}"
+        f"Calibration: temperature {fitted.temperature:.4g}"
+        + (f", thresholds {json.dumps(fitted.thresholds)}" if fitted.thresholds else "")
         + "".join(f", {n} {judged[n]:.4f}" for n in shown),
-        "Training: " + ", ".join(f"{n} {trained.get(n)}" for n in SPEED),
-        f"Versions: {json.dumps(trained.get('versions'))}",
+        *_training(trained),
         f"Export: {exported['pick']}, {exported['reason']}" if exported else "",
         f"```bash\n{command}\n```",
     ]
@@ -59,6 +62,18 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     )
     head = f"---\n{data}\n---\n{MARK}\n# {name}"
     write_text(card, "\n\n".join([head, *filter(None, lines)]) + "\n")
+
+
+def _training(trained: dict[str, Any]) -> list[str]:
+    """Return the lines on speed and versions; none without a report."""
+    if not trained:
+        return []
+    speed = {n: trained[n] for n in SPEED if n in trained}
+    speed["samples_per_s"] = f"{trained['samples_per_s']:,.1f}"
+    return [
+        "Training: " + ", ".join(f"{name} {value}" for name, value in speed.items()),
+        f"Versions: {json.dumps(trained.get('versions'))}",
+    ]
 
 
 def _figures(judged: dict[str, Any], task: Any, reporting: Path) -> str:

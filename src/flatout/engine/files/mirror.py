@@ -80,7 +80,9 @@ class Mirror:
 
     def download(self, name: str, folder: Path) -> None:
         """Write a copy to `folder`, atomically. Raises DamagedCopyError."""
-        sizes = json.loads(self.read(f"{name}/{COMPLETE}") or "{}")
+        sizes = self.read_json(f"{name}/{COMPLETE}")
+        if not sizes:
+            raise DamagedCopyError(f"{self.shown}/{name}/{COMPLETE} is damaged")
         write_folder(folder, lambda hidden: self._fetch(name, sizes, hidden))
 
     def _fetch(self, name: str, sizes: dict[str, Any], folder: Path) -> None:
@@ -103,6 +105,13 @@ class Mirror:
             return str(self._place[0].cat_file(self._path(file)).decode())
         except FileNotFoundError:
             return None
+
+    def read_json(self, file: str) -> dict[str, Any]:
+        """Return the fields of a file; none if it is missing or damaged."""
+        with suppress(ValueError):
+            found = json.loads(self.read(file) or "{}")
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def write(self, file: str, text: str) -> None:
         self._place[0].pipe_file(self._path(file), text.encode())

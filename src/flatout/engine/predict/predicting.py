@@ -121,6 +121,12 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
     total = sum(1 for _ in read())
     start, stop = total * (number - 1) // count, total * number // count
     logger.info("shard %s: windows %d to %d of %d", shard, start + 1, stop, total)
+    if start == stop:
+        logger.warning(
+            "shard %s has no rows, because there are fewer windows than shards: lower "
+            "predict.window_rows",
+            shard,
+        )
     return islice(read(), start, stop)
 
 

@@ -49,7 +49,7 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
     together at 95 %."""
     best, *others = groups
     ends = [_against(best, one, name, math.comb(len(groups), 2)) for one in others]
-    verdict = "best mean, no winner" if others else "no other"
+    verdict = "best mean, no winner" if others else "the only setting"
     if others and all(end["verdict"] == WORSE for end in ends):
         verdict = WINNER
     found = []

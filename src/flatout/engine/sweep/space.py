@@ -63,6 +63,8 @@ def repeated(settings: Settings, folds: int | None = None) -> Settings:
     if folds:
         grid = {} if grid == SweepSettings().grid else grid
         grid[FOLD] = list(range(1, folds + 1))
+    elif SEED in grid:
+        raise SettingsError(f"sweep.seeds sets {SEED}: take it out of sweep.grid")
     else:
         grid[SEED] = [settings.runtime.seed + n for n in range(sweep.seeds or 0)]
     swept = sweep.model_copy(update={"grid": grid})
