@@ -261,7 +261,7 @@ def test_the_model_is_in_the_registry(finished):
     import mlflow
 
     uri = f"sqlite:///{finished.data}/mlflow.db"
-    client = MlflowClient(uri)
+    client = MlflowClient(uri, uri)
     champion = client.get_model_version_by_alias("flatout", "champion")
     [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
     assert champion.run_id == run.info.run_id
@@ -331,7 +331,7 @@ def test_the_same_command_again_trains_and_registers_nothing(finished, tmp_path)
         assert "this training is finished already" in " ".join(done.stdout.split())
     assert model.read_bytes() == weights
     assert (report.read_text(), points.read_text()) == (before, logged)
-    client = MlflowClient(f"sqlite:///{data}/mlflow.db")
+    client = MlflowClient(*2 * [f"sqlite:///{data}/mlflow.db"])
     assert len(client.search_model_versions("name='flatout'")) == 1
     experiment = client.get_experiment_by_name("flatout").experiment_id
     [run] = client.search_runs([experiment])

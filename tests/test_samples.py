@@ -60,7 +60,8 @@ def test_figures_are_those_of_the_predictions(finished):
 
 
 def test_mlflow_has_the_sheet_and_the_model(finished):
-    client = MlflowClient(f"sqlite:///{finished}/mlflow.db")
+    store = f"sqlite:///{finished}/mlflow.db"
+    client = MlflowClient(store, store)
     [experiment] = [e for e in client.search_experiments() if e.name == "flatout"]
     runs = client.search_runs([experiment.experiment_id])
     [run] = [r for r in runs if "test_accuracy" in r.data.metrics]
@@ -96,7 +97,8 @@ def test_the_guard_compares_a_second_training_with_the_first(finished):
     params = f"--params=data_dir={finished},{ASKED},train.resume=never"
     done = kedro("run", "--env=images", "--pipelines=train", params)
     assert done.returncode == 0, done.stdout
-    client = MlflowClient(f"sqlite:///{finished}/mlflow.db")
+    store = f"sqlite:///{finished}/mlflow.db"
+    client = MlflowClient(store, store)
     [experiment] = [e for e in client.search_experiments() if e.name == "flatout"]
     runs = client.search_runs([experiment.experiment_id], order_by=["start_time"])
     trained = [run for run in runs if "guard" in run.data.tags]
