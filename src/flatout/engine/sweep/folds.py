@@ -29,7 +29,7 @@ def fold_files(
         raise SettingsError(
             f"split.folds is {folds or 'null'}, and the rows have {known or 'no'} "
             "folds: kedro run --pipelines=split,tokenize,crossvalidate "
-            f"--params=split.folds={folds or 5}"
+            f"--params=split.folds={folds or known or 5}"
         )
     opened: list[Any] = [
         open_rows(Path(p)) for p in (files.train, files.validation, files.test)
