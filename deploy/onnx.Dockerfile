@@ -1,8 +1,8 @@
 # docker build -f deploy/onnx.Dockerfile --build-context model=data/06_models/export/onnx \
-#   -t served deploy && docker run -p 8000:8000 served
+#   -t served deploy && docker run -p 127.0.0.1:8000:8000 served
 FROM python:3.11-slim
 RUN pip install --no-cache-dir onnxruntime transformers scipy
 COPY onnx_server.py /
 COPY --from=model . /model/
 USER nobody
-CMD ["python", "/onnx_server.py", "/model", "8000"]
+CMD ["python", "/onnx_server.py", "/model", "8000", "0.0.0.0"]

@@ -1,6 +1,6 @@
 """An HTTP server for a model in ONNX, without flatout and torch.
 
-    python onnx_server.py data/06_models/export/onnx 8000
+    python onnx_server.py data/06_models/export/onnx 8000 [address]
     curl -d '{"texts": ["a text", "another"]}' http://127.0.0.1:8000/
 
 {"texts": [...], "pairs": [...]} for models of two texts, {"inputs": [...]} for samples
@@ -57,6 +57,8 @@ class Model:
             options = {"truncation": True, "max_length": about["max_length"]}
             rows = self.tokenizer(*texts, padding=True, return_tensors="np", **options)
             return {name: rows[name] for name in about["inputs"]}
+        if "inputs" not in asked or len(about["inputs"]) > 1:
+            raise ValueError(f"texts or inputs are needed, not {sorted(asked)}")
         (name, kind), given = *about["inputs"].items(), np.array(asked["inputs"])
         if name == "pixel_values":
             mean, deviation = np.array(about["statistics"])
@@ -79,5 +81,5 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     MODEL = Model(sys.argv[1])
-    address = ("0.0.0.0", int(sys.argv[2]))  # noqa: S104
-    ThreadingHTTPServer(address, Handler).serve_forever()
+    host = sys.argv[3] if len(sys.argv) > 3 else "127.0.0.1"
+    ThreadingHTTPServer((host, int(sys.argv[2])), Handler).serve_forever()

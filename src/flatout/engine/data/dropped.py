@@ -68,7 +68,6 @@ def _hashes(path: str) -> Hashes:
     except (OSError, KeyError, ValueError) as error:
         raise SettingsError(
             f"split.drop_rows: {path} cannot be read ({type(error).__name__}: "
-            f"{first_line(error)}): name the "
-            f"suspect_rows.parquet of an audit of texts, which has the column "
-            f"{TEXT_HASH}, or numbers of raw rows"
+            f"{first_line(error)}): name the suspect_rows.parquet of an audit of "
+            f"texts, which has the column {TEXT_HASH}, or numbers of raw rows"
         ) from error

@@ -69,6 +69,9 @@ def export(
         fault = _fault(Path(settings.export.folder, name), fill)
         if fault:
             logger.warning("%s: %s", name, fault)
+        else:
+            size_mib, load_s = found["size_mib"], found["load_s"]
+            logger.info("%s: %.1f MiB, loads in %.1f s", name, size_mib, load_s)
         return {"format": name, "fault": fault} if fault else found
 
     weights = sum(weight.nbytes for weight in plain.parameters())

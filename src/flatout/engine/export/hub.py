@@ -43,16 +43,16 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
         reporting / f"{n}_report.json" for n in ("train", "evaluation", "export")
     ]
     new = [_json(path) if _time(path) >= saved_s else {} for path in reports]
-    trained, judged, exported = new
+    trained, evaluated, exported = new
     task, rows = task_class(config["flatout_task"]), TrainedRows.read(folder)
-    fitted, shown = Calibration.read(folder), [n for n in ERRORS if n in judged]
+    fitted, shown = Calibration.read(folder), [n for n in ERRORS if n in evaluated]
     lines = [
         f"Task: {config['flatout_task']}, with a model of type {config['model_type']}.",
         f"Data: {rows.num_rows:,} train rows, key `{rows.key}`." if rows else "",
-        _figures(judged, task, reporting),
+        _figures(evaluated, task, reporting),
         f"Calibration: temperature {fitted.temperature:.4g}"
         + (f", thresholds {json.dumps(fitted.thresholds)}" if fitted.thresholds else "")
-        + "".join(f", {n} {judged[n]:.4f}" for n in shown),
+        + "".join(f", {n} {evaluated[n]:.4f}" for n in shown),
         *_training(trained),
         f"Export: {exported['pick']}, {exported['reason']}" if exported else "",
         f"```bash\n{command}\n```",
@@ -76,9 +76,11 @@ def _training(trained: dict[str, Any]) -> list[str]:
     ]
 
 
-def _figures(judged: dict[str, Any], task: Any, reporting: Path) -> str:
+def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
     """Return a table of the figures, with intervals of those that are means."""
-    known = {n: judged[n] for n in task.figures if isinstance(judged.get(n), float)}
+    known = {
+        n: evaluated[n] for n in task.figures if isinstance(evaluated.get(n), float)
+    }
     path = reporting.parent / "07_model_output" / "test_predictions.parquet"
     if not known or not path.is_file():
         return ""
@@ -86,7 +88,10 @@ def _figures(judged: dict[str, Any], task: Any, reporting: Path) -> str:
     means = {"loss": found["loss"].to_numpy(float)}
     if "accuracy" in known:
         means["accuracy"] = 1 - found["wrong"].to_numpy(float)
-    rows = [f"| {judged['rows']:,} {judged['split']} rows | | 95 % |", "|---|---|---|"]
+    rows = [
+        f"| {evaluated['rows']:,} {evaluated['split']} rows | | 95 % |",
+        "|---|---|---|",
+    ]
     for name, value in known.items():
         ends, random = "", np.random.default_rng(0)
         if name in means and len(values := means[name]):

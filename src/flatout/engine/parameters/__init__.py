@@ -34,6 +34,13 @@ from flatout.engine.parameters.data import (
     SplitSettings,
     TokenizeSettings,
 )
+from flatout.engine.parameters.execution import (
+    CheckpointSettings,
+    DistributedSettings,
+    LoaderSettings,
+    PathSettings,
+    RuntimeSettings,
+)
 from flatout.engine.parameters.faults import (
     fault_lines,
     is_misplaced,
@@ -49,15 +56,7 @@ from flatout.engine.parameters.measuring import (
 )
 from flatout.engine.parameters.other_names import with_new_names
 from flatout.engine.parameters.reporting import GuardSettings, TrackingSettings
-from flatout.engine.parameters.training import (
-    CheckpointSettings,
-    DistributedSettings,
-    LoaderSettings,
-    ModelSettings,
-    PathSettings,
-    RuntimeSettings,
-    TrainSettings,
-)
+from flatout.engine.parameters.training import ModelSettings, TrainSettings
 
 __all__ = [
     "ArraySettings",

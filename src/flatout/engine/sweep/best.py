@@ -48,7 +48,9 @@ def choose_best(
     names = dict.fromkeys([name, *FIGURES])
     found = {n: figures(groups[0].values(), n) for n in names}
     means = {n: fmean(values) if values else None for n, values in found.items()}
-    logger.info("best is trial %s: %s", best["trial_id"], shown(means))
+    logger.info(
+        "best is the setting of trial %s, mean %s", best["trial_id"], shown(means)
+    )
     logger.info("train with it: %s", command)
     return {
         "trial_id": best["trial_id"],
