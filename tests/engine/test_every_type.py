@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.every_type import MAPPINGS, sweep
+from tests.engine.every_type import MAPPINGS, sweep, tried
 
 
 @pytest.mark.wide
@@ -17,3 +17,9 @@ def test_every_type_answers_as_a_row_at_a_time_or_is_refused(task):
     wrong = {kind: told for kind, told in found.items() if not told.startswith(good)}
     assert wrong == {}
     assert sum(told.startswith("equal") for told in found.values()) > len(found) / 2
+
+
+@pytest.mark.slow
+def test_logits_beyond_the_rows_move_no_targets():
+    """Perceiver has them for all positions that it knows."""
+    assert tried("perceiver", "masked-lm") == "equal"

@@ -156,6 +156,8 @@ class TaskModel(nn.Module):
             self.task.head_kind.one_a_row
         ):  # (B, classes): the model itself selects the tokens
             return logits
+        # Perceiver has logits for all positions that it knows, also beyond the rows.
+        logits = logits[:, : batch["input_ids"].shape[1]]
         return logits.flatten(0, 1)[batch["target_index"]]
 
 
