@@ -26,8 +26,7 @@ from flatout import tracking
 from flatout.engine.files.calibration import CALIBRATION, Calibration
 from flatout.engine.parameters import Settings
 from flatout.project.hooks.tracking import TrackingHooks
-from flatout.tracking import facts, follow, models, outcomes, program
-from flatout.tracking import store as stores
+from flatout.tracking import facts, follow, models, outcomes, program, store as stores
 from flatout.tracking.record import SavedModel, Sent, newest_ns
 from flatout.tracking.sending import Sender
 from flatout.tracking.store import process_tags

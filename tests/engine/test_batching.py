@@ -5,8 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flatout.engine.batches.global_batches import (
     BudgetError,

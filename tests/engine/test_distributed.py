@@ -15,8 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader

@@ -35,8 +35,7 @@ from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from tests.conftest import PROJECT
-from tests.engine import test_arrays as arrays
-from tests.engine import test_images as images
+from tests.engine import test_arrays as arrays, test_images as images
 from tests.engine.families import CONFIGS, LABEL_NAMES, NAMED, VOCABULARY, token_rows
 from tests.engine.test_embedding import pair_rows
 from tests.pipelines.tokens import write_tokens

@@ -41,8 +41,7 @@ from tests.engine.runs import (
     when_logged,
 )
 from tests.engine.test_arrays import job_of as table_job
-from tests.engine.test_images import CONVNEXT, RESNET, VIT
-from tests.engine.test_images import job_of as image_job
+from tests.engine.test_images import CONVNEXT, RESNET, VIT, job_of as image_job
 from tests.engine.test_images_compiled import (
     PLAN,
     assert_two_steps_alike,

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flatout.engine.data.split import SplitError
 from tests.make import FAULTS, KINDS, SPLITS, numbers_in, raw_rows, split_recipes

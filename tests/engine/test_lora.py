@@ -60,8 +60,12 @@ from tests.engine.plain import (
     save_start,
 )
 from tests.engine.runs import Crash, crash, curve, when_logged
-from tests.engine.test_compiled_parts import PLAN, by_row, packed_gradients
-from tests.engine.test_compiled_parts import assert_same as assert_alike
+from tests.engine.test_compiled_parts import (
+    PLAN,
+    assert_same as assert_alike,
+    by_row,
+    packed_gradients,
+)
 
 TASKS = {
     "sequence-classification": AutoModelForSequenceClassification,

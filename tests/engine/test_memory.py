@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import BertConfig, BertForSequenceClassification
 
 from flatout.engine.batches.global_batches import Planner

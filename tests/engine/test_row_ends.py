@@ -9,8 +9,12 @@ import pyarrow as pa
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, BartConfig, PreTrainedTokenizerFast
-from transformers import BartForSequenceClassification as Bart
+from transformers import (
+    AutoTokenizer,
+    BartConfig,
+    BartForSequenceClassification as Bart,
+    PreTrainedTokenizerFast,
+)
 
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained

@@ -26,8 +26,7 @@ from flatout.engine.rows import array_facts
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.tracking.sample_model import _load_pyfunc, log_sample_model
 from flatout.tracking.store import connect
-from tests.engine import test_arrays as arrays
-from tests.engine import test_images as images
+from tests.engine import test_arrays as arrays, test_images as images
 from tests.engine.plain import on_two_ranks
 from tests.engine.runs import Crash, crash, curve, when_logged
 

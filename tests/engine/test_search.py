@@ -14,10 +14,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flatout.engine.benchmark import rungs as rungs_module
-from flatout.engine.benchmark import runner as bench_module
-from flatout.engine.benchmark import search as search_module
-from flatout.engine.benchmark import tune
+from flatout.engine.benchmark import (
+    rungs as rungs_module,
+    runner as bench_module,
+    search as search_module,
+    tune,
+)
 from flatout.engine.benchmark.ladder import Climb
 from flatout.engine.benchmark.outcome import summarise
 from flatout.engine.benchmark.recommend import tuned_parameters

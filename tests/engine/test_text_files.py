@@ -16,8 +16,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError

@@ -8,8 +8,11 @@ from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import BertForSequenceClassification, ViTConfig
-from transformers import ViTForImageClassification as ViT
+from transformers import (
+    BertForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification as ViT,
+)
 
 from flatout.engine.families import OWN_CODE, family_of, note_own_code
 from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer

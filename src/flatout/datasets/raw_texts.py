@@ -12,8 +12,7 @@ from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.readers.file_reader import Format
 from flatout.engine.data.readers.remote_files import RemoteFiles, shown
-from flatout.engine.data.readers.text_files import TextFiles as _TextFiles
-from flatout.engine.data.readers.text_files import reader_of
+from flatout.engine.data.readers.text_files import TextFiles as _TextFiles, reader_of
 from flatout.engine.parameters.faults import first_line
 from flatout.places import project_path
 

@@ -14,23 +14,8 @@ from typing import TYPE_CHECKING, Any
 from flatout.engine.parameters import ModelSettings, SettingsError
 
 if TYPE_CHECKING:
-    from flatout.engine.families._family import Family, FusePlan
+    from flatout.engine.families._family import Family as Family, FusePlan as FusePlan
     from flatout.engine.tasks import HeadKind
-
-
-__all__ = [
-    "Family",
-    "FusePlan",
-    "families",
-    "first_type",
-    "family_of",
-    "family_of_type",
-    "import_own",
-    "model_class",
-    "note_own_code",
-    "packable",
-    "usable_positions",
-]
 
 
 def __getattr__(name: str) -> Any:

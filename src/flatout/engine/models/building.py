@@ -19,8 +19,12 @@ from flatout.engine.families import (
     usable_positions,
 )
 from flatout.engine.machine.hub import missing_folder, where_to_look
-from flatout.engine.models.adapters import CONFIG as ADAPTER_CONFIG
-from flatout.engine.models.adapters import MARK, adapter_of, own_names
+from flatout.engine.models.adapters import (
+    CONFIG as ADAPTER_CONFIG,
+    MARK,
+    adapter_of,
+    own_names,
+)
 from flatout.engine.models.model_keys import inherited_names, override_faults
 from flatout.engine.models.pretrained import load_with_new_head, no_notes
 from flatout.engine.ops import attention

@@ -15,84 +15,54 @@ from pydantic import ValidationError
 from flatout.engine.parameters.common import (
     BESIDE,
     EXECUTION,
-    Auto,
-    SettingsError,
-    SettingsModel,
-    Strategy,
+    Auto as Auto,
+    SettingsError as SettingsError,
+    SettingsModel as SettingsModel,
+    Strategy as Strategy,
     parameter,
 )
 from flatout.engine.parameters.data import (
-    ArraySettings,
-    CorpusSettings,
-    DetectSettings,
-    EvaluateSettings,
-    ExportSettings,
-    Fractions,
-    ImageSettings,
-    MineSettings,
-    PredictSettings,
-    SplitSettings,
-    TokenizeSettings,
+    ArraySettings as ArraySettings,
+    CorpusSettings as CorpusSettings,
+    DetectSettings as DetectSettings,
+    EvaluateSettings as EvaluateSettings,
+    ExportSettings as ExportSettings,
+    Fractions as Fractions,
+    ImageSettings as ImageSettings,
+    MineSettings as MineSettings,
+    PredictSettings as PredictSettings,
+    SplitSettings as SplitSettings,
+    TokenizeSettings as TokenizeSettings,
 )
 from flatout.engine.parameters.execution import (
-    CheckpointSettings,
-    DistributedSettings,
-    LoaderSettings,
-    PathSettings,
-    RuntimeSettings,
+    CheckpointSettings as CheckpointSettings,
+    DistributedSettings as DistributedSettings,
+    LoaderSettings as LoaderSettings,
+    PathSettings as PathSettings,
+    RuntimeSettings as RuntimeSettings,
 )
 from flatout.engine.parameters.faults import (
     fault_lines,
     is_misplaced,
-    near_or_all,
-    refusal,
+    near_or_all as near_or_all,
+    refusal as refusal,
 )
-from flatout.engine.parameters.lora import LoraSettings
+from flatout.engine.parameters.lora import LoraSettings as LoraSettings
 from flatout.engine.parameters.measuring import (
-    BenchmarkSettings,
-    SweepRange,
-    SweepSettings,
-    SweptValue,
+    BenchmarkSettings as BenchmarkSettings,
+    SweepRange as SweepRange,
+    SweepSettings as SweepSettings,
+    SweptValue as SweptValue,
 )
 from flatout.engine.parameters.other_names import with_new_names
-from flatout.engine.parameters.reporting import GuardSettings, TrackingSettings
-from flatout.engine.parameters.training import ModelSettings, TrainSettings
-
-__all__ = [
-    "ArraySettings",
-    "Auto",
-    "BenchmarkSettings",
-    "CheckpointSettings",
-    "CorpusSettings",
-    "DetectSettings",
-    "DistributedSettings",
-    "EvaluateSettings",
-    "ExportSettings",
-    "Fractions",
-    "GuardSettings",
-    "ImageSettings",
-    "LoaderSettings",
-    "MineSettings",
-    "LoraSettings",
-    "ModelSettings",
-    "PathSettings",
-    "PredictSettings",
-    "RuntimeSettings",
-    "Settings",
-    "SettingsError",
-    "SettingsModel",
-    "SplitSettings",
-    "Strategy",
-    "SweepRange",
-    "SweepSettings",
-    "SweptValue",
-    "TokenizeSettings",
-    "TrackingSettings",
-    "TrainSettings",
-    "near_or_all",
-    "parse_settings",
-    "refusal",
-]
+from flatout.engine.parameters.reporting import (
+    GuardSettings as GuardSettings,
+    TrackingSettings as TrackingSettings,
+)
+from flatout.engine.parameters.training import (
+    ModelSettings as ModelSettings,
+    TrainSettings as TrainSettings,
+)
 
 
 class Settings(SettingsModel):
