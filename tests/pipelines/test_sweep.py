@@ -41,13 +41,11 @@ def test_wiring():
         "this_run",
         *(f"params:{name}" for name in parameters),
     }
-    figures = {"sweep_parallel", "sweep_importance", "sweep_history"}
     assert pipeline.all_outputs() == {
         "sweep_trials",
         "sweep_best",
         "best_parameters",
         "sweep_comparison",
-        *figures,
     }
 
 

@@ -72,15 +72,11 @@ def write_tuned(summary: dict[str, Any]) -> str:
 
 def show_benchmark(
     trials: pd.DataFrame, summary: dict[str, Any], ladder: pd.DataFrame
-) -> dict[str, Any]:
-    """Return the waterfall and a page of Markdown."""
-    from flatout.reports.pictures.benchmark import ladder as waterfall
+) -> str:
+    """Return a page of Markdown."""
     from flatout.reports.report import report_text
 
-    return {
-        "ladder": waterfall(ladder),
-        "report": report_text(summary, trials, ladder),
-    }
+    return report_text(summary, trials, ladder)
 
 
 def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> None:

@@ -36,10 +36,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                     "summary": "benchmark_summary",
                     "ladder": "benchmark_ladder",
                 },
-                outputs={
-                    "ladder": "benchmark_waterfall",
-                    "report": "benchmark_report",
-                },
+                outputs="benchmark_report",
                 name="show_benchmark",
             ),
             Node(

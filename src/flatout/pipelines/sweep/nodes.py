@@ -98,17 +98,3 @@ def compare_settings(
 
     settings = Settings(model=model, train=training, sweep=sweep)
     return pd.DataFrame(compare(trials.to_dict("records"), settings))
-
-
-def show_sweep(
-    trials: pd.DataFrame,
-    model: ModelSettings,
-    training: TrainSettings,
-    sweep: SweepSettings,
-) -> dict[str, Any]:
-    """Return three figures of Optuna's."""
-    from flatout.engine.sweep.space import objective
-    from flatout.reports.pictures.sweep import sweep_figures
-
-    asked = Settings(model=model, train=training, sweep=sweep)
-    return sweep_figures(trials.to_dict("records"), *objective(asked))

@@ -11,7 +11,6 @@ from flatout.pipelines.sweep.nodes import (
     choose_best,
     compare_settings,
     run_sweep,
-    show_sweep,
 )
 
 COMPARED = {
@@ -47,16 +46,6 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                 inputs={"trials": "sweep_trials", **COMPARED},
                 outputs="sweep_comparison",
                 name="compare_settings",
-            ),
-            Node(
-                func=show_sweep,
-                inputs={"trials": "sweep_trials", **COMPARED},
-                outputs={
-                    "parallel": "sweep_parallel",
-                    "importance": "sweep_importance",
-                    "history": "sweep_history",
-                },
-                name="show_sweep",
             ),
         ]
     )
