@@ -63,7 +63,6 @@ def job_of(table: pa.Table, names: Any, given: argparse.Namespace, folder: Path)
         "global_batch_size": given.batch,
         "learning_rate": given.learning_rate,
         "epochs": given.epochs,
-        "error_analysis_every": None,
         "compile": False,
         "freeze": given.freeze,
         "distributed": {"num_processes": 1},

@@ -80,7 +80,6 @@ def _flatout(folder: Path, given: argparse.Namespace) -> Any:
             "global_batch_size": 32,
             "learning_rate": 5e-5,
             "epochs": 1 if given.small else 5,
-            "error_analysis_every": None,
         },
     }
     texts = {"type": "flatout.datasets.TextFiles", "filepath": f"{folder}/texts.csv"}

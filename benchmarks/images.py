@@ -103,7 +103,6 @@ def flatout(given: argparse.Namespace) -> Figures:
             "learning_rate": 1e-4,
             "log_every": max(1, job.steps // 12),
             "evaluate_every": None,
-            "error_analysis_every": None,
             "compile": IS_CUDA,
             "distributed": {"num_processes": 1},
         },

@@ -122,7 +122,6 @@ def flatout_job(
         "token_budget": shape.token_budget,
         "learning_rate": 1e-4,
         "epochs": 10_000,
-        "error_analysis_every": None,
         "compile": IS_CUDA,
         "distributed": {"num_processes": 1},
         **train,

@@ -33,7 +33,6 @@ def samples_settings(kind: str, model: Mapping[str, Any], **groups: Any) -> Sett
         "global_batch_size": 16,
         "epochs": 3,
         "log_every": 1,
-        "error_analysis_every": None,
         "distributed": {"num_processes": 1},
     }
     return parse_settings(

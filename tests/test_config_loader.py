@@ -106,7 +106,7 @@ def test_a_situation_changes_execution_and_is_explained_in_three_lines(env):
     execution = {"loader", "checkpoint", "distributed", "on_oom", "cuda_graphs"}
     execution |= {"gradient_checkpointing"}
     if env == "first_try":
-        execution |= {"max_steps", "log_every", "error_analysis_every", "resume"}
+        execution |= {"max_steps", "log_every", "resume"}
     assert given.get("train", {}).keys() <= execution
 
 

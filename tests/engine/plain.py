@@ -72,7 +72,6 @@ TRAIN = {
     "adam_epsilon": 1e-4,
     "weight_decay": 0.1,
     "max_grad_norm": 0.8,
-    "error_analysis_every": None,
     "resume": "never",
 }
 

@@ -37,7 +37,6 @@ def make_job(folder: Path, *, config=None, rows=60, seed=0, data_key="k", **trai
                 "epochs": 3,
                 "log_every": 3,
                 "learning_rate": 1e-3,
-                "error_analysis_every": None,
                 "distributed": {"num_processes": 1},
                 **train,
             },

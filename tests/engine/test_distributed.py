@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -129,9 +128,6 @@ def test_rows_and_gradients_of_a_step_do_not_depend_on_the_ranks(
     assert result.report.initial_loss == pytest.approx(losses[0], rel=1e-5)
 
 
-LOOKS = {"error_analysis_every": 5}
-
-
 def exchange_once(runtime, group):
     """Parameters of 3 and 100 numbers, which begin as other ones on rank 1."""
     sizes, rank = (3, 100), runtime.ranks.rank
@@ -242,16 +238,13 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy):
 @pytest.mark.timeout(180)
 def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
     """And go on from their checkpoint bit for bit."""
-    job, kept = two_ranks(tmp_path / "whole", "fsdp", **LOOKS), tmp_path / "kept"
+    job, kept = two_ranks(tmp_path / "whole", "fsdp"), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
     keeper.start()
     whole = run_forked(job)
     keeper.join()
     assert whole.report.samples == one_rank[0].report.samples
     check_equal(whole, one_rank)
-    looks = job.metrics_file.with_name("wrong_rows.jsonl").read_text().splitlines()
-    steps = [json.loads(look)["step"] for look in looks]
-    assert steps == [5] * 5 + [10] * 5 + [12] * 5
     manifest = read_manifest(kept)
     assert manifest.world_size == 2
     again = run_forked(two_ranks(tmp_path / "again", "fsdp", resume=str(kept)))

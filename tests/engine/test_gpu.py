@@ -67,7 +67,6 @@ def gpu_job(folder, *, runtime=None, shape=None, rows=240, **options):
         "log_every": 10,
         "learning_rate": 1e-4,
         "compile": True,  # by itself it would not pay within so few steps
-        "error_analysis_every": None,
         "resume": "never",
         **options,
     }
@@ -311,7 +310,7 @@ def test_other_families_train_on_the_fast_path(tmp_path, family, wider):
     results = []
     for runtime, options in ((exact, plain), ({}, {"compile": True})):
         options |= {"global_batch_size": 16, "epochs": 1, "log_every": 1}
-        options |= {"learning_rate": 1e-3, "error_analysis_every": None}
+        options |= {"learning_rate": 1e-3}
         settings = parse_settings(
             {
                 "runtime": runtime,
@@ -634,7 +633,6 @@ def long_job(folder, family, task):
             "train": {
                 **{"global_batch_size": 16, "token_budget": 4 * LONG, "epochs": 1},
                 **{"compile": True, "cuda_graphs": False, "resume": "never"},
-                "error_analysis_every": None,
             },
         }
     )

@@ -39,7 +39,6 @@ SMALL = {
     "train": {
         "max_steps": 4,
         "log_every": 1,
-        "error_analysis_every": None,
         "loader": {"num_workers": 0},
     },
     "tracking": {"log_model": False, "system_metrics": False},

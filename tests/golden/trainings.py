@@ -43,7 +43,6 @@ TRAIN = {
     "warmup_fraction": 0.2,
     # Above the rounding of gradients that are zero but for it, as of a key's bias.
     "adam_epsilon": 1e-4,
-    "error_analysis_every": None,
 }
 COUNTS = {"train": 60, "validation": 20, "test": 21}
 OWN_KEYS = {"config", "task", "rows", "ranks", "model", "runtime", "killed_before"}

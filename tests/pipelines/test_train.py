@@ -63,14 +63,6 @@ def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
     assert len(np.load(model / "trained_rows.npy")) == len(set(map(tuple, ids)))
 
 
-def test_classes_go_by_their_names(tmp_path):
-    """Stars from 1 to 5, not classes from 0 to 4."""
-    names = ["1", "2", "3", "4", "a name that is longer than the picture is wide"]
-    reports = trained(tmp_path, "sequence-classification", "bert", names)
-    looks = (reports / "wrong_rows.jsonl").read_text().splitlines()
-    assert {json.loads(look)["label"] for look in looks} <= set(names)
-
-
 def test_seven_frames_lead_from_the_node_to_the_update(tmp_path, monkeypatch):
     """Whoever follows a step through the code meets these, and no others."""
     found, update = [], Stepper.update

@@ -42,8 +42,8 @@ MODULES = {
     "train/step": (*PLAIN, "test_resume.py"),
     "train/optimizer": (*PLAIN, "test_resume.py", "test_optimizers.py"),
     "train/flat_all_reduce": (*PLAIN, "test_distributed.py::test_gradients_in_one"),
-    "train/loop": (*PLAIN, *RUNS, "test_wrong_rows.py", "test_early_stopping.py"),
-    "train/evaluate": (*PLAIN, "test_evaluate.py", "test_wrong_rows.py"),
+    "train/loop": (*PLAIN, *RUNS, "test_early_stopping.py"),
+    "train/evaluate": (*PLAIN, "test_evaluate.py"),
     "batches/collation": (*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),
     "batches/global_batches": (
         *(*PLAIN, *SHAPES),
@@ -52,7 +52,7 @@ MODULES = {
     "rows/layout": (*PLAIN, *SHAPES, "test_collation.py"),
     "tasks/_shared/cross_entropy": (
         *(*PLAIN, "test_evaluate.py"),
-        *("test_wrong_rows.py", "test_loss_options.py"),
+        "test_loss_options.py",
     ),
     "tasks/_shared/metrics": ("test_evaluate.py", "test_metrics.py"),
     "tasks/masked_lm": (*PLAIN, "test_collation.py", "test_model_parity.py"),

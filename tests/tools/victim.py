@@ -50,7 +50,6 @@ class Victim:
             "learning_rate": 1e-3,
             "log_every": 4,
             "evaluate_every": 7,
-            "error_analysis_every": None,
             "checkpoint": {"every_steps": self.checkpoint_every, "keep": 2},
             "distributed": {"num_processes": self.world_size},
             "compile": False,

@@ -65,7 +65,6 @@ ARTIFACTS = (
     "class_metrics.csv",
     "confusion_matrix.json",
     "wrong_images.png",
-    "wrong_rows.jsonl",
     "suspect_rows.md",
     "guard.json",
     "split_report.json",

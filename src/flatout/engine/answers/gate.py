@@ -122,7 +122,6 @@ def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float
                 "max_steps": steps,
                 "log_every": max(1, steps // WINDOWS),
                 "evaluate_every": None,
-                "error_analysis_every": None,
                 "resume": "never",
                 "callbacks": [f"{__name__}.{Yardstick.__name__}"],
             }

@@ -23,7 +23,6 @@ SLOW: dict[str, Any] = {
     "train.fused_optimizer": False,
     "train.log_every": 1,
     "train.metrics_every": 1,
-    "train.error_analysis_every": 100,
     "train.synchronize_every_step": True,
     "train.history": "dataframe",
     "train.empty_cache_every": 1,

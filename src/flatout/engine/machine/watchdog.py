@@ -27,7 +27,7 @@ REARM_S = 1.0
 FINISHED = "finished"
 """Phase of a rank that has finished its work."""
 LONG_PHASES = frozenset(
-    {"start", "compile", "evaluate", "error_analysis", "checkpoint", "finish"}
+    {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
 """Phases without steps; their limit is multiplied by the factor, with a minimum."""

@@ -20,6 +20,8 @@ REMOVED: dict[str, str] = {
     "tokenize.num_processes": "the tokenizer's own threads use all cores; "
     "runtime.environment: {RAYON_NUM_THREADS: 1} keeps them to one",
     # train
+    "train.error_analysis_every": "drop it: the pipeline evaluate writes "
+    "wrong_predictions",
     "train.compile=late": "use train.compile=auto, or true for a long training",
     # benchmark
     "benchmark.mode=peers": "run python -m benchmarks.encoders in a checkout",

@@ -185,9 +185,6 @@ class TrainSettings(SlowHabits):
     audit: bool = parameter(False, EXECUTION)
     """Count on the device how well each train row is learned, and write suspect labels
     to suspect_rows.parquet at the end; for tasks with one class per row."""
-    error_analysis_every: int | None = parameter(1000, EXECUTION, BESIDE, ge=1)
-    """Steps between two reports of five wrong validation rows, for tasks with one
-    target per row; null: no report, also not at the end."""
     evaluate_every: Count | Literal["epoch"] | None = parameter("epoch", EXECUTION)
     """Steps between evaluations, `epoch`, or null for once at the end."""
     metric: str | None = None

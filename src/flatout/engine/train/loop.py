@@ -41,7 +41,6 @@ from flatout.engine.train.setup.identity import agreed, identity
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.planned import plan
 from flatout.engine.train.setup.step_data import make_collator, make_planner
-from flatout.engine.train.wrong_rows import WrongRows
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +90,12 @@ def train(
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
     try_own_parts(trainer)
-    recorder, wrong_rows = make_recorder(trainer, begin_s), WrongRows(trainer)
+    recorder = make_recorder(trainer, begin_s)
     with (
         Session(trainer, recorder, group) as session,
         Progress(trainer) as recorder.progress,
     ):
-        loader = start_or_resume(trainer, recorder, wrong_rows, session)
+        loader = start_or_resume(trainer, recorder, session)
         for batch in loader:
             try:
                 lr = take_step(trainer, recorder, batch, loader.wait_s)
@@ -104,7 +103,7 @@ def train(
                 shrink(trainer, error, batch.step)
                 loader.restart(trainer.data, batch.step)
                 continue
-            after_step(trainer, recorder, wrong_rows, session, batch, lr)
+            after_step(trainer, recorder, session, batch, lr)
             if batch.step + 1 == trainer.total_steps:
                 break  # early stopping
         test = finish(trainer, recorder, session)
@@ -121,7 +120,7 @@ def train(
 
 
 def start_or_resume(
-    trainer: Trainer, recorder: Recorder, wrong_rows: WrongRows, session: Session
+    trainer: Trainer, recorder: Recorder, session: Session
 ) -> StepLoader:
     """Load the newest checkpoint, if there is one; return the batches from there on."""
     start_step = session.resume()
@@ -138,7 +137,6 @@ def start_or_resume(
     if trainer.stepper.audit is not None:
         trainer.stepper.audit.reset()
     recorder.start(start_step, loader)
-    wrong_rows.start(start_step)
     recorder.metrics.note_resolved(start_step, resolved_parameters(trainer))
     return loader
 
@@ -170,13 +168,12 @@ def take_step(
 def after_step(
     trainer: Trainer,
     recorder: Recorder,
-    wrong_rows: WrongRows,
     session: Session,
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """Run the work due after the step of `batch`: a log point, an evaluation, wrong
-    rows, a checkpoint. Raises Interrupted, NonFiniteError."""
+    """Run the work due after the step of `batch`: a log point, an evaluation, a
+    checkpoint. Raises Interrupted, NonFiniteError."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -184,9 +181,6 @@ def after_step(
         validate(trainer, recorder, session, done)
         if recorder.lost_patience:
             recorder.end_with(batch, lr)
-    if wrong_rows.due(done):
-        with recorder.paused("error_analysis"):
-            wrong_rows.look(done)
     session.step_done(done)
 
 
@@ -280,7 +274,7 @@ def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation
     """Save the last model, test the best one and record its figures."""
     if (audit := trainer.stepper.audit) is not None:
         ranks = trainer.runtime.ranks
-        with recorder.paused("error_analysis"):
+        with recorder.paused("audit"):
             write_audit(trainer.job, audit, ranks.world_size, main=ranks.is_main)
     with recorder.paused("checkpoint"):
         session.end_with_best()

@@ -81,7 +81,7 @@ def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
         "model": recorder.setup_s - early_s,
         "compilation": compile_s,
         "first_step": max(0.0, recorder.first_batch_s - first_s),
-        "evaluation": seconds.get("evaluate", 0.0) + seconds.get("error_analysis", 0.0),
+        "evaluation": seconds.get("evaluate", 0.0) + seconds.get("audit", 0.0),
         "checkpoints": seconds.get("checkpoint", 0.0),
     }
     if "callbacks" in seconds:
