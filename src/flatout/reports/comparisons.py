@@ -12,7 +12,6 @@ from flatout.engine.benchmark.tune import FREE_LOADER, LOADER_MARGIN
 from flatout.reports.markdown import (
     Columns,
     Row,
-    bullets,
     cell_text,
     counted,
     number_text,
@@ -64,7 +63,7 @@ def _end(row: Row) -> str:
 
 
 def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
-    """Compare the loader's speed with the steps, and list the stages of a batch."""
+    """Compare the loader's speed with the steps."""
     if not summary["loader"]:
         return ""
     needed = _steps_rate(trials, summary["global_batch_size"])
@@ -77,7 +76,6 @@ def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
         "Loader",
         table(rows, {**columns, "of the steps' rate": times("times")}),
         _fast_enough(rows, needed),
-        _stages(rows[0]["stages"]),
     )
 
 
@@ -113,23 +111,6 @@ def _gives(workers: int, value: float, needed: float | None) -> str:
         f"with {name} the loader reaches {value:.1f} times the {number_text(needed)} "
         "samples/s that steps need on one device"
     )
-
-
-def _stages(stages: Row | None) -> str:
-    """Describe the cost of a batch, stage by stage, and the slow batches."""
-    if not stages:
-        return ""
-    shown = ", ".join(
-        f"{name.removesuffix('_ms').replace('_', ' ')} {stages[name]:.2f} ms"
-        for name in ("choose_rows_ms", "plan_ms", "collate_ms")
-    )
-    slow = bullets(
-        f"step {entry['step']}: {entry['ms']:.1f} ms, {entry['tokens']} tokens, "
-        f"longest rows {entry['longest_rows']}"
-        for entry in stages["slow"]
-    )
-    limit = f"{stages['slow_count']} batches took more than {stages['slow_ms']:g} ms"
-    return f"A batch takes {stages['batch_ms']:.2f} ms: {shown}. {limit}.\n{slow}"
 
 
 def scaling_text(summary: Summary) -> str:

@@ -2,18 +2,17 @@
 
 The order is that of the guides that named them (A to E), then flatout's additions. Each
 rung is measured alternating with the rungs kept below it, window by window. A rung that
-loses in two pairs is shown and left out of the rungs above it. At the end all kept
+loses is shown and left out of the rungs above it. At the end all kept
 rungs are compared with the slow configuration; if a larger global batch was kept, the
 rungs that do not change the optimisation are compared first.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from flatout.engine.benchmark.pairs import Pairs
+from flatout.engine.benchmark.pairs import compare
 from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import (
@@ -54,9 +53,10 @@ class Step:
 
 
 @dataclass
-class Climb(Pairs):
+class Climb:
     """The changes to conf/slow that were kept so far."""
 
+    bench: Bench
     changes: Changes = field(default_factory=dict)
     same: Changes = field(default_factory=dict)
     """The kept changes that do not affect the optimizer."""
@@ -67,26 +67,10 @@ class Climb(Pairs):
     def base(self) -> Settings:
         return with_changes(self.bench.settings, SLOW)
 
-    def both_ways(
-        self,
-        label: str,
-        changes: Changes,
-        below: Changes,
-        trial: TrialResult,
-        ratio: float | None,
-    ) -> float | None:
-        """Return the geometric mean of `ratio` and that of a second pair with swapped
-        processes: one process can be some percent faster than an equal one for its
-        lifetime. Return `ratio` if `trial` was not measured alternating."""
-        if ratio is None or trial.times_below is None:
-            return ratio
-        self.bench.watcher.expect_more(1)
-        swapped = self.measure(
-            f"what stands below {label}, places changed",
-            dict(below),
-            below=self.stored(changes),
-        )
-        return math.sqrt(ratio / swapped.times_below) if swapped.times_below else ratio
+    def compare(
+        self, number: int, label: str, changes: Changes, reference: Changes
+    ) -> tuple[TrialResult, float | None]:
+        return compare(self.bench, self.base, number, label, changes, reference)
 
     def complete(self, rung: Rung) -> Rung:
         """Return `rung` with the required changes that the rungs below lack."""
@@ -128,8 +112,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
     """Climb the ladder; every rung is an end-to-end trial."""
     bench.run("device", label="the device's peak")
     chosen, climb = rungs(bench.settings), Climb(bench)
-    bench.watcher.expect(len(chosen) + 3)
-    slow = climb.measure("conf/slow", {})
+    slow = bench.run("end_to_end", base=climb.base, label="conf/slow", world_size=1)
     yield _step(0, Rung("conf/slow", "", "", {}), slow, 1.0, 1.0, kept=slow.ok)
     if not slow.ok:
         return
@@ -137,11 +120,9 @@ def ladder(bench: Bench) -> Iterator[Step]:
     for number, asked in enumerate(chosen, start=1):
         rung = climb.complete(asked)
         changes = {**climb.changes, **rung.changes}
-        trial, ratio = climb.beside(number, rung.name, changes, climb.changes)
+        trial, ratio = climb.compare(number, rung.name, changes, climb.changes)
         if trial.ok and _is_elsewhere(rung, trial):
             trial, ratio = replace(trial, status="not here"), None
-        if ratio is not None and ratio < KEPT_FROM:
-            ratio = climb.both_ways(rung.name, changes, climb.changes, trial, ratio)
         keeps = ratio is not None and ratio >= KEPT_FROM
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
         if keeps:
@@ -149,7 +130,6 @@ def ladder(bench: Bench) -> Iterator[Step]:
     if climb.changes == climb.same:
         yield _end(climb, number + 1, Rung(ALL, "", "", climb.same))
         return
-    bench.watcher.expect_more(1)
     yield _end(climb, number + 1, Rung(ALL_SAME, "", "", climb.same))
     end = Rung(ALL, "", "", climb.changes, changes_optimisation=True)
     yield _end(climb, number + 2, end)
@@ -157,9 +137,8 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 def _end(climb: Climb, number: int, rung: Rung) -> Step:
     """Measure all kept changes, alternating with the ladder's first configuration."""
-    label, changes = f"{rung.name}, beside conf/slow", dict(rung.changes)
-    top, times = climb.beside(number, label, changes, {})
-    times = climb.both_ways(rung.name, changes, {}, top, times)
+    label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
+    top, times = climb.compare(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
 

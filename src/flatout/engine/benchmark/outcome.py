@@ -181,12 +181,11 @@ def _free(search: Search, advised: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _loader(bench: Bench) -> list[dict[str, Any]]:
-    """Return the loader's rate and its stages, one row per trial."""
+    """Return the loader's rate, one row per trial."""
     return [
         {
             "num_workers": trial.num_workers,
             "samples_per_s": trial.loader_samples_per_s,
-            "stages": trial.figures.get("stages"),
         }
         for trial in bench.results
         if trial.kind == "loader"

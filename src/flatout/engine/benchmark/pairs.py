@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import (
@@ -19,50 +19,30 @@ ALONE = "one after the other"
 """Note of a trial that could not be measured alternating."""
 
 
-@dataclass
-class Pairs:
-    """End-to-end trials on one device, each alternating with another configuration."""
-
-    bench: Bench
-
-    @property
-    def base(self) -> Settings:
-        """Return the settings that all changes apply to."""
-        return self.bench.settings
-
-    def measure(self, label: str, changes: Changes, **options: Any) -> TrialResult:
-        """Run `base` with `changes`; `options` as in TrialSpec."""
-        return self.bench.run(
-            "end_to_end",
-            changes,
-            base=self.base,
-            label=label,
-            world_size=1,
-            options=options,
-        )
-
-    def beside(
-        self, number: int, label: str, changes: Changes, below: Changes
-    ) -> tuple[TrialResult, float | None]:
-        """Return a trial of `changes`, and its rate divided by that of `below`:
-        measured alternating, or one after the other if both do not fit at a time."""
-        stored = self.stored(below)
-        trial = self.measure(label, changes, below=stored)
-        if trial.status not in ("oom", UNPAIRED):
-            return trial, trial.times_below
-        self.bench.watcher.expect_more(2)
-        under = self.measure("what stands below, alone", below, again=number)
-        alone = self.measure(f"{label}, alone", changes, again=number)
-        return _said(alone, ALONE), ratio(alone.samples_per_s, under.samples_per_s)
-
-    def stored(self, changes: Changes) -> dict[str, Any]:
-        """Return `base` with `changes`, in the form of a trial's option `below`."""
-        settings = with_changes(self.base, changes)
-        return settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
-
-
-def _said(trial: TrialResult, note: str) -> TrialResult:
-    return replace(trial, note="; ".join(part for part in (trial.note, note) if part))
+def compare(
+    bench: Bench,
+    base: Settings,
+    number: int,
+    label: str,
+    changes: Changes,
+    reference: Changes,
+) -> tuple[TrialResult, float | None]:
+    """Return an end-to-end trial of `base` with `changes`, on one device, and its rate
+    divided by that of `base` with the changes `reference`: measured alternating, or one
+    after the other if both do not fit at a time."""
+    stored = with_changes(base, reference).model_dump(
+        mode="json", exclude={"benchmark", "sweep"}
+    )
+    run = partial(bench.run, "end_to_end", base=base, world_size=1)
+    trial = run(changes, label=label, options={"below": stored})
+    if trial.status not in ("oom", UNPAIRED):
+        return trial, trial.times_below
+    again = {"again": number}
+    under = run(reference, label="the reference, alone", options=again)
+    alone = run(changes, label=f"{label}, alone", options=again)
+    note = "; ".join(filter(None, (alone.note, ALONE)))
+    times = ratio(alone.samples_per_s, under.samples_per_s)
+    return replace(alone, note=note), times
 
 
 def ratio(value: float | None, other: float | None) -> float | None:

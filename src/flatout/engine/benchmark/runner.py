@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,16 +35,8 @@ TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
 with caches of earlier ones on the disk its dozen trials needed 290 s."""
 
 
-class Watcher:
-    """Observes a benchmark while it runs; this one ignores everything."""
-
-    def expect(self, trials: int) -> None:
-        """Announce the number of planned trials."""
-
-    def expect_more(self, trials: int) -> None:
-        """Announce additional trials that were not planned."""
-
-    def ends(self, trial: TrialResult) -> None: ...
+Watch = Callable[[TrialResult], None]
+"""Called after each trial."""
 
 
 class OutOfTime(Exception):
@@ -63,7 +55,7 @@ class Bench:
     files: JobFiles
     folder: Path
     """Folder with one sub-folder per trial: spec.json, log.txt, result.json."""
-    watcher: Watcher = field(default_factory=Watcher)
+    watch: Watch | None = None
     results: list[TrialResult] = field(default_factory=list)
     reused: int = 0
     profile: dict[str, Any] | None = None
@@ -177,7 +169,8 @@ class Bench:
         answer = answer or self._answer(spec, key)
         trial = self._filled(trial, answer)
         self.results.append(trial)
-        self.watcher.ends(trial)
+        if self.watch:
+            self.watch(trial)
         return trial
 
     @property

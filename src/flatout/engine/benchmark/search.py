@@ -11,7 +11,7 @@ from typing import Any
 
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
-from flatout.engine.benchmark.runner import Bench, OutOfTime, Watcher
+from flatout.engine.benchmark.runner import Bench, OutOfTime, Watch
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.benchmark.tune import (
     CONFIGURED,
@@ -78,12 +78,12 @@ class Search:
 def search(
     settings: Settings,
     files: JobFiles,
-    watcher: Watcher | None = None,
+    watch: Watch | None = None,
 ) -> Search:
-    """Run the mode that the settings choose."""
+    """Run the mode that the settings choose; call `watch` after each trial."""
     options = settings.benchmark
     folder = Path(options.folder) / options.mode
-    bench = Bench(settings, files, folder, watcher or Watcher())
+    bench = Bench(settings, files, folder, watch)
     bench.start()
     found = Search(bench)
     try:
@@ -123,13 +123,12 @@ def run_grid(search: Search) -> None:
     runs out."""
     bench = search.bench
     plan = _combinations(bench)
-    bench.watcher.expect(2 + len(plan))
+    logger.info("%d combinations", len(plan))
     bench.run("device", label="the device's peak")
     bench.run("end_to_end", label=CONFIGURED)
     full: list[Changes] = []
     for changes in plan:
         if _is_beyond(changes, full):
-            bench.watcher.expect_more(-1)
             search.skipped.append(changes)
         elif bench.run("end_to_end", changes).status == "oom":
             full.append(changes)
@@ -186,11 +185,9 @@ def run_ladder(search: Search) -> None:
 
 
 def run_loader(search: Search) -> None:
-    """Measure only the steps; then only the loader, over the numbers of workers; and
-    its slow batches."""
+    """Measure only the steps; then only the loader, over the numbers of workers."""
     bench = search.bench
     counts = sorted(set(worker_counts()) | set(bench.options.num_workers))
-    bench.watcher.expect(1 + len(counts))
     bench.run("compute", label="steps alone")
     for count in counts:
         changes = {"train.loader.num_workers": count}
@@ -202,7 +199,6 @@ def run_scaling(search: Search) -> None:
     that share the cores."""
     most = nvidia_gpu_count() or min(2, usable_cores())
     sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
-    search.bench.watcher.expect(len(sizes))
     for size in sizes:
         search.bench.run("end_to_end", label=f"devices: {size}", world_size=size)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.engine.benchmark.pairs import Pairs
+from flatout.engine.benchmark.pairs import compare
 from flatout.engine.benchmark.runner import Bench, OutOfTime
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
@@ -31,8 +31,6 @@ EXPLORING_SHARE = 0.6
 AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1
 """Further processes of the chosen settings, which show how far trainings differ. Those
 that start CUDA need half a minute."""
-EXPECTED_TRIALS = 12
-"""Trials in addition to these."""
 BATCH_GROWTH = 1.03
 """A larger free global batch must gain this factor."""
 
@@ -46,7 +44,7 @@ class Tuned:
     chosen: TrialResult
     changes: Changes
     rate: float
-    """Samples/s of the chosen trial, scaled by `_beside`."""
+    """Samples/s of the chosen trial, scaled by `_end_to_end`."""
     free: TrialResult | None = None
     """The best trial beyond the user's global batch."""
     free_note: str = ""
@@ -56,7 +54,6 @@ class Tuned:
 def tune(bench: Bench) -> Tuned | None:
     """Return the best settings; None if not even one row at a time runs."""
     times = AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU
-    bench.watcher.expect(EXPECTED_TRIALS + times)
     bench.run("device", label="the device's peak")
     configured = bench.run("end_to_end", label=CONFIGURED)
     changes = _runnable(bench, configured)
@@ -152,13 +149,13 @@ def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | No
             attempt = {**changes, "train.loader.num_workers": workers}
         if not attempt and best is not None:
             continue  # the first measurement
-        trial, rate = _beside(bench, configured, "end to end", attempt)
+        trial, rate = _end_to_end(bench, configured, "end to end", attempt)
         if trial.ok and (best is None or rate > best.rate):
             best = Tuned(configured, trial, attempt, rate)
     return best
 
 
-def _beside(
+def _end_to_end(
     bench: Bench, configured: TrialResult, label: str, changes: Changes
 ) -> tuple[TrialResult, float]:
     """Return a trial alternating with the configured settings, if both run on one
@@ -167,7 +164,7 @@ def _beside(
         trial = bench.run("end_to_end", changes, label=label)
         return trial, trial.rate
     number = len(bench.results) + 1
-    trial, ratio = Pairs(bench).beside(number, label, changes, {})
+    trial, ratio = compare(bench, bench.settings, number, label, changes, {})
     return trial, (ratio or 0.0) * configured.rate
 
 
@@ -218,7 +215,7 @@ def free_batch(bench: Bench, tuned: Tuned) -> None:
         freed = _freed(tuned.changes)
         attempt = {**tuned.changes, "train.global_batch_size": size, **freed}
         label = f"global batch {size}"
-        trial, now = _beside(bench, tuned.configured, label, attempt)
+        trial, now = _end_to_end(bench, tuned.configured, label, attempt)
         if not trial.ok:
             tuned.free_note = f"{size} ended as {trial.status}: {trial.note}"
             return

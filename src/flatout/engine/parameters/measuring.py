@@ -74,8 +74,6 @@ class BenchmarkSettings(SettingsModel):
     """Maximum duration of a trial; a longer one is ended."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
     """Share of the device's memory that a recommendation leaves free."""
-    slow_rows_ms: float = Field(20.0, gt=0)
-    """Milliseconds of making a batch above which it is reported (mode loader)."""
     free_global_batch: bool = False
     """Let the search change the global batch of the optimizer."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"

@@ -29,6 +29,8 @@ REMOVED: dict[str, str] = {
     "was kept over conf/slow",
     "benchmark.contenders": "drop it: the benchmark no longer trains with the Trainer",
     "benchmark.mode=journey": "run python -m benchmarks.commands in a checkout",
+    "benchmark.slow_rows_ms": "benchmark.profile=true lists the operators that make a "
+    "batch",
     # sweep
     # tracking and the rest
     "tracking.keep_models": "every version stays in MLflow until you delete it there",

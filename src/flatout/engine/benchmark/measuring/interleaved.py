@@ -86,7 +86,7 @@ class Baseline:
             return self.connection.recv()
         except (EOFError, OSError):
             status = self._status()
-            text = f"what stands below ended with status {status}: see this trial's log"
+            text = f"the reference ended with status {status}: see this trial's log"
             raise BaselineError(text) from None
 
     def end(self) -> None:

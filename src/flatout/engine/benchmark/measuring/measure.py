@@ -141,7 +141,7 @@ def _measured(
         group.leave()
     return {
         **_rates(windows),
-        **_beside(pairs),
+        **_compared(pairs),
         **phases,
         "host_ms": host_ms,
         **_memory(runtime),
@@ -162,7 +162,7 @@ def _join(job: TrainJob, runtime: Runtime) -> ProcessGroup | None:
     return ProcessGroup.join(job.settings.train.distributed, runtime)
 
 
-def _beside(pairs: list[InterleavedPair]) -> dict[str, Any]:
+def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:
     """Return figures against the baseline: the median of the pairs' ratios."""
     if not pairs:
         return {}

@@ -19,19 +19,16 @@ from flatout.engine.machine.container import total_memory_bytes
 from flatout.engine.machine.runtime import Runtime, set_up
 from flatout.engine.models.flops import measured_tflops
 from flatout.engine.parameters import BenchmarkSettings
-from flatout.engine.rows.layout import Ints
 from flatout.engine.train.setup.assemble import assemble, build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import step_rows
 
-SLOW_SHOWN = 5
 PEAK_SECONDS = 1.0
 
 
 def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure batches per second without any step, copies to the device included; and
-    the slow stages of making a batch, by timers of this process."""
+    """Measure batches per second without any step, copies to the device included."""
     runtime = set_up(job.settings.runtime)
     config = build_model(job).config
     resolved = resolve(job, runtime, config)
@@ -49,7 +46,6 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
         "attention": resolved.attention,
         "precision": runtime.precision,
         "device": runtime.device_name,
-        "stages": stage_times(data, spec.measure),
         "note": "; ".join(notes),
     }
 
@@ -75,47 +71,6 @@ def _loader_rates(
         runtime.synchronize()
         rates.append(samples / (time.perf_counter() - begin))
     return rates
-
-
-def stage_times(data: StepRows, measure: BenchmarkSettings) -> dict[str, Any]:
-    """Return milliseconds per stage of a batch, and the batches that needed more than
-    `slow_rows_ms` with their rows, as slow transforms cause them."""
-    block = BlockRows.of(data, measure.steps_per_trial)
-    choose_s, plan_s, total_ms, slow = 0.0, 0.0, [], []
-    for step in range(block.first, block.first + block.period):
-        begin = time.perf_counter()
-        rows, ids = data.rows.sequences(data.batches.rows(step))
-        chosen = time.perf_counter()
-        data.planner.plan(rows.lengths(ids))
-        planned = time.perf_counter()
-        batch = data[step]
-        took_ms = 1000 * (time.perf_counter() - planned)
-        choose_s, plan_s = choose_s + chosen - begin, plan_s + planned - chosen
-        total_ms.append(took_ms)
-        if took_ms > measure.slow_rows_ms:
-            slow.append(_slow_batch(data, step, took_ms, batch.row_ids))
-    mean_ms = float(np.mean(total_ms))
-    choose_ms, plan_ms = 1000 * choose_s / block.period, 1000 * plan_s / block.period
-    return {
-        "batch_ms": mean_ms,
-        "choose_rows_ms": choose_ms,
-        "plan_ms": plan_ms,
-        "collate_ms": max(0.0, mean_ms - choose_ms - plan_ms),
-        "slow_ms": measure.slow_rows_ms,
-        "slow": sorted(slow, key=lambda entry: -entry["ms"])[:SLOW_SHOWN],
-        "slow_count": len(slow),
-    }
-
-
-def _slow_batch(data: StepRows, step: int, ms: float, row_ids: Ints) -> dict[str, Any]:
-    lengths = data.rows.lengths(row_ids)
-    longest = row_ids[np.argsort(-lengths)[:3]].tolist()
-    return {
-        "step": step,
-        "ms": ms,
-        "longest_rows": longest,
-        "tokens": int(lengths.sum()),
-    }
 
 
 def device(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:

@@ -36,7 +36,6 @@ MEASURED = {
     "repeats",
     "min_window_s",
     "max_window_s",
-    "slow_rows_ms",
 }
 """Parameters of the benchmark that decide the measurement of a trial."""
 ON_ALL_DEVICES = frozenset({"end_to_end", "again", "compute"})
