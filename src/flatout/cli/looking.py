@@ -116,12 +116,12 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
 @click.argument("logfile", type=click.Path(path_type=Path))
 @click.option("--hours", type=float, required=True, help="That are allowed in all.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="Of the whole, where the log is silent."
+    "--steps", type=click.IntRange(min=1), help="In all, if the log does not state it."
 )
 def deadline(logfile: Path, hours: float, steps: int | None) -> None:
     """Predict from the LOGFILE of any training whether it will end in time.
 
-    Steps and times are read from plain lines, bars of tqdm and JSON lines.
+    Steps and times are read from plain lines and bars of tqdm.
     """
     from flatout.reports.deadline import deadline_lines
 
