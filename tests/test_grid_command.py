@@ -28,10 +28,19 @@ def parsed(arguments: list[str]) -> dict:
     return command.make_context("benchmark", list(arguments)).params
 
 
+def parameters_of(arguments: list[str]) -> dict:
+    options = parsed(arguments)
+    names = ("data_path", "device", "conf_source", "data_dir")
+    return grid_parameters(
+        lists={n: v for n, v in options.items() if n not in (*names, "model", "task")},
+        model=options["model"],
+        task=options["task"],
+    )
+
+
 def test_lists_are_taken_up_to_the_next_option():
-    options = parsed(ASKED)
-    assert (options["steps"], options["device"]) == (20, "auto")
-    given = grid_parameters(options)
+    assert parsed(ASKED)["device"] == "auto"
+    given = parameters_of(ASKED)
     found = parse_settings({"model": {"config": {"model_type": "bert"}}, **given})
     grid = found.benchmark
     assert (grid.mode, grid.free_global_batch) == ("grid", True)
@@ -42,16 +51,16 @@ def test_lists_are_taken_up_to_the_next_option():
 
 def test_an_equals_sign_does_as_well():
     found = parsed(["--batch-sizes=8", "16", "--prefetch=2"])
-    assert (found["batch_sizes"], found["prefetch"]) == ("8 16", "2")
+    assert (found["batch_sizes"], found["prefetch_factors"]) == ("8 16", "2")
 
 
 def test_a_model_and_a_task_are_those_of_the_run():
-    given = grid_parameters(parsed(["--model", "some/model", "--task", "regression"]))
+    given = parameters_of(["--model", "some/model", "--task", "regression"])
     assert given["model"] == {"name_or_path": "some/model", "task": "regression"}
 
 
 def test_without_lists_the_configured_ones_count():
-    assert grid_parameters(parsed([])) == {
+    assert parameters_of([]) == {
         "benchmark": {"mode": "grid", "free_global_batch": True}
     }
 
@@ -88,8 +97,6 @@ def test_texts_are_no_numbers(tmp_path):
         (["--device", "cuda"], "--device cuda: no GPU is seen here"),
         (["--batch-sizes", "--steps", "2"], "--batch-sizes needs at least one value"),
         (["--device", "tpu"], "'tpu' is not one of"),
-        (["--force"], "kedro flatout init FILE --force; then"),
-        (["--text-column", "t"], "kedro flatout init FILE --text-column; then"),
         (["--data-path", "gone.csv"], "gone.csv is not there"),
         (
             ["--batch-sizes", "8", "many"],

@@ -1,6 +1,6 @@
 """Kedro's commands for this project: `run` with plain errors, and `flatout ...`."""
 
-from flatout.cli import answers, looking, own_data, publishing  # noqa: F401
+from flatout.cli import answers, grid, looking, own_data, publishing  # noqa: F401
 from flatout.cli.groups import cli, flatout
 from flatout.cli.run import run
 

@@ -5,65 +5,106 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import click
 
+from flatout.cli.groups import DATA_DIR, flatout, plain_errors
+from flatout.cli.own_data import first_settings
+from flatout.cli.run import run
 from flatout.engine.machine.environment import hide_gpus, nvidia_gpu_count
+from flatout.engine.parameters import parse_settings
 
-AXES = {
-    "batch_sizes": "batch_sizes",
-    "num_workers": "num_workers",
-    "precisions": "precisions",
-    "prefetch": "prefetch_factors",
-    "pin_memory": "pin_memory",
-}
-"""Options that accept several values, and their parameters under `benchmark`."""
-
-
-class NoDeviceError(ValueError):
-    """A requested device that is missing."""
+PIPELINES = ("split", "tokenize", "benchmark")
+LISTS = frozenset(
+    {"--batch-sizes", "--num-workers", "--precisions", "--prefetch", "--pin-memory"}
+)
+"""Options that accept several values."""
 
 
 class ListsCommand(click.Command):
     """A command with `--batch-sizes 128 256 512`: values up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        names = {f"--{name.replace('_', '-')}" for name in AXES}
         joined: list[str] = []
         collects = False
-        for word in (part for arg in args for part in _cut(arg, names)):
-            if collects and not re.match(r"-(?!\d)", word):  # -1 is a bad number
+        for word in args:
+            name, _, value = word.partition("=")
+            if name in LISTS:
+                joined += [name, value]
+            elif collects and not re.match(r"-(?!\d)", word):  # -1 is a bad number
                 joined[-1] = f"{joined[-1]} {word}".strip()
                 continue
-            joined += [word, ""] if word in names else [word]
-            collects = word in names
+            else:
+                joined.append(word)
+            collects = name in LISTS
         for name, value in pairwise(joined):
-            if name in names and not value:
+            if name in LISTS and not value:
                 raise click.UsageError(f"{name} needs at least one value", ctx)
         return super().parse_args(ctx, joined)
 
 
-def _cut(argument: str, names: set[str]) -> list[str]:
-    """Split `--batch-sizes=128` into two words."""
-    name, equals, value = argument.partition("=")
-    return [name, value] if equals and name in names else [argument]
-
-
-def grid_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
+def grid_parameters(
+    lists: Mapping[str, str | None], model: str | None, task: str | None
+) -> dict[str, Any]:
     """Return the parameters that correspond to the options."""
-    found: dict[str, Any] = {"mode": "grid", "free_global_batch": True}
-    found |= {AXES[name]: options[name] for name in AXES if options.get(name)}
-    if options.get("steps"):
-        found["steps_per_trial"] = options["steps"]
-    names = {"name_or_path": options.get("model"), "task": options.get("task")}
-    model = {name: value for name, value in names.items() if value}
-    return {"benchmark": found} | ({"model": model} if model else {})
+    found = {"mode": "grid", "free_global_batch": True}
+    named = {"name_or_path": model, "task": task}
+    groups = {"benchmark": {**found, **lists}, "model": named}
+    given = {g: {k: v for k, v in o.items() if v} for g, o in groups.items()}
+    return {group: options for group, options in given.items() if options}
 
 
-def use_device(name: str) -> None:
-    """Select a device before other code looks for GPUs. Raises NoDeviceError."""
-    if name == "cpu":
-        hide_gpus()
-    if name == "cuda" and not nvidia_gpu_count():
-        raise NoDeviceError("--device cuda: no GPU is seen here; take cpu, or auto")
+@flatout.command(cls=ListsCommand)
+@click.option("--data-path", metavar="FILE", help="Or a folder, or a URL.")
+@click.option("--batch-sizes", metavar="N...", help="As in --batch-sizes 128 256 512.")
+@click.option("--num-workers", metavar="N...", help="Loader processes.")
+@click.option("--precisions", metavar="NAME...", help="fp32, bf16, fp16 or auto.")
+@click.option(
+    "--prefetch", "prefetch_factors", metavar="N...", help="Batches per loader process."
+)
+@click.option("--pin-memory", metavar="BOOL...", help="true, false or both.")
+@click.option(
+    "--steps", "steps_per_trial", type=click.IntRange(min=2), help="Of a timed window."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("--model", help="A checkpoint: name on the Hub, or folder.")
+@click.option("--task", help="Of docs/tasks.md. Default: guessed.")
+@DATA_DIR
+@click.option("--conf-source", hidden=True)
+@click.pass_context
+def benchmark(
+    context: click.Context,
+    data_path: str | None,
+    device: str,
+    model: str | None,
+    task: str | None,
+    conf_source: str | None,
+    data_dir: str | None,
+    **lists: Any,
+) -> Any:
+    """Measure every combination of the lists, and recommend one.
+
+    With --data-path, conf/local is written first, as by kedro flatout init (which also
+    accepts column names); otherwise the project's data are used. Then it is kedro run
+    --pipelines=split,tokenize,benchmark with benchmark.mode: grid.
+    """
+    if device == "cuda" and not nvidia_gpu_count():
+        context.fail("--device cuda: no GPU is seen here; use cpu, or auto")
+    with plain_errors():
+        if device == "cpu":
+            hide_gpus()
+        parse_settings(grid_parameters(lists, None, None))
+        if lists["pin_memory"] and not nvidia_gpu_count():
+            click.echo("--pin-memory: no GPU is seen here to copy to; not tried.")
+        if data_path:
+            folder = Path(conf_source or "conf") / "local"
+            first_settings(folder, data_path, task=task, checkpoint=model)
+            model = task = None
+    params = grid_parameters(lists, model, task)
+    params |= {"data_dir": data_dir} if data_dir else {}
+    click.echo(f"kedro run --pipelines={','.join(PIPELINES)}, mode grid")
+    return context.invoke(
+        run, env=None, pipelines=PIPELINES, params=params, conf_source=conf_source
+    )
