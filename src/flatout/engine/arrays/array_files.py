@@ -46,12 +46,10 @@ class ArrayFiles:
 
     @property
     def options(self) -> dict[str, Any]:
-        """See ArraySource."""
         return {"arrays.inputs": list(self.inputs), "split.label_column": self.label}
 
     @cached_property
     def files(self) -> Files:
-        """See ArraySource."""
         root = self.path if self.path.is_dir() else self.path.parent
         beside = (_beside(file, self.label or "label") for file in self._files)
         return Files(root, [*self._files, *filter(Path.is_file, beside)])
@@ -73,11 +71,9 @@ class ArrayFiles:
         return [file for file in files if not file.name.endswith(beside)]
 
     def told(self) -> dict[str, Any]:
-        """Return an empty dict: arrays add no facts to the report."""
         return {}
 
     def labels(self) -> Iterator[Any]:
-        """See ArraySource."""
         label = self._read_label
         for file in self._files if label else ():
             if file.suffix.lower() in tables.ENDINGS:
@@ -94,7 +90,6 @@ class ArrayFiles:
         return self.label if self.is_told else None
 
     def windows(self) -> Iterator[Window]:
-        """See ArraySource."""
         for file in self._files:
             is_table = file.suffix.lower() in tables.ENDINGS
             yield from self._table(file) if is_table else self._stored(file)

@@ -52,7 +52,6 @@ class ImageFiles:
 
     @property
     def options(self) -> dict[str, Any]:
-        """See ArraySource."""
         return {
             "images.size": self.decoder.size,
             "images.channels": self.decoder.channels,
@@ -63,7 +62,6 @@ class ImageFiles:
 
     @cached_property
     def files(self) -> Files:
-        """See ArraySource."""
         there = [file for file, _ in self._listed if file.is_file()]
         manifest = [] if self.path.is_dir() else [self.path]
         return Files(self._root, [*there, *manifest])
@@ -84,11 +82,9 @@ class ImageFiles:
         return {**self.decoder.told(), **unread}
 
     def labels(self) -> Iterator[Any]:
-        """See ArraySource."""
         yield from (label for _, label in self._listed)
 
     def windows(self) -> Iterator[Window]:
-        """See ArraySource."""
         shape = self.decoder.size, self.decoder.size, self.decoder.channels
         for start, stop in rows_between(len(self._listed), math.prod(shape)):
             files, labels = zip(*self._listed[start:stop], strict=True)

@@ -41,11 +41,9 @@ class Bert(Family):
     packs = True
 
     def narrow(self, model: Any) -> bool:
-        """Limit the last layer to the targets after its attention."""
         return narrow_last_layer(model)
 
     def set_targets(self, model: Any, index: Tensor) -> None:
-        """Set the targets (K,) of the next forward pass."""
         set_targets(model, index)
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
@@ -73,5 +71,4 @@ class Roberta(Bert):
     }
 
     def position_offset(self, config: Any) -> int:
-        """Return padding_idx + 1."""
         return int(config.pad_token_id) + 1

@@ -33,5 +33,4 @@ class DistilBert(Family):
     packs = True
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Join query, key and value."""
         return {ATTENTION: fuse_distilbert(model)} if plan.joined else {}

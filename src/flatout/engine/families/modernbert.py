@@ -35,15 +35,12 @@ class ModernBert(Family):
     packs = True
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
-        """Return whether `classifier_pooling` is mean."""
         return kind is HeadKind.ROW and config.classifier_pooling == "mean"
 
     def narrow(self, model: Any) -> bool:
-        """Limit the last layer to the targets after its attention."""
         return narrow_last_gated_layer(model)
 
     def set_targets(self, model: Any, index: Tensor) -> None:
-        """Set the targets (K,) of the next forward pass."""
         set_gated_targets(model, index)
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:

@@ -131,11 +131,9 @@ class Tables(Samples):
     one_shape = True
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Config key of a sample's shape."""
         return {"input_shape": facts.shape}
 
     def shape(self, config: Any) -> tuple[int, ...]:
-        """Shape of a sample in training."""
         return tuple(config.input_shape)
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:

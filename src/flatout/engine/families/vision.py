@@ -31,7 +31,6 @@ class _Images(Samples):
     one_shape = True
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Config keys of height and channels."""
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
 
     def shape(self, config: Any) -> tuple[int, int, int]:
@@ -46,7 +45,6 @@ class _Images(Samples):
         return config.image_size, config.image_size, config.num_channels
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Means and deviations of the channels, for bytes."""
         return {"image_mean": facts.mean, "image_std": facts.deviation}
 
     def checkpoint_statistics(

@@ -82,10 +82,10 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
 
 def no_answers(where: str, kind: str) -> ModelError:
     return ModelError(
-        f"{where} holds a {kind}; predict takes models that answer each row, as "
-        "classifiers, regressions, and language models that read on or back do; masked "
-        "ones do not. Train one (model.task in conf/base, then kedro run), or let the "
-        "entry model of the catalog name the folder of one"
+        f"{where} holds a {kind}; predict takes models that answer each row, such as "
+        "classifiers and regressions, and no language models: use transformers for "
+        "these. Train one (model.task in conf/base, then kedro run), or let the entry "
+        "model of the catalog name the folder of one"
     )
 
 

@@ -35,7 +35,6 @@ class ArrayFacts(TokenFacts):
         return result
 
     def add(self, batch: Any) -> None:
-        """Add a record batch with `inputs` and optional `labels`."""
         if not batch.num_rows:
             return
         values = values_in(batch.column("inputs"))

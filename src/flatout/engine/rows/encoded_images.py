@@ -70,7 +70,6 @@ class EncodedFacts(ArrayFacts):
     """Statistics of the decoded pixels."""
 
     def add(self, batch: Any) -> None:
-        """Add a batch; encoded images are decoded first."""
         if ENCODED in batch.schema.names and batch.num_rows:
             pixels = EncodedColumn.of(batch)[np.arange(batch.num_rows)]
             columns = {INPUTS: array_of(pixels)}

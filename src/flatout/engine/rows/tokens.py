@@ -172,7 +172,6 @@ class Documents:
 
     @property
     def has_token_labels(self) -> bool:
-        """Return False: joined texts have no labels."""
         return False
 
     def place_of(self, document: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._shared.text_scores import ScoresTexts
+from flatout.engine.tasks._shared.cross_entropy import Pieces
 from flatout.engine.tasks._task import (
     IGNORED,
     HeadKind,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class BidirectionalLM(ScoresTexts):
+class BidirectionalLM(Pieces):
     """Each token of a row is a place with two labels: the next token, except at a row's
     last, and the previous one, except at its first. The loss is the sum over both
     directions, divided by the number of labels."""
@@ -44,11 +44,9 @@ class BidirectionalLM(ScoresTexts):
 
     @property
     def targets_per_token(self) -> float:
-        """Two."""
         return 2.0
 
     def model_fault(self, config: Any) -> str | None:
-        """Require states of two directions."""
         if getattr(config, "num_directions", 1) == 2:
             return None
         return (
@@ -78,11 +76,9 @@ class BidirectionalLM(ScoresTexts):
         return super().loss(logits.flatten(0, 1), labels.flatten())
 
     def real(self, labels: Tensor) -> Tensor:
-        """Return (K, 2) bool."""
         return labels != IGNORED
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return perplexity, accuracy, top-5 accuracy of each direction and both."""
         from flatout.engine.tasks._shared.direction_metrics import Directions
 
         return Directions(device)

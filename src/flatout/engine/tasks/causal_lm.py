@@ -6,11 +6,11 @@ import numpy as np
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._shared.text_scores import ScoresTexts
+from flatout.engine.tasks._shared.cross_entropy import Pieces
 from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, Texts
 
 
-class CausalLM(ScoresTexts):
+class CausalLM(Pieces):
     """Each token except a row's first is a target."""
 
     auto_class = "AutoModelForCausalLM"
@@ -21,7 +21,6 @@ class CausalLM(ScoresTexts):
 
     @property
     def targets_per_token(self) -> float:
-        """All of them."""
         return 1.0
 
     def targets(

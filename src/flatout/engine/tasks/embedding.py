@@ -55,7 +55,6 @@ class Embedding(OwnPooling, Task):
         return checkpoint_pooling(settings.name_or_path, settings.revision)
 
     def model_fault(self, config: Any) -> str | None:
-        """Reject sizes larger than the model's vectors."""
         width = getattr(config, "hidden_size", None)
         large = [size for size in self.settings.matryoshka if width and size > width]
         if not large:
@@ -66,7 +65,6 @@ class Embedding(OwnPooling, Task):
         )
 
     def token_label_type(self) -> Any:
-        """Scores, unchanged."""
         return pa.float64()
 
     def targets(
@@ -117,11 +115,9 @@ class Embedding(OwnPooling, Task):
         return losses.where((place == 0) & is_known, 0.0).sum() + scored
 
     def real(self, labels: Tensor) -> Tensor:
-        """Return (K,) bool: the anchors."""
         return labels[:, 1] == 0
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return metrics of the positives' ranks, or of the scores."""
         from flatout.engine.tasks._shared.retrieval import Retrieval
 
         return Retrieval(self.settings.matryoshka)
@@ -137,7 +133,6 @@ class Embedding(OwnPooling, Task):
         return [pa.field("vector", pa.list_(pa.float32()))]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Return the column from vectors (N, hidden)."""
         lengths = np.linalg.norm(logits, axis=1, keepdims=True)
         return {"vector": list(logits / np.maximum(lengths, 1e-12))}
 

@@ -44,11 +44,9 @@ class MaskedLM(Pieces):
 
     @property
     def targets_per_token(self) -> float:
-        """The share of masked tokens."""
         return self.settings.mask_probability
 
     def tokenizer_fault(self, tokenizer: Any) -> str | None:
-        """Require a mask token."""
         return NO_MASK if tokenizer.mask_token is None else None
 
     def targets(

@@ -45,7 +45,6 @@ class MultiLabelClassification(Calibrated, Task):
         return pa.list_(pa.float32(), len(self.label_names))
 
     def label_fault(self, labels: Any) -> str | None:
-        """Reject labels without a row in train."""
         return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
@@ -59,7 +58,6 @@ class MultiLabelClassification(Calibrated, Task):
         return pa.chunked_array([lists])
 
     def config_keys(self) -> dict[str, Any]:
-        """Return labels by number and name."""
         return {
             "problem_type": "multi_label_classification",
             **named_labels(self.label_names),
@@ -67,7 +65,6 @@ class MultiLabelClassification(Calibrated, Task):
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """Return whether it is a classifier of rows for several labels."""
         several = config.problem_type == "multi_label_classification"
         return kind.__name__.endswith(cls.architectures) and several
 
@@ -82,13 +79,11 @@ class MultiLabelClassification(Calibrated, Task):
         return losses.where(real, 0.0).sum()
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the numbers of rows with all labels right and of rows, () each."""
         right = (self._given(logits) == (labels == 1)).all(-1)
         real = self.real(labels)
         return (right & real).sum(), real.sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return F1 over all labels and the mean of theirs; accuracy of whole rows."""
         from flatout.engine.tasks._shared.label_counts import LabelCounts
 
         return LabelCounts(len(self.label_names), self._given, device)
@@ -105,7 +100,6 @@ class MultiLabelClassification(Calibrated, Task):
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """Return names of the labels, joined by commas."""
         given, shares = self._given(logits), logits.float().sigmoid()
         scores = shares.where(given, 1 - shares).prod(-1)
         losses = [self.loss(*pair) for pair in zip(logits, labels, strict=True)]
@@ -128,7 +122,6 @@ class MultiLabelClassification(Calibrated, Task):
         return [n for n, is_one in zip(self.label_names, chosen, strict=True) if is_one]
 
     def answer_fields(self) -> list[Any]:
-        """The labels, and a probability for each."""
         shares = [f"probability_{name}" for name in self.label_names]
         return [
             pa.field("label", self.label_type),
@@ -136,7 +129,6 @@ class MultiLabelClassification(Calibrated, Task):
         ]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Return the columns from logits (N, L)."""
         shares = 1 / (1 + np.exp(-logits))
         given = logits > np.array(self.cuts(), np.float32)
         named = zip(self.label_names, shares.T, strict=True)

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.tasks._task import IGNORED
+from flatout.engine.tasks._task import IGNORED, RowAnswers
 from flatout.engine.tasks.causal_lm import CausalLM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class NextKey(CausalLM):
+class NextKey(CausalLM, RowAnswers):
     """A session is a row: a start, its keys, an end. Every key and the end are targets,
     so that a session that breaks off is unexpected, too."""
 

@@ -31,16 +31,13 @@ class Regression(Task):
     }
 
     def token_label_type(self) -> Any:
-        """Numbers, unchanged."""
         return pa.float64()
 
     def config_keys(self) -> dict[str, Any]:
-        """Return one output."""
         return {"num_labels": 1, "problem_type": "regression"}
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """Return whether it is a classifier of rows with one output."""
         return kind.__name__.endswith(cls.architectures) and config.num_labels == 1
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -49,7 +46,6 @@ class Regression(Task):
         return error.square().sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return errors and correlations."""
         from flatout.engine.tasks._shared.metrics import Numbers
 
         return Numbers()
@@ -62,11 +58,9 @@ class Regression(Task):
         return [Judged((p - y) ** 2, y, p, None, p != y) for p, y in found]
 
     def answer_fields(self) -> list[Any]:
-        """The number."""
         return [pa.field("value", pa.float32())]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Return the column from logits (N, 1)."""
         return {"value": logits[:, 0]}
 
 

@@ -42,7 +42,6 @@ class Reranking(RankedRows, Task):
         return pa.list_(pa.float32(), 2)
 
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
-        """Return pairs of a score and the number of a query."""
         pairs = np.stack([labels.to_numpy(), queries], 1).astype(np.float32)
         return pa.FixedSizeListArray.from_arrays(pa.array(pairs.ravel()), 2)
 
@@ -61,13 +60,11 @@ class Reranking(RankedRows, Task):
         return losses.where(~scores.isnan(), 0.0).sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return figures of the passages' ranks for their queries."""
         from flatout.engine.tasks._shared.ranking import Ranking
 
         return Ranking()
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return ln(2)."""
         return math.log(2)
 
     def judge(
@@ -87,7 +84,6 @@ class Reranking(RankedRows, Task):
         return [pa.field("score", pa.float32())]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Return the column from logits (N, 1)."""
         return {"score": 1 / (1 + np.exp(-logits[:, 0]))}
 
 

@@ -40,7 +40,6 @@ class SequenceClassification(Calibrated, CrossEntropy):
     )
 
     def label_fault(self, labels: Any) -> str | None:
-        """Reject classes without a row in train."""
         return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
@@ -49,19 +48,16 @@ class SequenceClassification(Calibrated, CrossEntropy):
         return numbers.cast(pa.int64())
 
     def config_keys(self) -> dict[str, Any]:
-        """Return classes by number and name."""
         kind = {"problem_type": "single_label_classification"}
         return kind | named_labels(self.label_names)
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return counts of the classes, and figures derived from them."""
         from flatout.engine.tasks._shared.metrics import Classes
 
         return Classes(len(self.label_names), device, self.chosen)
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """Return whether it classifies rows, without one number or several labels."""
         many = config.problem_type == "multi_label_classification"
         named = kind.__name__.endswith(cls.architectures)
         return named and config.num_labels > 1 and not many
@@ -78,7 +74,6 @@ class SequenceClassification(Calibrated, CrossEntropy):
         return (logits[..., 1] - logits[..., 0] > cuts[0]) * 1
 
     def answer_fields(self) -> list[Any]:
-        """Label, its score, a probability per class."""
         shares = [f"probability_{name}" for name in self.label_names]
         return [
             pa.field("label", pa.string()),
@@ -86,7 +81,6 @@ class SequenceClassification(Calibrated, CrossEntropy):
         ]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Return the columns from logits (N, C)."""
         shares = softmax(logits)
         best = self.chosen(logits)
         named = zip(self.label_names, shares.T, strict=True)

@@ -47,7 +47,6 @@ class TokenClassification(CrossEntropy):
         return pa.list_(pa.int32())
 
     def label_fault(self, labels: Any) -> str | None:
-        """Reject tags without a row in train."""
         return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
@@ -60,12 +59,10 @@ class TokenClassification(CrossEntropy):
         return pa.chunked_array([found])
 
     def config_keys(self) -> dict[str, Any]:
-        """Return tags by number and name."""
         return named_labels(self.label_names)
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """Return whether it is a classifier of tokens."""
         return kind.__name__.endswith(cls.architectures)
 
     def targets(
@@ -79,16 +76,13 @@ class TokenClassification(CrossEntropy):
         return Targets(places, labels)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of words with a piece in the row."""
         views = rows.views(row_ids, "labels")
         return sum(int((view >= 0).sum()) for view in views)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over the targets, fp32 ()."""
         return super().loss(logits, labels[:, 0])
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the numbers of right tags and of tags, () each."""
         return super().hits(logits, labels[:, 0])
 
     def metrics(self, device: torch.device) -> Metrics:
@@ -100,7 +94,6 @@ class TokenClassification(CrossEntropy):
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """Return predictions by the names of the tags."""
         return super().judge(logits, labels[:, 0], decode)
 
     def answer_fields(self) -> list[Any]:

@@ -48,7 +48,6 @@ class CrossEntropy(Task):
         return float(weights[labels[labels != IGNORED]].sum())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over the targets, fp32 ()."""
         from torch.nn.functional import cross_entropy
 
         options, logits = self.loss_options, logits.float()
@@ -76,7 +75,6 @@ class CrossEntropy(Task):
         return self._weights
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the numbers of right predictions and of predictions, () each."""
         return (self.chosen(logits) == labels).sum(), (labels != IGNORED).sum()
 
     def chosen(self, logits: Any) -> Any:
@@ -84,7 +82,6 @@ class CrossEntropy(Task):
         return logits.argmax(-1)
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return only the accuracy."""
         from flatout.engine.tasks._shared.metrics import Hits
 
         return Hits(device)
@@ -97,7 +94,6 @@ class CrossEntropy(Task):
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """Return label and prediction by name."""
         from torch.nn.functional import cross_entropy
 
         losses = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")

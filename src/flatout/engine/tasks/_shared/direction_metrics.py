@@ -37,7 +37,6 @@ class Directions(Metrics):
         self._counts += seen.sum(1)
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that are summed over ranks."""
         return [self._losses, self._counts]
 
     def compute(self) -> dict[str, Any]:

@@ -81,7 +81,6 @@ class Entities(Metrics):
         return ends, types, began
 
     def tensors(self) -> list[Tensor]:
-        """Return the counts."""
         return [self._hits, self._counts]
 
     def compute(self) -> dict[str, Any]:

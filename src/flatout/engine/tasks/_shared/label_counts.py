@@ -35,7 +35,6 @@ class LabelCounts(Metrics):
         self._rows += torch.stack([right.sum(), real.sum()])
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that are summed over ranks."""
         return [self._counts, self._rows]
 
     def compute(self) -> dict[str, Any]:

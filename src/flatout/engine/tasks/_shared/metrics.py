@@ -38,7 +38,6 @@ class Hits(Metrics):
         self._judged += (labels != IGNORED).sum()
 
     def tensors(self) -> list[Tensor]:
-        """Return two counts."""
         return [self._hits, self._judged]
 
     def compute(self) -> dict[str, Any]:
@@ -88,7 +87,6 @@ class Classes(Metrics):
             self._labels.append(labels)
 
     def tensors(self) -> list[Tensor]:
-        """Return the counts."""
         return [self._cells, self._counts, self._among_first]
 
     def kept(self) -> list[list[Tensor]]:
