@@ -38,9 +38,5 @@ def detect_sessions(
         predict=predict,
         detect=detect,
     )
-    found = engine.detect(model, tokenizer, sessions, settings)
-    return {
-        "detections": found.sessions.to_pandas(),
-        "report": found.report,
-        "false_alarms": found.false_alarms,
-    }
+    table, report = engine.detect(model, tokenizer, sessions, settings)
+    return {"detections": table, "report": report}

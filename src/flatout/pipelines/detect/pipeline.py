@@ -25,11 +25,7 @@ def create_pipeline(**_: Any) -> Pipeline:
                     "predict": "params:predict",
                     "detect": "params:detect",
                 },
-                outputs={
-                    "detections": "detections",
-                    "report": "detection_report",
-                    "false_alarms": "false_alarms",
-                },
+                outputs={"detections": "detections", "report": "detection_report"},
                 name="detect_sessions",
             )
         ]
