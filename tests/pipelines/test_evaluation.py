@@ -17,9 +17,7 @@ from kedro.framework.startup import bootstrap_project
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline
 from kedro.runner import SequentialRunner
-from scipy.stats import entropy
 from sklearn import metrics
-from sklearn.dummy import DummyRegressor
 from transformers import AutoTokenizer
 
 from flatout.datasets import TransformersModel
@@ -27,9 +25,8 @@ from flatout.engine.models.building import load_pretrained
 from flatout.engine.models.trained_rows import TrainedRows, row_hashes
 from flatout.engine.predict.judgement import (
     baseline_figures,
-    class_counts,
-    class_figures,
     class_table,
+    confusion,
 )
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tokenizing.token_keys import token_key
@@ -288,39 +285,28 @@ def test_another_precision_or_seed_predicts_anew(data):
     assert file.stat().st_mtime_ns != kept
 
 
-def test_what_other_tasks_compare_with():
-    """By scikit-learn and SciPy."""
-    numbers = pd.DataFrame({"label": [1.0, 4.0, 4.5, 0.25]})
-    found = baseline_figures(numbers, None, is_language=False)
-    dummy = DummyRegressor().fit(np.zeros((4, 1)), numbers["label"])
-    error = metrics.mean_squared_error(
-        numbers["label"], dummy.predict(np.zeros((4, 1)))
-    )
-    assert found == pytest.approx({"mean_label": 2.4375, "mean_mse": error})
+def test_sets_of_labels_have_a_majority_and_numbers_none():
     sets = pd.DataFrame({"label": ["a, b", "", "a, b", "b"]})
-    assert baseline_figures(sets, None, is_language=False) == {
+    assert baseline_figures(sets, pd.DataFrame()) == {
         "majority_label": "a, b",
         "majority_accuracy": 0.5,
     }
-    rows = datasets.Dataset.from_dict({"input_ids": [[1, 5, 5], [1, 7]]})
-    counts = [2, 2, 1]
-    found = baseline_figures(sets[:0], rows, is_language=True)
-    assert found == pytest.approx({"unigram_loss": entropy(counts)})
-    assert baseline_figures(sets[:0], rows, is_language=False) == {}
+    assert baseline_figures(sets[:0], pd.DataFrame()) == {}
+    assert baseline_figures(pd.DataFrame({"label": [1.0, 4.0]}), pd.DataFrame()) == {}
 
 
 def test_a_class_that_is_never_predicted_is_told_of(caplog):
     frame = pd.DataFrame({"label": list("aabc"), "prediction": list("aaba")})
-    counts = class_counts(frame, LABEL_NAMES)
-    assert counts.confusion == [[2, 0, 0], [0, 1, 0], [1, 0, 0]]
-    figures = class_figures(counts)
+    assert confusion(frame, LABEL_NAMES) == [[2, 0, 0], [0, 1, 0], [1, 0, 0]]
+    classes = class_table(frame, LABEL_NAMES)
+    figures = baseline_figures(frame, classes)
     assert figures == {
         "majority_label": "a",
         "majority_accuracy": 0.5,
         "never_predicted": ["c"],
     }
     assert "classes that are never predicted: 1 ('c')" in caplog.text
-    assert class_table(counts)["f1"].tolist() == [0.8, 1.0, 0.0]
+    assert classes["f1"].tolist() == [0.8, 1.0, 0.0]
 
 
 def test_a_matrix_of_twenty_thousand_classes_is_left_out():
@@ -328,12 +314,12 @@ def test_a_matrix_of_twenty_thousand_classes_is_left_out():
     drawn = np.random.default_rng(0).integers(0, 20_000, (2, 50_000))
     drawn[1, ::2] = drawn[0, ::2]
     frame = pd.DataFrame({"label": drawn[0], "prediction": drawn[1]})
-    counts = class_counts(("c" + frame.astype(str)), names)
-    assert counts.confusion == []
+    frame = "c" + frame.astype(str)
+    assert confusion(frame, names) == []
     expected = metrics.precision_recall_fscore_support(
         *drawn, labels=range(20_000), zero_division=0
     )
-    found = class_table(counts)
+    found = class_table(frame, names)
     columns = ("precision", "recall", "f1", "rows")
     for name, values in zip(columns, expected, strict=True):
         np.testing.assert_allclose(found[name], values, rtol=1e-12)
@@ -343,7 +329,7 @@ def test_classes_go_by_their_names(tmp_path):
     """Stars from 1 to 5, not classes from 0 to 4: in the picture as in the file."""
     names = ["1", "2", "3", "4", "a name that is longer than the picture is wide"]
     frame = pd.DataFrame({"label": names, "prediction": names[::-1]})
-    counts = class_counts(frame, names).confusion
+    counts = confusion(frame, names)
     path = tmp_path / "confusion_matrix.json"
     path.write_text(json.dumps({"label_names": names, "counts": counts}))
     assert [drawn.name for drawn in draw([path], tmp_path)] == ["confusion_matrix.png"]

@@ -11,7 +11,6 @@ from flatout.engine.benchmark.verdict import IO_LIMIT_SHARE
 MOST_FIGURES = 3
 SHOWN_NAMES = 10
 MAJORITY = "majority_accuracy"
-BASELINES = (MAJORITY, "mean_label", "mean_mse", "unigram_loss")
 NEXT = {
     "kedro run --pipelines=predict": "applies the model",
     "kedro run --pipelines=benchmark": "finds faster settings",
@@ -65,12 +64,6 @@ def _of_evaluation(
         if MAJORITY in report:
             most, share = report["majority_label"], report[MAJORITY]
             yield "", f"accuracy {share:.4f} by saying {most!r} always"
-        if "mean_mse" in report and "mse" in report:
-            mean, error = report["mean_label"], report["mean_mse"]
-            yield "", f"mse {error:.4f} by saying {mean:.4g} always"
-        if "unigram_loss" in report:
-            loss = report["unigram_loss"]
-            yield "", f"loss {loss:.4f} by the frequencies of the tokens alone"
         if never := report.get("never_predicted"):
             more = f" and {len(never) - SHOWN_NAMES} more" * (len(never) > SHOWN_NAMES)
             names = ", ".join(map(str, never[:SHOWN_NAMES]))
@@ -90,9 +83,7 @@ def _figures(report: Report, prefix: str, metric: str | None) -> str:
     named = {
         name.removeprefix(prefix): value
         for name, value in report.items()
-        if name.startswith(prefix)
-        and isinstance(value, float)
-        and name not in BASELINES
+        if name.startswith(prefix) and isinstance(value, float) and name != MAJORITY
     }
     first = dict.fromkeys(["loss", *([metric] if metric else []), *named])
     shown = [name for name in first if name in named][:MOST_FIGURES]

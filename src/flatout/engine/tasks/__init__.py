@@ -93,12 +93,6 @@ def names_classes(name: str) -> bool:
     return bool(task_class(name).label_type == pa.string())
 
 
-def learns_texts(name: str) -> bool:
-    """Return whether a task of this name learns from tokens without labels."""
-    kind = task_class(name)
-    return kind.label_type is None and kind.texts.form != "pairs"
-
-
 def task_fault(name: str) -> str | None:
     """Return the fault of `model.task`; None if it is valid."""
     try:

@@ -154,6 +154,8 @@ class Task(ABC):
     """Shape of one target's label."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
     """Names of the supported fields of `LossOptions`."""
+    targets_per_token: float = 0.0
+    """Share of tokens whose logits a step stores, for the estimate of memory."""
     loss_options: LossOptions = LossOptions()
     """Loss options of this run."""
     figures: ClassVar[Mapping[str, bool]] = {"loss": False}
@@ -177,18 +179,16 @@ class Task(ABC):
 
     # Rows and models.
 
-    @property
-    def targets_per_token(self) -> float:
-        """Share of tokens whose logits a step stores, for the estimate of memory."""
-        return 0.0
-
     def token_label_type(self) -> Any:
         """Arrow type of `labels` in token rows."""
         return pa.int64()
 
     def label_fault(self, labels: Any) -> str | None:
-        """Return a fault of a split's labels, an Arrow column of `label_type`."""
-        return None
+        """Return a fault of a split's labels, an Arrow column of `label_type`: for
+        tasks with names, labels that no row of train has."""
+        from flatout.engine.tasks._shared.label_names import unknown_label
+
+        return unknown_label(labels, self.label_names) if self.label_names else None
 
     def encode_labels(self, labels: Any) -> Any:
         """Convert labels of rows, an Arrow array of `label_type`, to token labels."""

@@ -41,10 +41,7 @@ class BidirectionalLM(Pieces):
     label_shape: ClassVar[tuple[int, ...]] = (2,)
     texts = Texts(predicts_neighbours=True, joined=True)
     pipeline_tag = "feature-extraction"
-
-    @property
-    def targets_per_token(self) -> float:
-        return 2.0
+    targets_per_token = 2.0
 
     def model_fault(self, config: Any) -> str | None:
         if getattr(config, "num_directions", 1) == 2:

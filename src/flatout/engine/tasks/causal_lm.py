@@ -18,10 +18,7 @@ class CausalLM(Pieces):
     head_kind = HeadKind.VOCABULARY
     texts = Texts(completions=True, causal=True, predicts_neighbours=True, joined=True)
     pipeline_tag = "text-generation"
-
-    @property
-    def targets_per_token(self) -> float:
-        return 1.0
+    targets_per_token = 1.0
 
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool

@@ -43,7 +43,7 @@ class MaskedLM(Pieces):
             raise TaskError(NO_MASK)
 
     @property
-    def targets_per_token(self) -> float:
+    def targets_per_token(self) -> float:  # type: ignore[override]
         return self.settings.mask_probability
 
     def tokenizer_fault(self, tokenizer: Any) -> str | None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.tasks._calibration import Calibrated
-from flatout.engine.tasks._shared.label_names import named_labels, unknown_label
+from flatout.engine.tasks._shared.label_names import named_labels
 from flatout.engine.tasks._task import Judged, Metrics, Task
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ class MultiLabelClassification(Calibrated, Task):
     def token_label_type(self) -> Any:
         """0 or 1 per label."""
         return pa.list_(pa.float32(), len(self.label_names))
-
-    def label_fault(self, labels: Any) -> str | None:
-        return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
         """Convert lists of names to 0 and 1, (N, L) float32."""

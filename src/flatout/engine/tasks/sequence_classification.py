@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.tasks._calibration import Calibrated
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
-from flatout.engine.tasks._shared.label_names import named_labels, unknown_label
+from flatout.engine.tasks._shared.label_names import named_labels
 from flatout.engine.tasks._task import Metrics
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ class SequenceClassification(Calibrated, CrossEntropy):
         ),
         True,
     )
-
-    def label_fault(self, labels: Any) -> str | None:
-        return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
         """Convert names to their numbers, int64."""

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
-from flatout.engine.tasks._shared.label_names import named_labels, unknown_label
+from flatout.engine.tasks._shared.label_names import named_labels
 from flatout.engine.tasks._task import HeadKind, Judged, Metrics, Targets, Texts
 
 if TYPE_CHECKING:
@@ -36,18 +36,11 @@ class TokenClassification(CrossEntropy):
         ("accuracy", "f1", "precision", "recall", "f1_macro"), True
     )
     pipeline_tag = "token-classification"
-
-    @property
-    def targets_per_token(self) -> float:
-        """At most all of them."""
-        return 1.0
+    targets_per_token = 1.0
 
     def token_label_type(self) -> Any:
         """A tag per token, IGNORED after the first piece of a word."""
         return pa.list_(pa.int32())
-
-    def label_fault(self, labels: Any) -> str | None:
-        return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
         """Convert lists of tags to lists of their numbers, one per word."""

@@ -12,7 +12,7 @@ from flatout.engine.parameters import (
     TokenizeSettings,
     TrainSettings,
 )
-from flatout.engine.tasks import learns_texts, names_classes
+from flatout.engine.tasks import names_classes
 
 
 def predict_split(
@@ -60,29 +60,19 @@ def judge_predictions(
 ) -> dict[str, Any]:
     """Make report, table by class, confusion matrix and wrong rows. If rows do not
     have one class each, table and matrix are empty; without answers, wrong rows are."""
-    from flatout.engine.predict.judgement import (
-        baseline_figures,
-        class_counts,
-        class_figures,
-        class_table,
-        wrong_rows,
-    )
+    from flatout.engine.predict import judgement
 
-    task = figures["task"]
-    names = label_names if names_classes(task) else []
-    counts = class_counts(predictions, names)
+    names = label_names if names_classes(figures["task"]) else []
+    classes = judgement.class_table(predictions, names)
+    counts = judgement.confusion(predictions, names)
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
-    further = (
-        class_figures(counts)
-        if names
-        else baseline_figures(predictions, rows, is_language=learns_texts(task))
-    )
-    confusion = {"label_names": names, "counts": counts.confusion}
     return {
-        "report": {**figures, **further},
-        "classes": class_table(counts),
-        "confusion": confusion if counts.confusion else {},
-        "wrong": wrong_rows(predictions, rows, tokenizer, evaluate.wrong_rows),
+        "report": {**figures, **judgement.baseline_figures(predictions, classes)},
+        "classes": classes,
+        "confusion": {"label_names": names, "counts": counts} if counts else {},
+        "wrong": judgement.wrong_rows(
+            predictions, rows, tokenizer, evaluate.wrong_rows
+        ),
     }
 
 
