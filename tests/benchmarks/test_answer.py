@@ -29,13 +29,15 @@ OTHER_BATCH = {
         (
             {},
             "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
-            "(trials: 48 to 52) instead of 40 (1.25x).",
+            "(trials: 48 to 52) instead of 40 (1.25x). Train with them: kedro run "
+            "--env=tuned, with the same --params.",
         ),
         (
             {"tuned": OTHER_BATCH, "global_batch_size": 16},
             "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
             "(trials: 48 to 52) instead of 40 (1.25x), with global batch 8 in place of "
-            "16, which changes the optimisation.",
+            "16, which changes the optimisation. Train with them: kedro run "
+            "--env=tuned, with the same --params.",
         ),
         (
             {"tuned": NOTHING_GAINED},
@@ -55,13 +57,11 @@ OTHER_BATCH = {
         ),
         (
             {"mode": "scaling", "scaling": SCALING, "complete": False, "devices": 8},
-            "Cut short, so far: 4 devices train 39 samples/s, 98 % of 4 times one "
-            "alone.",
+            "Cut short, so far: 39 samples/s on 4 devices, 98 % of 4 times one alone.",
         ),
         (
             {"mode": "scaling", "scaling": SCALING, "devices": 1},
-            "4 devices train 39 samples/s, 98 % of 4 times one alone, on the same "
-            "cores.",
+            "39 samples/s on 4 devices, 98 % of 4 times one alone, on the same cores.",
         ),
         (
             {"mode": "ladder"},
@@ -69,6 +69,11 @@ OTHER_BATCH = {
             "the largest step is TF32 (2.50x).",
         ),
         ({"mode": "loader"}, "The loader was not measured."),
+        (
+            {"tuned": None},
+            "Bound by: compute. Nothing is recommended: no settings leave "
+            "benchmark.memory_headroom free.",
+        ),
     ],
 )
 def test_each_mode_has_a_sentence(changes, sentence):

@@ -1,4 +1,4 @@
-"""The benchmark's answer: one sentence."""
+"""The benchmark's answer: one sentence, and what to do with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatout.reports.comparisons import loader_text
+from flatout.reports.comparisons import loader_answer
 from flatout.reports.markdown import counted, number_text
 from flatout.reports.tuned import interval_text
 
@@ -21,7 +21,7 @@ def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
     if mode == "ladder":
         text = _ladder(steps)
     elif mode == "loader":
-        text = _loader(summary, trials)
+        text = loader_answer(summary, trials)
     elif mode == "scaling":
         text = _scaling(summary)
     else:
@@ -38,7 +38,10 @@ def _recommendation(summary: Summary) -> str:
             f"Nothing to recommend: trial {failed['trial_id']} {failed['status']}{why}."
         )
     if not tuned:
-        return f"{bound}Nothing is recommended: no settings are safe."
+        return (
+            f"{bound}Nothing is recommended: no settings leave "
+            "benchmark.memory_headroom free."
+        )
     source = tuned["provenance"]
     rate, before = source["samples_per_s"], source["samples_per_s_before"]
     if not tuned["gained"]:
@@ -51,7 +54,8 @@ def _recommendation(summary: Summary) -> str:
     )
     return (
         f"{bound}Tuned settings are in conf/tuned: {number_text(rate)} samples/s"
-        f"{interval_text(source)}{instead}{_batch(summary)}."
+        f"{interval_text(source)}{instead}{_batch(summary)}. Train with them: kedro "
+        "run --env=tuned, with the same --params."
     )
 
 
@@ -66,7 +70,7 @@ def _batch(summary: Summary) -> str:
 
 
 def _ladder(steps: pd.DataFrame) -> str:
-    rungs = _kept(steps)
+    rungs = [r for r in steps.to_dict("records") if r["kept"] and r["status"] == "ok"]
     if not rungs:
         return "No rung of the ladder was measured to its end."
     gains = [row for row in rungs if _is_rate(row["individual"])]
@@ -81,30 +85,16 @@ def _ladder(steps: pd.DataFrame) -> str:
     )
 
 
-def _kept(steps: pd.DataFrame) -> list[Any]:
-    if steps.empty:
-        return []
-    rows = steps.to_dict("records")
-    return [r for r in rows if r["kept"] and r["status"] == "ok"]
-
-
-def _loader(summary: Summary, trials: pd.DataFrame) -> str:
-    text = loader_text(summary, trials).replace("**", "")
-    heads = ("Fast enough", "Not fast enough", "The rate of steps")
-    lines = [line for line in text.split("\n\n") if line.startswith(heads)]
-    return lines[0] if lines else "The loader was not measured."
-
-
 def _scaling(summary: Summary) -> str:
     ok = [row for row in summary["scaling"] if _is_rate(row["share_of_linear"])]
     if not ok:
         return "No number of devices was measured to its end."
     most = max(ok, key=lambda row: int(row["devices"]))
     devices, rate = int(most["devices"]), number_text(most["samples_per_s"])
-    trained = f"{counted(devices, 'device')} train{'s' if devices == 1 else ''}"
     share = f"{100 * most['share_of_linear']:.0f} % of {devices} times one alone"
+    # Without GPUs the mode starts more processes than devices.
     shared = ", on the same cores" if devices > summary["devices"] else ""
-    return f"{trained} {rate} samples/s, {share}{shared}."
+    return f"{rate} samples/s on {counted(devices, 'device')}, {share}{shared}."
 
 
 def _is_rate(value: Any) -> bool:

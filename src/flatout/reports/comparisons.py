@@ -23,7 +23,7 @@ from flatout.reports.markdown import (
 
 Summary = Mapping[str, Any]
 
-BY_TURNS = (
+ALTERNATING = (
     "Alternating: the median ratio between windows with this rung and windows with "
     "the kept rungs below it (for the last lines: with conf/slow). ± %: width of the "
     "middle half of these ratios. Total: the product."
@@ -48,7 +48,7 @@ def ladder_text(steps: pd.DataFrame) -> str:
     }
     if any(_end(row) != "ok" for row in rows):
         columns = {**columns, "status": _end}
-    return section("Ladder", table(rows, columns), BY_TURNS)
+    return section("Ladder", table(rows, columns), ALTERNATING)
 
 
 def _rung_name(row: Row) -> str:
@@ -64,19 +64,19 @@ def _end(row: Row) -> str:
 
 def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
     """Compare the loader's speed with the steps."""
-    if not summary["loader"]:
-        return ""
+    rows = _loader_rows(summary, trials)
+    columns: Columns = {"workers": "num_workers", "samples/s": "samples_per_s"}
+    columns = {**columns, "of the steps' rate": times("times")}
+    return section("Loader", table(rows, columns)) if rows else ""
+
+
+def _loader_rows(summary: Summary, trials: pd.DataFrame) -> list[Row]:
+    """Return the loader's trials; `times`: their rate by that of the steps."""
     needed = _steps_rate(trials, summary["global_batch_size"])
-    rows = [
-        {**entry, "times": ratio(entry["samples_per_s"], needed)}
-        for entry in summary["loader"]
+    return [
+        {**row, "needed": needed, "times": ratio(row["samples_per_s"], needed)}
+        for row in summary["loader"]
     ]
-    columns = {"workers": "num_workers", "samples/s": "samples_per_s"}
-    return section(
-        "Loader",
-        table(rows, {**columns, "of the steps' rate": times("times")}),
-        _fast_enough(rows, needed),
-    )
 
 
 def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
@@ -89,34 +89,32 @@ def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
     return None if pd.isna(rate) else float(rate)
 
 
-def _fast_enough(rows: Sequence[Row], needed: float | None) -> str:
-    """Describe the result by the rule with which mode tune chooses workers."""
-    known = {row["num_workers"]: row["times"] for row in rows if row["times"]}
-    if not known:
+def loader_answer(summary: Summary, trials: pd.DataFrame) -> str:
+    """Return the result by the rule with which mode tune chooses workers."""
+    if not summary["loader"]:
+        return "The loader was not measured."
+    rows = [row for row in _loader_rows(summary, trials) if row["times"]]
+    if not rows:
         return "The rate of steps without the loader was not measured."
-    for workers, value in sorted(known.items()):
-        if value >= (LOADER_MARGIN if workers else FREE_LOADER):
-            return f"**Fast enough**: {_gives(workers, value, needed)}."
-    most = max(known, key=lambda workers: known[workers])
+    for row in rows:
+        if row["times"] >= (LOADER_MARGIN if row["num_workers"] else FREE_LOADER):
+            return f"Fast enough: {_loader_rate(row)}."
     return (
-        f"**Not fast enough**: at best {_gives(most, known[most], needed)}. Steps "
-        f"do not wait for a loader of {LOADER_MARGIN:g} times their rate, or of "
+        f"Not fast enough: at best {_loader_rate(max(rows, key=lambda r: r['times']))}."
+        f" Steps do not wait for a loader of {LOADER_MARGIN:g} times their rate, or of "
         f"{FREE_LOADER:g} times without workers."
     )
 
 
-def _gives(workers: int, value: float, needed: float | None) -> str:
-    name = "1 worker" if workers == 1 else f"{workers} workers"
+def _loader_rate(row: Row) -> str:
     return (
-        f"with {name} the loader reaches {value:.1f} times the {number_text(needed)} "
-        "samples/s that steps need on one device"
+        f"with {counted(row['num_workers'], 'worker')} the loader reaches "
+        f"{row['times']:.1f} times the {number_text(row['needed'])} samples/s that "
+        "steps need on one device"
     )
 
 
 def scaling_text(summary: Summary) -> str:
-    rows = summary["scaling"]
-    if not rows:
-        return ""
     columns: Columns = {
         "devices": "devices",
         "samples/s": "samples_per_s",
@@ -126,18 +124,11 @@ def scaling_text(summary: Summary) -> str:
             else row["status"]
         ),
     }
-    # Mode scaling starts more processes than devices on machines without GPUs.
-    shared = max(row["devices"] for row in rows) > summary["devices"]
-    return section("Scaling", table(rows, columns), SHARED_CORES if shared else "")
+    rows = summary["scaling"]
+    return section("Scaling", table(rows, columns)) if rows else ""
 
 
-SHARED_CORES = (
-    "There is no GPU here: these devices are processes that share the same cores, so "
-    "the figures do not apply to machines with one device per process."
-)
-
-
-def time_to_train_text(summary: Mapping[str, Any]) -> str:
+def time_to_train_text(summary: Summary) -> str:
     """Compare the hours before and after with the deadline."""
     rows = summary["time_to_train"]
     if not rows:
@@ -183,12 +174,10 @@ IF_THEY_DIFFER = ("ahead", "pinned", "devices")
 
 def trials_text(rows: Sequence[Row]) -> str:
     """Return the table of trials with informative columns; devices if they differ."""
-    if not rows:
-        return ""
-    return section("Trials", table(rows, told_columns(TRIALS, rows)))
+    return section("Trials", table(rows, with_values(TRIALS, rows))) if rows else ""
 
 
-def told_columns(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
+def with_values(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
     """Return the columns with information on these rows."""
     values = {head: {row[name] for row in rows} for head, name in columns.items()}
     return {

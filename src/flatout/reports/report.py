@@ -13,17 +13,12 @@ from flatout.reports.comparisons import (
     loader_text,
     scaling_text,
     time_to_train_text,
-    told_columns,
     trials_text,
+    with_values,
 )
-from flatout.reports.markdown import (
-    Row,
-    bullets,
-    counted,
-    number_text,
-    section,
-    table,
-)
+from flatout.reports.markdown import Row, counted, number_text, section, table
+
+Summary = Mapping[str, Any]
 
 PICKS = {
     "pick": "pick",
@@ -42,26 +37,22 @@ PICKS = {
 """Columns of the recommended trials, by heading."""
 
 
-def report_text(
-    summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
-) -> str:
+def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
     """Return Markdown; sections that a mode does not fill are left out."""
+    rows = trials.astype(object).where(trials.notna(), None).to_dict("records")
     return _joined(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
         _head(summary),
         findings_text(summary, trials, steps),
-        trials_text(_records(trials)),
+        trials_text(rows),
         _profile(summary),
     )
 
 
-def findings_text(
-    summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
-) -> str:
+def findings_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
     """Return the findings in Markdown, without the table of trials."""
     return _joined(
-        _reused(summary),
-        _skipped(summary),
+        _not_measured(summary),
         _recommendation(summary),
         _verdict(summary),
         time_to_train_text(summary),
@@ -76,7 +67,7 @@ def _joined(*parts: str) -> str:
     return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
 
 
-def _head(summary: Mapping[str, Any]) -> str:
+def _head(summary: Summary) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in summary["versions"].items())
     peaks = {
         "peak by data sheet": summary["peak_tflops"],
@@ -85,53 +76,45 @@ def _head(summary: Mapping[str, Any]) -> str:
     shown_peak = "".join(
         f", {name} {peak:,.2f} TFLOP/s" for name, peak in peaks.items() if peak
     )
+    counts = ", ".join(
+        f"{counted(n, 'trial')} {status}" for status, n in summary["trials"].items()
+    )
     state = "" if summary["complete"] else " **Cut short: run the same command again.**"
-    return "\n".join(
-        [
-            f"{summary['date']}, {summary['device']}{shown_peak}; {versions}. "
-            f"{summary['rows']:,} train rows, {summary['mean_tokens']:.0f} tokens on "
-            f"average, at most {summary['longest_tokens']}; global batch "
-            f"{summary['global_batch_size']}. {_counts(summary['trials'])} in "
-            f"{summary['elapsed_s'] / 60:.1f} minutes.{state}",
-        ]
-    )
-
-
-def _counts(trials: Mapping[str, int]) -> str:
-    return ", ".join(f"{counted(n, 'trial')} {status}" for status, n in trials.items())
-
-
-def _reused(summary: Mapping[str, Any]) -> str:
-    reused, trials = summary["reused_trials"], sum(summary["trials"].values())
-    if not reused:
-        return ""
     return (
-        f"{reused} of {counted(trials, 'trial')} measured by an earlier run of this "
-        "sweep, which was cut short; its time is not counted."
+        f"{summary['date']}, {summary['device']}{shown_peak}; {versions}. "
+        f"{summary['rows']:,} train rows, {summary['mean_tokens']:.0f} tokens on "
+        f"average, at most {summary['longest_tokens']}; global batch "
+        f"{summary['global_batch_size']}. {counts} in "
+        f"{summary['elapsed_s'] / 60:.1f} minutes.{state}"
     )
 
 
-def _skipped(summary: Mapping[str, Any]) -> str:
-    skipped = summary["skipped"]
-    if not skipped:
-        return ""
-    return (
-        f"{counted(len(skipped), 'combination')} with a larger global batch not tried: "
-        "a smaller one ran out of memory."
-    )
+def _not_measured(summary: Summary) -> str:
+    """Describe trials of an earlier run, and those left out."""
+    reused, skipped = summary["reused_trials"], len(summary["skipped"])
+    parts = []
+    if reused:
+        trials = counted(sum(summary["trials"].values()), "trial")
+        parts.append(f"{reused} of {trials} measured by an earlier run, cut short.")
+    if skipped:
+        parts.append(
+            f"{counted(skipped, 'combination')} with a larger global batch not tried: "
+            "a smaller one ran out of memory."
+        )
+    return "\n\n".join(parts)
 
 
-def _recommendation(summary: Mapping[str, Any]) -> str:
+def _recommendation(summary: Summary) -> str:
     picks = {name: row for name, row in summary["picks"].items() if row}
-    if not picks:
-        return _nothing(summary)
-    gib = summary["memory_gib"]
-    rows = [_pick_row(name, row, gib) for name, row in picks.items()]
-    chosen = table(rows, told_columns(PICKS, rows))
-    return section("Recommended", chosen, _advice(summary), _to_paste(summary))
+    if picks:
+        rows = [_pick(name, row, summary["memory_gib"]) for name, row in picks.items()]
+        chosen = table(rows, with_values(PICKS, rows))
+        return section("Recommended", chosen, _to_paste(summary))
+    failed = summary["failed"]
+    return section("Nothing to recommend", failure_text(failed)) if failed else ""
 
 
-def _to_paste(summary: Mapping[str, Any]) -> str:
+def _to_paste(summary: Summary) -> str:
     """Return settings of a grid, for another parameters.yml than that of conf/tuned."""
     tuned = summary["tuned"]
     if summary["mode"] != "grid" or not tuned or not tuned["gained"]:
@@ -139,7 +122,7 @@ def _to_paste(summary: Mapping[str, Any]) -> str:
     return f"```yaml\n{yaml.safe_dump(tuned['parameters'], sort_keys=False)}```"
 
 
-def _pick_row(name: str, row: Row, memory_gib: float | None) -> Row:
+def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
     """`memory_gib`: memory of the device, or the machine's."""
     used, rate = row["reserved_memory_gib"], row["samples_per_s"]
     return {
@@ -150,80 +133,42 @@ def _pick_row(name: str, row: Row, memory_gib: float | None) -> Row:
     }
 
 
-def _advice(summary: Mapping[str, Any]) -> str:
-    if not summary["picks"]["recommended"]:
-        return NONE_IS_SAFE
-    return TRAIN_WITH_IT if summary["tuned"]["gained"] else NOTHING_GAINED
-
-
-TRAIN_WITH_IT = (
-    "Train with it: `kedro run --env=tuned`, with the same `--params` as this command."
-)
-NOTHING_GAINED = (
-    "Nothing was gained: no settings are faster than the configured ones by more than "
-    "noise. `kedro run` trains with those; `conf/tuned` has the line above."
-)
-NONE_IS_SAFE = (
-    "None is recommended, and nothing was written: none of them leaves "
-    "`benchmark.memory_headroom` free."
-)
-
-
-def _nothing(summary: Mapping[str, Any]) -> str:
-    failed = summary["failed"]
-    if not failed:
-        return ""
-    return section("Nothing to recommend", failure_text(failed))
-
-
 def failure_text(trial: Mapping[str, Any]) -> str:
     """Describe the failure of a trial, given as a row of the table or of its file."""
-    log = trial["log"] if isinstance(trial["log"], str) else ""
-    ended = (
+    log = f" Its log: `{trial['log']}`" if isinstance(trial["log"], str) else ""
+    return (
         f"Trial {trial['trial_id']} ({trial['label']}) ended as {trial['status']}: "
-        f"{trial['note'].rstrip('.')}."
-    )
-    return f"{ended} Its log: `{log}`" if log else ended
-
-
-def _verdict(summary: Mapping[str, Any]) -> str:
-    verdict = summary["verdict"]
-    if not verdict:
-        return ""
-    return section(
-        f"Bound by: {verdict['bound']}",
-        f"Trial {verdict['trial_id']}: {verdict['because']}. Next: "
-        f"{verdict['advice']}.",
+        f"{trial['note'].rstrip('.')}.{log if trial['log'] else ''}"
     )
 
 
-def _free(summary: Mapping[str, Any]) -> str:
-    free = summary["free_global_batch"]
-    if not free:
+def _verdict(summary: Summary) -> str:
+    if not (verdict := summary["verdict"]):
         return ""
-    if not free["trial"]:
-        text = f"No larger global batch gains: {free['note']}."
-        return section("Beyond the global batch", text)
-    train = free["parameters"]["train"]
-    return section(
-        "Beyond the global batch",
-        f"Global batch {train['global_batch_size']} gives "
-        f"{number_text(free['trial']['samples_per_s'])} samples/s with learning rate "
-        f"{train['learning_rate']:.3g} ({free['learning_rate_rule']} rule). **This "
-        "changes the optimisation**: compare the validation loss.",
-    )
+    text = f"Trial {verdict['trial_id']}: {verdict['because']}. Next: "
+    return section(f"Bound by: {verdict['bound']}", f"{text}{verdict['advice']}.")
 
 
-def _records(trials: pd.DataFrame) -> list[dict[str, Any]]:
-    return trials.astype(object).where(trials.notna(), None).to_dict("records")
-
-
-def _profile(summary: Mapping[str, Any]) -> str:
-    profile = summary["profile"]
-    if not profile:
+def _free(summary: Summary) -> str:
+    if not (free := summary["free_global_batch"]):
         return ""
-    files = bullets(
-        f"{name}: `{entry['file']}` ({entry['view']})"
+    text = f"No larger global batch gains: {free['note']}."
+    if free["trial"]:
+        train = free["parameters"]["train"]
+        text = (
+            f"Global batch {train['global_batch_size']} gives "
+            f"{number_text(free['trial']['samples_per_s'])} samples/s with learning "
+            f"rate {train['learning_rate']:.3g} ({free['learning_rate_rule']} rule). "
+            "**This changes the optimisation**: compare the validation loss."
+        )
+    return section("Beyond the global batch", text)
+
+
+def _profile(summary: Summary) -> str:
+    if not (profile := summary["profile"]):
+        return ""
+    files = "\n".join(
+        f"- {name}: `{entry['file']}` ({entry['view']})"
         for name, entry in profile["files"].items()
     )
     fault = f"It left no files: {profile['note']}."
