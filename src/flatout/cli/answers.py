@@ -37,7 +37,7 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
 
             verdict = verify_job(job)
         else:
-            test = load_inputs(context)["test"]
+            test = load_inputs(context)["test_rows"]
             from flatout.engine.answers.saved_model import verify_model
 
             verdict = verify_model(folder, test, loader_of(context).settings)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
+SPLITS = ("train", "validation", "test")
 
-def inputs_of(rows: str) -> dict[str, str]:
-    """Inputs of nodes that train: the splits of `rows` (the kind of a sample, the value
-    of `train.rows`), tokenizer and labels, and the parameters."""
-    tokenizer = {"tokenizer": "tokenizer"} if rows == "tokens" else {}
-    return {
-        **{split: f"{split}_{rows}" for split in ("train", "validation", "test")},
-        **tokenizer,
-        "label_names": "label_names",
-        "runtime": "params:runtime",
-        "model": "params:model",
-        "tokenize": "params:tokenize",
-        "training": "params:train",
-    }
+
+def splits_of(rows: str) -> dict[str, str]:
+    """Inputs `train_rows`, `validation_rows`, `test_rows` of nodes. `rows`: the kind of
+    a sample, the value of `train.rows`."""
+    return {f"{split}_rows": f"{split}_{rows}" for split in SPLITS}
+
+
+def inputs_of(rows: str, tokenizer: str = "tokenizer") -> dict[str, str]:
+    """Inputs of nodes that train or predict rows: the splits, the labels and, for
+    tokens, the entry `tokenizer`."""
+    known = {**splits_of(rows), "label_names": "label_names"}
+    return known | ({"tokenizer": tokenizer} if rows == "tokens" else {})
+
+
+def parameters(*groups: str) -> dict[str, str]:
+    """Inputs of nodes that make their settings from groups of parameters."""
+    return {group: f"params:{group}" for group in groups}
 
 
 def boxed(name: str, pipeline: Pipeline) -> Pipeline:

@@ -8,7 +8,8 @@ from kedro.framework.context import KedroContext
 
 from flatout.engine.machine import environment
 from flatout.engine.parameters import Settings
-from flatout.pipelines import inputs_of
+from flatout.pipelines import SPLITS, inputs_of
+from flatout.pipelines.train import GROUPS
 from flatout.project.command_line import CommandError
 from flatout.project.config_loader import loader_of
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 MADE_BY = {"tokens": "split,tokenize"}
 """Pipelines that make the rows; others have the name of the rows."""
-SPLITS = ("train", "validation", "test")
-GROUPS = ("runtime", "model", "tokenize", "train", "paths")
-"""Parameters of the node that trains."""
 
 
 def training_settings(context: KedroContext) -> Settings:
@@ -29,16 +27,12 @@ def training_settings(context: KedroContext) -> Settings:
 
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:
-    """Load the splits by name, `tokenizer` and `label_names`. Sets the environment of
+    """Load `train_rows`, ..., `tokenizer` and `label_names`. Sets the environment of
     torch before it is imported. Raises CommandError if the rows are not made yet."""
     settings = loader_of(context).settings
     environment.apply(settings.runtime)
     rows, catalog = settings.train.rows, context.catalog
-    entries = {
-        name: entry
-        for name, entry in inputs_of(rows).items()
-        if not entry.startswith("params:")
-    }
+    entries = inputs_of(rows)
     for entry in entries.values():
         if not catalog.exists(entry):
             made_by = MADE_BY.get(rows, rows)
@@ -56,7 +50,7 @@ def training_job(context: KedroContext) -> TrainJob:
     from flatout.engine.tokenizing.token_keys import check_tokens_match
 
     settings, tokenizer = training_settings(context), inputs.get("tokenizer")
-    splits, names = {n: inputs[n] for n in SPLITS}, inputs["label_names"]
+    splits, names = {n: inputs[f"{n}_rows"] for n in SPLITS}, inputs["label_names"]
     if tokenizer is not None:
         check_tokens_match(splits, settings, tokenizer, names)
     return make_job(settings, splits, tokenizer, names)

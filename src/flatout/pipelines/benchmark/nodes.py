@@ -8,35 +8,24 @@ from typing import Any
 
 import pandas as pd
 
-from flatout.engine.parameters import (
-    BenchmarkSettings,
-    ModelSettings,
-    RuntimeSettings,
-    Settings,
-    TokenizeSettings,
-    TrainSettings,
-)
+from flatout.engine.parameters import Settings
 
 logger = logging.getLogger(__name__)
 
 
 def run_trials(
     *,
-    train: Any,
-    validation: Any,
-    test: Any,
+    train_rows: Any,
+    validation_rows: Any,
+    test_rows: Any,
     label_names: list[str],
-    runtime: RuntimeSettings,
-    model: ModelSettings,
-    tokenize: TokenizeSettings,
-    training: TrainSettings,
-    benchmark: BenchmarkSettings,
     tokenizer: Any | None = None,
+    **groups: Any,
 ) -> dict[str, Any]:
     """Measure trials in separate processes; logs go under `benchmark.folder`.
 
     The splits are `datasets.Dataset`s of rows, and `tokenizer` is, for rows of
-    tokens, a `PreTrainedTokenizerBase`.
+    tokens, a `PreTrainedTokenizerBase`. `groups`: parameters by group.
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.benchmark.outcome import summarise
@@ -44,14 +33,8 @@ def run_trials(
     from flatout.reports.answer import answer
     from flatout.reports.console import search_watched, show_findings
 
-    settings = Settings(
-        runtime=runtime,
-        model=model,
-        tokenize=tokenize,
-        train=training,
-        benchmark=benchmark,
-    )
-    splits = {"train": train, "validation": validation, "test": test}
+    settings = Settings(**groups)
+    splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
     folder = settings.benchmark.folder
     files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
     search = search_watched(settings, files)
@@ -85,11 +68,11 @@ def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> 
     from flatout.engine.benchmark.outcome import BenchmarkError
     from flatout.reports.report import failure_text
 
-    beside = {"device"} | ({"loader"} - {summary["mode"]})
-    trained = trials[~trials["kind"].isin(beside)]
+    untrained = {"device"} | ({"loader"} - {summary["mode"]})
+    trained = trials[~trials["kind"].isin(untrained)]
     if len(trained) and not (trained["status"] == "ok").any():
-        told = failure_text(summary["failed"] or trained.iloc[0].to_dict())
+        failure = failure_text(summary["failed"] or trained.iloc[0].to_dict())
         raise BenchmarkError(
             f"no training could be measured, {len(trained)} were tried and are in "
-            f"benchmark_report.md. {told}"
+            f"benchmark_report.md. {failure}"
         )

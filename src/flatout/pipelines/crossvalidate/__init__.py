@@ -6,19 +6,18 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
-from flatout.pipelines import inputs_of
+from flatout.pipelines import SPLITS, inputs_of, parameters
+from flatout.pipelines.sweep import COMPARED, GROUPS
 from flatout.pipelines.sweep.nodes import compare_settings, run_sweep
-from flatout.pipelines.sweep.pipeline import COMPARED
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
     """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
-    kind, splits = "rows" if rows == "tokens" else rows, ("train", "validation", "test")
+    kind = "rows" if rows == "tokens" else rows
     inputs = {
         **inputs_of(rows),
-        **{f"{split}_rows": f"{split}_{kind}" for split in splits},
-        "sweep": "params:sweep",
-        "split": "params:split",
+        **{f"{split}_folds": f"{split}_{kind}" for split in SPLITS},
+        **parameters(*GROUPS, "split"),
     }
     trials = "crossvalidation_trials"
     compared = {"trials": trials, **COMPARED}

@@ -1,42 +1,19 @@
-"""Nodes of the detect pipeline: parameters in, the engine's results out."""
+"""Node of the detect pipeline."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.parameters import (
-    DetectSettings,
-    ModelSettings,
-    PredictSettings,
-    RuntimeSettings,
-    Settings,
-    SplitSettings,
-    TokenizeSettings,
-)
+from flatout.engine.parameters import Settings
 
 
 def detect_sessions(
-    model: Any,
-    tokenizer: Any,
-    sessions: Any,
-    runtime: RuntimeSettings,
-    trained: ModelSettings,
-    split: SplitSettings,
-    tokenize: TokenizeSettings,
-    predict: PredictSettings,
-    detect: DetectSettings,
+    saved: Any, tokenizer: Any, sessions: Any, **groups: Any
 ) -> dict[str, Any]:
-    """Classify each session; compare with the labels if there are any."""
+    """Classify each session by the `saved` model; compare with the labels if there are
+    any. `groups`: parameters by group."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict import detection as engine
 
-    settings = Settings(
-        runtime=runtime,
-        model=trained,
-        split=split,
-        tokenize=tokenize,
-        predict=predict,
-        detect=detect,
-    )
-    table, report = engine.detect(model, tokenizer, sessions, settings)
+    table, report = engine.detect(saved, tokenizer, sessions, Settings(**groups))
     return {"detections": table, "report": report}

@@ -1,5 +1,42 @@
 """A saved model's predictions of a split -> metrics, confusion, wrong rows."""
 
-from flatout.pipelines.evaluate.pipeline import create_pipeline
+from __future__ import annotations
 
-__all__ = ["create_pipeline"]
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines import inputs_of, parameters, splits_of
+from flatout.pipelines.evaluate.nodes import (
+    judge_predictions,
+    predict_split,
+    show_reliability,
+    show_wrong_images,
+)
+
+GROUPS = ("runtime", "tokenize", "evaluate", "model", "train")
+REPORT = "evaluation_report"
+
+
+def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    known, split = inputs_of(rows, "model_tokenizer"), parameters("evaluate")
+    predicted = {"predictions": "test_predictions", "figures": "test_figures"}
+    judged = {
+        "report": REPORT,
+        "classes": "class_metrics",
+        "confusion": "confusion_matrix",
+        "wrong": "wrong_predictions",
+    }
+    inputs = {"saved": "model", **known, **parameters(*GROUPS)}
+    results, figure = {**known, **predicted, **split}, "reliability_figure"
+    nodes = [
+        Node(predict_split, inputs, predicted, name="predict_split"),
+        Node(judge_predictions, results, judged, name="judge_predictions"),
+        Node(show_reliability, REPORT, figure, name="show_reliability"),
+    ]
+    if rows == "images":
+        shown = {**splits_of(rows), **split, "wrong": "wrong_predictions"}
+        name = "show_wrong_images"
+        nodes.append(Node(show_wrong_images, shown, "wrong_images", name=name))
+    return Pipeline(nodes)

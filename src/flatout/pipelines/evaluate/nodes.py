@@ -4,59 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.parameters import (
-    EvaluateSettings,
-    ModelSettings,
-    RuntimeSettings,
-    Settings,
-    TokenizeSettings,
-    TrainSettings,
-)
+from flatout.engine.parameters import EvaluateSettings, Settings
 from flatout.engine.tasks import names_classes
 
 
 def predict_split(
-    model: Any,
-    train: Any,
-    validation: Any,
-    test: Any,
+    saved: Any,
+    train_rows: Any,
+    validation_rows: Any,
+    test_rows: Any,
     label_names: list[str],
-    runtime: RuntimeSettings,
-    tokenize: TokenizeSettings,
-    evaluate: EvaluateSettings,
-    options: ModelSettings,
-    training: TrainSettings,
     tokenizer: Any | None = None,
+    **groups: Any,
 ) -> dict[str, Any]:
-    """Predict the rows of `evaluate.split`, and compute the task's figures; kept if
-    this model has made them already. Before it, calibrate the model if settings ask for
-    it, and save the calibration to its folder."""
+    """Predict the rows of `evaluate.split` by the `saved` model, and compute the task's
+    figures; kept if this model has made them already. Before it, calibrate the model if
+    settings ask for it, and save the calibration to its folder. `groups`: parameters by
+    group."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict.calibrating import calibrate
     from flatout.engine.predict.split_predictions import SplitPredictions
 
-    settings = Settings(
-        runtime=runtime,
-        tokenize=tokenize,
-        evaluate=evaluate,
-        model=options,
-        train=training,
-    )
-    calibrate(model, tokenizer, validation, train, label_names, settings)
-    rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
-    found = SplitPredictions(model, tokenizer, rows, train, label_names, settings)
+    settings = Settings(**groups)
+    known = train_rows, label_names, settings
+    calibrate(saved, tokenizer, validation_rows, *known)
+    splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
+    rows = splits[settings.evaluate.split]
+    found = SplitPredictions(saved, tokenizer, rows, *known)
     return {"predictions": found, "figures": found}
 
 
 def judge_predictions(
     predictions: Any,
     figures: dict[str, Any],
-    train: Any,
-    validation: Any,
-    test: Any,
     label_names: list[str],
     evaluate: EvaluateSettings,
     tokenizer: Any | None = None,
+    **splits: Any,
 ) -> dict[str, Any]:
     """Make report, table by class, confusion matrix and wrong rows. If rows do not
     have one class each, table and matrix are empty; without answers, wrong rows are."""
@@ -65,7 +49,7 @@ def judge_predictions(
     names = label_names if names_classes(figures["task"]) else []
     classes = judgement.class_table(predictions, names)
     counts = judgement.confusion(predictions, names)
-    rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
+    rows = splits[f"{evaluate.split}_rows"]
     return {
         "report": {**figures, **judgement.baseline_figures(predictions, classes)},
         "classes": classes,
@@ -83,11 +67,8 @@ def show_reliability(report: dict[str, Any]) -> Any:
     return reliability_figure(report)
 
 
-def show_wrong_images(
-    wrong: Any, train: Any, validation: Any, test: Any, evaluate: EvaluateSettings
-) -> Any:
+def show_wrong_images(wrong: Any, evaluate: EvaluateSettings, **splits: Any) -> Any:
     """Show the first of the `wrong` rows as images in one Matplotlib figure."""
     from flatout.reports.pictures.image_sheet import image_sheet
 
-    rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
-    return image_sheet(wrong, rows)
+    return image_sheet(wrong, splits[f"{evaluate.split}_rows"])

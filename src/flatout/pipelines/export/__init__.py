@@ -1,5 +1,21 @@
 """A saved model -> ONNX, ONNX int8, torch.export and compiled, measured."""
 
-from flatout.pipelines.export.pipeline import create_pipeline
+from __future__ import annotations
 
-__all__ = ["create_pipeline"]
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines import inputs_of, parameters
+from flatout.pipelines.export.nodes import export_model
+
+GROUPS = ("runtime", "model", "tokenize", "train", "predict", "export")
+
+
+def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    known = inputs_of(rows, "model_tokenizer")
+    del known["validation_rows"]
+    inputs = {"saved": "model", **known, **parameters(*GROUPS)}
+    outputs = {"report": "export_report", "table": "export_table"}
+    return Pipeline([Node(export_model, inputs, outputs, name="export_model")])

@@ -1,5 +1,21 @@
 """Pairs -> triplets with the negatives that the current model confuses."""
 
-from flatout.pipelines.mine.pipeline import create_pipeline
+from __future__ import annotations
 
-__all__ = ["create_pipeline"]
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines import parameters, splits_of
+from flatout.pipelines.mine.nodes import mine_negatives
+
+
+def create_pipeline(**_: Any) -> Pipeline:
+    inputs = {
+        "saved": "model",
+        "tokenizer": "model_tokenizer",
+        **splits_of("rows"),
+        "corpus": "mine_corpus",
+        **parameters("runtime", "model", "tokenize", "predict", "mine"),
+    }
+    return Pipeline([Node(mine_negatives, inputs, "triplets", name="mine_negatives")])

@@ -1,39 +1,25 @@
-"""Nodes of the mine pipeline: a recipe, which the catalog's dataset carries out."""
+"""Node of the mine pipeline: a recipe, which the catalog's dataset carries out."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.parameters import (
-    MineSettings,
-    ModelSettings,
-    PredictSettings,
-    RuntimeSettings,
-    Settings,
-    TokenizeSettings,
-)
+from flatout.engine.parameters import Settings
 
 
 def mine_negatives(
-    model: Any,
+    saved: Any,
     tokenizer: Any,
-    train: Any,
-    validation: Any,
-    test: Any,
+    train_rows: Any,
+    validation_rows: Any,
+    test_rows: Any,
     corpus: Any,
-    runtime: RuntimeSettings,
-    trained: ModelSettings,
-    tokenize: TokenizeSettings,
-    predict: PredictSettings,
-    mine: MineSettings,
+    **groups: Any,
 ) -> Any:
-    """Find negatives in `corpus` for each pair of `train`; pairs of the other splits
-    are passed on."""
+    """Find negatives in `corpus` for each pair of train by the `saved` model; pairs of
+    the other splits are passed on. `groups`: parameters by group."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict import mining as engine
 
-    settings = Settings(
-        runtime=runtime, model=trained, tokenize=tokenize, predict=predict, mine=mine
-    )
-    splits = {"train": train, "validation": validation, "test": test}
-    return engine.mine(model, tokenizer, splits, corpus, settings)
+    splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
+    return engine.mine(saved, tokenizer, splits, corpus, Settings(**groups))

@@ -1,5 +1,24 @@
-"""Texts -> a saved model's prediction of each."""
+"""Texts or samples -> a saved model's prediction of each."""
 
-from flatout.pipelines.predict.pipeline import create_pipeline
+from __future__ import annotations
 
-__all__ = ["create_pipeline"]
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines import parameters
+from flatout.pipelines.predict.nodes import predict_rows, predict_samples
+
+
+def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    common = {"saved": "model", **parameters("model", "runtime", "split", "predict")}
+    if rows == "tokens":
+        own = {"tokenizer": "model_tokenizer", "texts": "predict_texts"}
+        inputs = {**common, **own, **parameters("tokenize")}
+        node = Node(predict_rows, inputs, "predictions", name="predict_rows")
+    else:
+        own = {"samples": f"predict_{rows}", "kind": "params:train.rows"}
+        inputs = {**common, **own, **parameters("arrays", "images")}
+        node = Node(predict_samples, inputs, "predictions", name="predict_samples")
+    return Pipeline([node])

@@ -1,5 +1,19 @@
 """Raw rows -> checked rows in three splits."""
 
-from flatout.pipelines.split.pipeline import create_pipeline
+from __future__ import annotations
 
-__all__ = ["create_pipeline"]
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines.split.nodes import split_rows
+
+# The quarantine is saved first: it exists if the run stops.
+OUTPUTS = ("rejected_rows", "train_rows", "validation_rows", "test_rows")
+
+
+def create_pipeline(raw: str = "raw_texts", **_: Any) -> Pipeline:
+    """Return the pipeline. `raw`: name of the catalog entry with the raw data."""
+    inputs = [raw, "params:split", "params:model.task"]
+    outputs = {name: name for name in (*OUTPUTS, "split_report")}
+    return Pipeline([Node(split_rows, inputs, outputs, name="split_rows")])

@@ -1,5 +1,35 @@
 """Checked rows -> tokenizer and token rows."""
 
-from flatout.pipelines.tokenize.pipeline import create_pipeline
+from __future__ import annotations
 
-__all__ = ["create_pipeline"]
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines import SPLITS
+from flatout.pipelines.tokenize.nodes import (
+    collect_label_names,
+    describe_tokens,
+    encode_rows,
+    make_tokenizer,
+)
+
+PARAMETERS = ["params:model", "params:tokenize"]
+
+
+def create_pipeline(**_: Any) -> Pipeline:
+    rows, tokens = (
+        [f"{split}_{kind}" for split in SPLITS] for kind in ("rows", "tokens")
+    )
+    made, views = ["train_rows", *PARAMETERS], ["tokenizer", "tokenizer_file"]
+    encoded = [*rows, "tokenizer_file", "label_names", *PARAMETERS]
+    described = [*tokens, "tokenizer_file", "params:tokenize"]
+    names, reports = "label_names", ["token_report", "token_figure"]
+    return Pipeline(
+        [
+            Node(make_tokenizer, made, views, name="make_tokenizer"),
+            Node(collect_label_names, "train_rows", names, name="collect_label_names"),
+            Node(encode_rows, encoded, tokens, name="encode_rows"),
+            Node(describe_tokens, described, reports, name="describe_tokens"),
+        ]
+    )

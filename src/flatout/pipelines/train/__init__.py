@@ -1,5 +1,25 @@
 """Token rows -> a trained model, its report and its history."""
 
-from flatout.pipelines.train.pipeline import create_pipeline
+from __future__ import annotations
 
-__all__ = ["create_pipeline"]
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines import inputs_of, parameters
+from flatout.pipelines.train.nodes import train_model
+
+GROUPS = ("runtime", "model", "tokenize", "train", "paths")
+
+
+def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    inputs = {**inputs_of(rows), **parameters(*GROUPS)}
+    outputs = {
+        "model": "model",
+        "last_model": "last_model",
+        "report": "train_report",
+        "summary": "train_summary",
+        "history": "train_history",
+    }
+    return Pipeline([Node(train_model, inputs, outputs, name="train_model")])

@@ -1,4 +1,4 @@
-"""Nodes of the train pipeline: parameters in, the engine's results out."""
+"""Node of the train pipeline."""
 
 from __future__ import annotations
 
@@ -6,37 +6,24 @@ from typing import Any
 
 import pandas as pd
 
-from flatout.engine.parameters import (
-    ModelSettings,
-    PathSettings,
-    RuntimeSettings,
-    Settings,
-    TokenizeSettings,
-    TrainSettings,
-)
+from flatout.engine.parameters import Settings
 from flatout.engine.parameters.common import by_path
 
 
 def train_model(
     *,
-    train: Any,
-    validation: Any,
-    test: Any,
+    train_rows: Any,
+    validation_rows: Any,
+    test_rows: Any,
     label_names: list[str],
-    runtime: RuntimeSettings,
-    model: ModelSettings,
-    tokenize: TokenizeSettings,
-    training: TrainSettings,
-    paths: PathSettings,
     tokenizer: Any | None = None,
+    **groups: Any,
 ) -> dict[str, Any]:
-    """Train on `train`, choose by `validation`, evaluate on `test`.
+    """Train on `train_rows`, choose by `validation_rows`, evaluate on `test_rows`.
 
-    The three are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
-    `PreTrainedTokenizerBase`. Kedro resolves annotations when it starts: with these it
-    would import both libraries then.
-
-    `paths.checkpoints` is written and read (resume); `paths.metrics` is appended to.
+    The three are `datasets.Dataset`s, `tokenizer` is, for rows of tokens, a
+    `PreTrainedTokenizerBase`. `groups`: parameters by group. `paths.checkpoints` is
+    written and read (resume); `paths.metrics` is appended to.
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.launch.launch import launch, make_job
@@ -51,28 +38,22 @@ def train_model(
         token_key,
     )
 
-    settings = Settings(
-        runtime=runtime,
-        model=model,
-        tokenize=tokenize,
-        train=training,
-        paths=paths,
-    )
-    splits = {"train": train, "validation": validation, "test": test}
+    settings = Settings(**groups)
+    splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
     if tokenizer is not None:
         check_tokens_match(splits, settings, tokenizer, label_names)
-    keys, train_key = keys_of(splits), token_key(train)
+    keys, train_key = keys_of(splits), token_key(train_rows)
     job = make_job(settings, splits, tokenizer, label_names)
     result = take_over(job) or launch(job)
     tell_replaced(keys, splits)
-    rows = TrainedRows.of(train, train_key, runtime.seed)
-    beside = (rows,) if tokenizer is None else (tokenizer, rows)
-    beside += SentenceFiles.of(result.model.config, tokenize.max_length)
-    beside += AdapterFiles.of(result.model, beside, model)
+    rows = TrainedRows.of(train_rows, train_key, settings.runtime.seed)
+    files = (rows,) if tokenizer is None else (tokenizer, rows)
+    files += SentenceFiles.of(result.model.config, settings.tokenize.max_length)
+    files += AdapterFiles.of(result.model, files, settings.model)
     report = {**result.report.as_dict(), "token_key": rows.key}
     return {
-        "model": (result.model, *beside),
-        "last_model": (result.last_model, *beside),
+        "model": (result.model, *files),
+        "last_model": (result.last_model, *files),
         "report": report,
         "summary": pd.DataFrame([_as_line(report)]),
         "history": pd.DataFrame(result.history),
