@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.data.columns import listed
-from flatout.engine.data.raw_texts import RawTexts, RawTextsError
-from flatout.project.init.first_look import (
-    MOST_CLASSES,
-    SAMPLED_ROWS,
-    WORD,
-    ColumnValues,
-    FirstLook,
-    Guessed,
-    are_prose,
-    are_texts,
-    look_at,
-)
-from flatout.project.init.forms import BY_LABEL, BY_ROWS, UNLABELLED
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError, batches_of
+from flatout.project.init.forms import FORMS, LOWEST_SCORE
 
+SAMPLED_ROWS = 2000
+MOST_CLASSES = 200
+WORD = re.compile(r"\w+|[^\w\s]")
+"""A word, or one other sign."""
+WHOLE = re.compile(r"[-+]?\d+")
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
-LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
 SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
+LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
+ROW_NUMBERS = ("id", "index", "")
 PIECES_PER_WORD = 1.4
 """Average number of a tokenizer's pieces per word, or per other sign."""
 
-Told = tuple[str, Guessed]
-"""Name of a task, and the columns that it reads."""
+UNLABELLED = "masked-lm"
+
+Values = Mapping[str, Sequence[Any]]
+"""Values by column."""
 
 
 @dataclass(frozen=True)
@@ -45,40 +44,117 @@ class Guess:
 def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> Guess:
     """Guess from names and values of the first rows; `text`, `label`: columns that the
     user has named. Raises RawTextsError if they are missing or contain no text."""
-    look = look_at(raw)
-    columns = look.columns
+    columns = first_values(raw)
     for name in (text, label):
         if name is not None and name not in columns:
             raise RawTextsError(
                 f"no column {name!r} with values in the first {SAMPLED_ROWS:,} rows; "
                 f"there are {listed(list(columns))}"
             )
-    if found := None if text or label else _by_form(look):
-        task, own = found
-        return Guess(task, own.split, _length(own.texts), own.why)
-    return _by_label(columns, text, label)
+    own = None if text or label else next(_by_form(columns), None)
+    return own or _by_label(columns, text, label)
 
 
-def _by_form(look: FirstLook) -> Told | None:
-    """Match rows whose form only one task has."""
-    found = ((name, guessed(look)) for name, guessed in BY_ROWS)
-    return next(((name, own) for name, own in found if own), None)
+def names_are_a_row(raw: RawTexts) -> bool:
+    """Return True if the header is missing: a column's name is one of its classes."""
+    names = list(raw.column_names)
+    if names == [str(n) for n in range(len(names))]:  # as pandas numbers columns
+        return False
+    return any(
+        _num_classes(values) and name in {str(value) for value in values}
+        for name, values in first_values(raw).items()
+    )
 
 
-def _by_label(columns: ColumnValues, text: str | None, label: str | None) -> Guess:
+def first_values(raw: RawTexts) -> dict[str, list[Any]]:
+    """Return the values of SAMPLED_ROWS rows by column, without empty ones; columns
+    without a value are left out."""
+    names = list(dict.fromkeys(raw.column_names))
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    rows = 0
+    for batch in batches_of(raw, names):
+        for name, values in batch.columns.items():
+            part = values[: SAMPLED_ROWS - rows].to_pylist()
+            found[name] += [value for value in part if value not in (None, "")]
+        rows += len(batch.rows)
+        if rows >= SAMPLED_ROWS:
+            break
+    return {name: _parsed(values) for name, values in found.items() if values}
+
+
+def _parsed(values: list[Any]) -> list[Any]:
+    """Parse a column in which every value is a JSON list: readers return text."""
+    if not all(isinstance(v, str) and v.startswith("[") for v in values):
+        return values
+    try:
+        return [json.loads(value) for value in values]
+    except ValueError:
+        return values
+
+
+def _by_form(columns: Values) -> Iterator[Guess]:
+    """Yield the tasks whose columns are there, by their names."""
+    known = {name.strip().casefold(): name for name in columns}
+    for task, wanted in FORMS:
+        found = {
+            parameter: next((known[n] for n in names if n in known), None)
+            for parameter, names in wanted.items()
+        }
+        split = {p: name for p, name in found.items() if name}
+        missing = wanted.keys() - split.keys() - {"negative_column"}
+        if missing or not _is_score(task, columns, split.get("label_column")):
+            continue
+        own = [name for p, name in split.items() if p != "label_column"]
+        length = max(_length(list(map(_as_text, columns[name]))) for name in own)
+        why = ", ".join(
+            f"{name} is the {p.removesuffix('_column')}" for p, name in split.items()
+        )
+        yield Guess(task, {"label_column": None, **split}, length, why)
+
+
+def _is_score(task: str, columns: Values, label: str | None) -> bool:
+    """Return True if the labels, if there are any, fit the form. Sentences with only 0
+    and 1 are more likely pairs with classes."""
+    lowest = LOWEST_SCORE.get(task)
+    if label is None or lowest is None:
+        return label is None or all(map(_is_list_of_texts, columns[label]))
+    if not all(_is_number(v) and lowest <= float(v) <= 1 for v in columns[label]):
+        return False
+    return task == "reranking" or not {float(v) for v in columns[label]} <= {0, 1}
+
+
+def _as_text(value: Any) -> str:
+    """Return the words of a list, or the contents of messages, as one text."""
+    parts = value if isinstance(value, list) else [value]
+    return " ".join(str(p["content"] if isinstance(p, dict) else p) for p in parts)
+
+
+def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
     text = text or _longest_prose({n: v for n, v in columns.items() if n != label})
     rest = {name: values for name, values in columns.items() if name != text}
     split: dict[str, Any] = {"text_column": text}
     if column := _split_column({n: v for n, v in rest.items() if n != label}):
         split["split_column"] = column
         del rest[column]
-    task, own = _told_by(rest, label) if label else _told(rest) or _unlabelled()
+    if label:
+        found = _labels({label: rest[label]}) if label in rest else None
+    else:  # by the name of a column, else by its values
+        usual = {n: v for n, v in rest.items() if n.strip().casefold() in LABELS}
+        found = _labels(usual) or _labels(rest) or (UNLABELLED, None, "no label")
+    if found is None:
+        raise RawTextsError(
+            f"{label!r} is no column of labels: it is the text, or holds neither "
+            f"numbers nor at most {MOST_CLASSES} classes of several rows each"
+        )
+    task, own, why = found
+    split |= {"label_columns": own} if isinstance(own, list) else {}
+    split["label_column"] = None if isinstance(own, list) else own
     length = _length([str(value) for value in columns[text]])
-    return Guess(task, split | own.split, length, f"{text} is the text, {own.why}")
+    return Guess(task, split, length, f"{text} is the text, {why}")
 
 
-def _longest_prose(columns: ColumnValues) -> str:
-    prose = {n: v for n, v in columns.items() if are_texts(v) and are_prose(v)}
+def _longest_prose(columns: Values) -> str:
+    prose = {name: values for name, values in columns.items() if _are_prose(values)}
     if not prose:
         raise RawTextsError(
             f"no column looks like text; there are {listed(list(columns))}: name it "
@@ -88,38 +164,69 @@ def _longest_prose(columns: ColumnValues) -> str:
     return max(prose, key=lambda n: sum(map(len, prose[n])) / len(prose[n]))
 
 
-def _told_by(rest: ColumnValues, label: str) -> Told:
-    """Raises RawTextsError if the column does not contain labels."""
-    found = _told({label: rest[label]}) if label in rest else None
-    if found is None:
-        raise RawTextsError(
-            f"{label!r} is no column of labels: it is the text, or holds neither "
-            f"numbers nor at most {MOST_CLASSES} classes of several rows each"
-        )
-    return found
-
-
-def _told(rest: ColumnValues) -> Told | None:
-    """Match by the name of a column, else by its values."""
-    usual = [n for n in rest if n.strip().casefold() in LABELS]
-    for names in (usual, [n for n in rest if n not in usual]):
-        own = {name: rest[name] for name in names}
-        found = ((name, guessed(own)) for name, guessed in BY_LABEL)
-        if told := next(((name, one) for name, one in found if one), None):
-            return told
-    return None
-
-
-def _unlabelled() -> Told:
-    return UNLABELLED, Guessed({"label_column": None}, "no column a label")
-
-
-def _split_column(rest: ColumnValues) -> str | None:
+def _split_column(rest: Values) -> str | None:
     for name, values in rest.items():
         found = {str(value).strip().casefold() for value in values}
         if name.strip().casefold() in SPLIT_COLUMNS and found <= SPLIT_NAMES:
             return name
     return None
+
+
+def _labels(columns: Values) -> tuple[str, str | list[str], str] | None:
+    """Return the task, the column with its labels or several of 0 and 1, and why."""
+    first = _first(columns, lambda _, values: all(map(_is_list_of_texts, values)))
+    task = "multi-label-classification"
+    if first is not None:
+        return task, first, f"{first} holds lists of labels"
+    flags = [n for n, v in columns.items() if {str(x) for x in v} == {"0", "1"}]
+    if len(flags) > 1:
+        return task, flags, f"{', '.join(flags)} are 0 or 1"
+    first = _first(columns, lambda _, values: _num_classes(values))
+    if first is not None:
+        count, rows = _num_classes(columns[first]), len(columns[first])
+        why = f"{first} has {count} classes in the first {rows:,} rows"
+        return "sequence-classification", first, why
+    first = _first(columns, _are_targets)
+    return first and ("regression", first, f"{first} holds numbers")
+
+
+def _first(columns: Values, fits: Callable[[str, Sequence[Any]], Any]) -> str | None:
+    return next((name for name, values in columns.items() if fits(name, values)), None)
+
+
+def _are_targets(name: str, values: Sequence[Any]) -> bool:
+    """Return True for numbers that are not row numbers."""
+    is_id = name.strip().casefold() in ROW_NUMBERS or name.endswith("_id")
+    return all(map(_is_number, values)) and not is_id
+
+
+def _num_classes(values: Sequence[Any]) -> int | None:
+    """Count different values if they are few and whole or text; else None."""
+    if not all(isinstance(value, (str, int)) for value in values):
+        return None
+    if any(_is_number(value) and not WHOLE.fullmatch(str(value)) for value in values):
+        return None
+    count = len({str(value) for value in values})
+    return count if 2 <= count <= min(MOST_CLASSES, len(values) / 2) else None
+
+
+def _are_prose(values: Sequence[Any]) -> bool:
+    """Return True for texts of which half have several words or are long."""
+    if not all(isinstance(value, str) for value in values):
+        return False
+    several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in values)
+    return 2 * several >= len(values) and not all(map(_is_number, values))
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value)) and not isinstance(value, bool)
+    except (TypeError, ValueError):
+        return False
 
 
 def _length(texts: Sequence[str]) -> int:

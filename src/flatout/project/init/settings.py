@@ -20,8 +20,7 @@ from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
 from flatout.engine.tasks import HeadKind, columns_of, task_class
-from flatout.project.init.first_look import names_are_a_row
-from flatout.project.init.guess import Guess, guess
+from flatout.project.init.guess import Guess, guess, names_are_a_row
 
 DELIMITERS = (";", "\t", "|")
 OTHERS = {
