@@ -22,7 +22,6 @@ from flatout.datasets import (
     KeyedArrowDataset,
     KeyedJSONDataset,
     KeyedParquetDataset,
-    KeyedPlotlyDataset,
     TokenizerFolder,
 )
 from flatout.engine.files.arrow_folder import ArrowRecipe
@@ -241,17 +240,8 @@ def test_single_files_hold_their_key(tmp_path, caplog, kind, value, expected):
     assert "report: made again (a: 1 -> 2" in caplog.text
 
 
-def test_a_figure_is_plotlys_and_kedro_viz_can_show_it(tmp_path):
-    dataset = KeyedPlotlyDataset(filepath=str(tmp_path / "figure.json"))
-    figure = {"data": [{"type": "bar", "x": [1], "y": [2]}], "layout": {}}
-    dataset.save(Value(ContentKey({"a": 1}), figure))
-    assert dataset.load().data[0].y == (2,)
-    assert dataset.preview()["data"] == figure["data"]
-    assert KeyedPlotlyDataset.preview.__annotations__["return"] == "PlotlyPreview"
-
-
 def test_missing_files_say_so(tmp_path):
-    for kind in (KeyedJSONDataset, KeyedParquetDataset, KeyedPlotlyDataset):
+    for kind in (KeyedJSONDataset, KeyedParquetDataset):
         with pytest.raises(DatasetError, match="is not there: run the pipeline"):
             kind(filepath=str(tmp_path / "no.file")).load()
 

@@ -94,7 +94,7 @@ def split(frame: pd.DataFrame, **options):
 
 def saved(folder, rows, template=None) -> TokenizerFile:
     recipe = tokenizer_recipe(rows, MODEL, LIMITS, usable_positions)
-    tokenizer = recipe.build()[0]
+    tokenizer = recipe.build()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return TokenizerFile(folder)

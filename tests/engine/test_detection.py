@@ -46,7 +46,7 @@ def saved(folder, texts, task="next-key", **sizes):
     rows = Dataset(pa.table({"text": texts}))
     recipe = tokenizer_recipe(rows, model, TokenizeSettings(), lambda *_: None)
     recipe.write(folder)
-    vocabulary = Vocabulary.of(recipe.build()[0])
+    vocabulary = Vocabulary.of(recipe.build())
     made = make_task(model, (), vocabulary)
     torch.manual_seed(3)
     return build(model, made, vocabulary, 32).eval(), TokenizerFile(folder)
@@ -194,7 +194,7 @@ def test_keys_are_whole_words_and_the_commonest_stay(tmp_path, caplog):
     many = Dataset(pa.table({"text": [" ".join(f"k{n}" for n in range(80)) + " k7"]}))
     model = ModelSettings(task="next-key", config=SIZES)
     few = TokenizeSettings(vocab_size=64)
-    built, _ = tokenizer_recipe(many, model, few, lambda *_: None).build()
+    built = tokenizer_recipe(many, model, few, lambda *_: None).build()
     assert len(built) == 64 and "k7" in built.get_vocab()
     assert "21 of 80 keys are unknown" in caplog.text
 

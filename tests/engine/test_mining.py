@@ -67,7 +67,7 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     settings, rows = settings_of(folder), splits_of(frame_of())["train"]
     recipe = tokenizer_recipe(rows, settings.model, settings.tokenize, usable_positions)
-    recipe.build()[0].save_pretrained(folder)
+    recipe.build().save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
     vocabulary, task = Vocabulary.of(tokenizer), make_task(settings.model)

@@ -49,7 +49,7 @@ def split(frame: pd.DataFrame, task: str = TASK, **options):
 
 def saved(folder, rows) -> TokenizerFile:
     recipe = tokenizer_recipe(rows, MODEL, LIMITS, usable_positions)
-    recipe.build()[0].save_pretrained(folder)
+    recipe.build().save_pretrained(folder)
     return TokenizerFile(folder)
 
 

@@ -30,7 +30,7 @@ def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path)
     labels = [LABEL_NAMES[n % 3] for n in range(30)]
     rows = Dataset.from_dict({"text": one, "text_pair": other, "label": labels})
     settings = ModelSettings(config={"model_type": family, **CONFIGS[family]})
-    made = tokenizer_recipe(rows, settings, LIMITS, usable_positions).build()[0]
+    made = tokenizer_recipe(rows, settings, LIMITS, usable_positions).build()
     made.save_pretrained(tmp_path)
     plain, file = AutoTokenizer.from_pretrained(tmp_path), TokenizerFile(tmp_path)
     expected = plain(one, other, truncation=True, max_length=24)

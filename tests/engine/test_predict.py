@@ -57,7 +57,7 @@ def tokenizer_folder(tmp_path_factory):
         TokenizeSettings(vocab_size=100),
         usable_positions,
     )
-    recipe.build()[0].save_pretrained(folder)
+    recipe.build().save_pretrained(folder)
     return folder
 
 

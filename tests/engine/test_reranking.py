@@ -138,7 +138,7 @@ def trained(tmp_path_factory):
     recipe = tokenizer_recipe(
         rows["train"], settings.model, settings.tokenize, usable_positions
     )
-    recipe.build()[0].save_pretrained(folder / "tokenizer")
+    recipe.build().save_pretrained(folder / "tokenizer")
     file = TokenizerFile(folder / "tokenizer")
     made = split_recipes(rows, file, [], settings.model, settings.tokenize)
     tokens = [TokenRows.from_dataset(recipe.to_dataset()) for recipe in made]

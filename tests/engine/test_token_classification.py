@@ -113,7 +113,7 @@ def made(tmp_path_factory):
     recipes = plan_split(raw, columns_of(settings, TASK), settings)
     rows = recipes["train_rows"].to_dataset()
     recipe = tokenizer_recipe(rows, model_of("bert"), LIMITS, usable_positions)
-    recipe.build()[0].save_pretrained(folder)
+    recipe.build().save_pretrained(folder)
     return folder, rows
 
 

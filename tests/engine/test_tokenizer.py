@@ -18,7 +18,7 @@ from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,
     tokenizer_recipe,
 )
-from flatout.engine.tokenizing.tokenizer_checks import check_tokenizer
+from flatout.engine.tokenizing.tokenizer_checks import make_usable
 from flatout.engine.tokenizing.word_pieces import SPECIAL_TOKENS, train_word_pieces
 
 TEXTS = [
@@ -106,7 +106,6 @@ def test_a_trained_tokenizer_opens_in_transformers(tmp_path):
     assert file.max_positions == 128
     assert file.token_id("cls_token") == loaded.cls_token_id
     assert loaded("the dog")["input_ids"] == file.backend.encode("the dog").ids
-    assert {check["status"] for check in file.checks} == {"ok"}
 
 
 def test_the_key_follows_the_texts_and_the_size():
@@ -152,9 +151,6 @@ def test_a_missing_pad_token_becomes_the_end_and_it_warns(tmp_path, caplog):
     assert (loaded.pad_token, loaded.padding_side) == ("<|end|>", "right")
     assert file.max_positions == 64
     assert "pad and end of sequence are both '<|end|>'" in caplog.text
-    found = {check["name"]: check["status"] for check in file.checks}
-    assert (found["pad token"], found["padding side"]) == ("corrected", "corrected")
-    assert found["pad is not end"] == "warning"
 
 
 def test_a_model_that_counts_positions_from_behind_the_pad_token(tmp_path):
@@ -194,8 +190,9 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path, tokens, config, task, fault):
 
 
 def test_a_tokenizer_without_rust():
-    (check,) = check_tokenizer(SimpleNamespace(is_fast=False), {}, SCRATCH)
-    assert (check.name, check.status) == ("fast", "failed")
+    slow = SimpleNamespace(is_fast=False, name_or_path="slow")
+    with pytest.raises(TokenizerError, match="convert it with transformers first"):
+        make_usable(slow, {}, SCRATCH)
 
 
 @pytest.mark.parametrize(

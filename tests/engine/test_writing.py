@@ -116,7 +116,7 @@ def test_nothing_is_lost_and_no_end_stands_behind_a_prompt(tmp_path):
     rows = datasets.Dataset.from_dict({"text": texts})
     model = ModelSettings(**MODEL)
     tokenizers = [
-        tokenizer_recipe(rows, model, LIMITS, usable_positions).build()[0]
+        tokenizer_recipe(rows, model, LIMITS, usable_positions).build()
         for _ in range(2)
     ]
     first, second = (t.backend_tokenizer.to_str() for t in tokenizers)
@@ -153,4 +153,4 @@ def test_a_smaller_vocabulary_than_all_bytes_has_all_bytes():
     rows = datasets.Dataset.from_dict({"text": ["a b c"]})
     limits = TokenizeSettings(vocab_size=100)
     recipe = tokenizer_recipe(rows, ModelSettings(**MODEL), limits, usable_positions)
-    assert len(recipe.build()[0]) == 259
+    assert len(recipe.build()) == 259

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import datasets
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
@@ -11,12 +10,10 @@ from kedro_datasets.json import JSONDataset
 
 from flatout.datasets import (
     KeyedArrowDataset,
-    KeyedJSONDataset,
-    KeyedPlotlyDataset,
     TokenizerFile,
     TokenizerFolder,
 )
-from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
+from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.token_keys import StaleTokensError
 from flatout.pipelines.benchmark.nodes import run_trials
 from flatout.pipelines.sweep.nodes import run_sweep
@@ -51,7 +48,7 @@ def catalog_of(folder, model=MODEL, rows=rows_of, **tokenize):
             "params:tokenize": MemoryDataset(
                 TokenizeSettings(**{"max_length": 24, "vocab_size": 90, **tokenize})
             ),
-            "params:train": MemoryDataset(TrainSettings(global_batch_size=8)),
+            "params:tokenize.max_length": MemoryDataset(tokenize.get("max_length", 24)),
             "tokenizer": TokenizerFolder(filepath=tokenizer),
             "tokenizer_file": TokenizerFile(filepath=tokenizer),
             "label_names": JSONDataset(filepath=str(folder / "label_names.json")),
@@ -61,12 +58,8 @@ def catalog_of(folder, model=MODEL, rows=rows_of, **tokenize):
                 )
                 for name in SPLITS
             },
-            "token_report": KeyedJSONDataset(
-                filepath=str(folder / "token_report.json")
-            ),
-            "token_figure": KeyedPlotlyDataset(
-                filepath=str(folder / "token_lengths.json")
-            ),
+            "token_report": MemoryDataset(),
+            "token_figure": MemoryDataset(),
         }
     )
 
@@ -82,6 +75,7 @@ def test_what_goes_in_and_comes_out():
         *(f"{name}_rows" for name in SPLITS),
         "params:model",
         "params:tokenize",
+        "params:tokenize.max_length",
     }
     assert pipeline.outputs() == {"tokenizer", "token_report", "token_figure"}
 
@@ -105,13 +99,7 @@ def test_a_second_run_keeps_everything_and_says_so(tmp_path, caplog):
     run(catalog_of(tmp_path))
     caplog.clear()
     run(catalog_of(tmp_path))
-    names = (
-        "tokenizer",
-        *(f"{name}_tokens" for name in SPLITS),
-        "token_report",
-        "token_lengths",
-    )
-    for name in names:
+    for name in ("tokenizer", *(f"{name}_tokens" for name in SPLITS)):
         assert f"{name}: unchanged, kept" in caplog.text
     assert "rows/s" not in caplog.text
 

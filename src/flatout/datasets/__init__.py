@@ -15,7 +15,6 @@ _MODULES = {
     "KeyedArrowDataset": "keyed",
     "KeyedJSONDataset": "keyed_files",
     "KeyedParquetDataset": "keyed_files",
-    "KeyedPlotlyDataset": "keyed_files",
     "LogSessions": "log_sessions",
     "OwnSplits": "raw_texts",
     "ParquetStream": "keyed_files",

@@ -16,7 +16,7 @@ from flatout.engine.data.raw_texts import SPLITS
 OURS_ALONE = frozenset(
     {
         *(f"{split}_{kind}" for split in SPLITS for kind in ("rows", "tokens")),
-        *("tokenizer", "tokenizer_file", "token_figure"),
+        *("tokenizer", "tokenizer_file"),
     }
 )
 """Entries that another pipeline reads, in the form in which flatout writes them."""
@@ -26,7 +26,6 @@ RECIPES = OURS_ALONE | {
     "split_report",
     "test_figures",
     "test_predictions",
-    "token_report",
     "triplets",
 }
 

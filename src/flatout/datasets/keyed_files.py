@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from kedro_datasets._typing import PlotlyPreview
 
 from flatout.datasets._entry import dataset_errors
 from flatout.datasets.keyed import KeyedDataset
@@ -95,26 +94,3 @@ class KeyedJSONDataset(_KeyedFile):
         value = {**data.value(), KEY_NAME: data.key.stored()}
         text = json.dumps(value, indent=2, ensure_ascii=False)
         path.write_text(text, encoding="utf-8")
-
-
-class KeyedPlotlyDataset(_KeyedFile):
-    """A Plotly figure as JSON, with its key in `layout.meta`. Loads as a figure."""
-
-    def load(self) -> Any:
-        import plotly.io
-
-        self._check_there()
-        return plotly.io.from_json(self._path.read_text(encoding="utf-8"))
-
-    def preview(self) -> PlotlyPreview:
-        """The preview that Kedro-Viz shows at the node."""
-        return PlotlyPreview(self._read_json())
-
-    def _read_key(self) -> dict[str, Any]:
-        fields: dict[str, Any] = self._read_json()["layout"]["meta"][KEY_NAME]
-        return fields
-
-    def _write_file(self, data: Any, path: Path) -> None:
-        figure = data.value()
-        figure["layout"]["meta"] = {KEY_NAME: data.key.stored()}
-        path.write_text(json.dumps(figure), encoding="utf-8")

@@ -1,53 +1,28 @@
-"""Statistics of token rows, and a figure: lengths and truncation."""
+"""Statistics of token rows: lengths and truncation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.files.content_key import ContentKey
-from flatout.engine.parameters import TokenizeSettings
-from flatout.engine.tokenizing.token_keys import facts_of, token_key
-from flatout.engine.tokenizing.tokenizer import TokenizerFile
+from flatout.engine.tokenizing.token_keys import facts_of
 
-FORMAT_VERSION = 4
 QUANTILES = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 HISTOGRAM_BINS = 40
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class TokenReport:
-    """Recipe of the report on token rows by split."""
-
-    tokens: Mapping[str, Any]
-    """`datasets.Dataset` by split; includes `train`."""
-    tokenizer: TokenizerFile
-    tokenize: TokenizeSettings
-
-    @cached_property
-    def key(self) -> ContentKey:
-        rows = {f"{name}_tokens": token_key(rows) for name, rows in self.tokens.items()}
-        own = {"format": FORMAT_VERSION, "max_length": self.tokenize.max_length}
-        return ContentKey({"tokenizer": self.tokenizer.digest, **rows, **own})
-
-    def value(self) -> dict[str, Any]:
-        """Return a dict for JSON; shares are between 0 and 1."""
-        return self._value
-
-    @cached_property
-    def _value(self) -> dict[str, Any]:
-        return {
-            "max_length": self.tokenize.max_length,
-            "splits": {name: _split(rows) for name, rows in self.tokens.items()},
-            "histogram": histogram(lengths_of(self.tokens["train"])),
-            "tokenizer_checks": self.tokenizer.checks,
-        }
+def token_report(tokens: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+    """Return the report on token rows (`datasets.Dataset` by split, `train` included)
+    as a dict for JSON; shares are between 0 and 1."""
+    return {
+        "max_length": max_length,
+        "splits": {name: _split(rows) for name, rows in tokens.items()},
+        "histogram": histogram(lengths_of(tokens["train"])),
+    }
 
 
 def _split(rows: Any) -> dict[str, Any]:
@@ -83,35 +58,3 @@ def histogram(lengths: Ints) -> dict[str, list[float]]:
     edges = np.arange(0, longest + width + 1, width)
     counts, _ = np.histogram(lengths, edges)
     return {"edges": edges.tolist(), "counts": counts.tolist()}
-
-
-FIGURE_VERSION = 3
-
-
-@dataclass(frozen=True)
-class LengthFigure:
-    """Recipe of the figure of the lengths."""
-
-    report: TokenReport
-
-    @property
-    def key(self) -> ContentKey:
-        return ContentKey({**self.report.key.fields, "figure": FIGURE_VERSION})
-
-    def value(self) -> dict[str, Any]:
-        """Return `data` and `layout` of a Plotly figure."""
-        report = self.report.value()
-        edges, train = report["histogram"]["edges"], report["splits"]["train"]
-        cut, length = train["cut_share"], train["length"]
-        text = f"{train['rows']:,} training rows: median {length['median']:g}, "
-        text += f"mean {length['mean']:g} tokens"
-        text += "" if cut is None else f", {100 * cut:.1f} % of them cut"
-        bars = {"type": "bar", "x": edges[:-1], "y": report["histogram"]["counts"]}
-        return {
-            "data": [{**bars, "width": edges[1] - edges[0], "offset": 0}],
-            "layout": {
-                "title": {"text": text},
-                "xaxis": {"title": {"text": "tokens of a row"}},
-                "yaxis": {"title": {"text": "rows"}},
-            },
-        }

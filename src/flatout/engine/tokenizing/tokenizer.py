@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import xxhash
 
 from flatout.engine.files.arrow_folder import without_indices
-from flatout.engine.files.atomic_folder import stored_facts
 from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.machine.hub import answers, where_to_look
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
@@ -21,11 +20,7 @@ from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import task_class
 from flatout.engine.tokenizing import byte_pieces, word_pieces
 from flatout.engine.tokenizing.checkpoint_files import files_digest
-from flatout.engine.tokenizing.tokenizer_checks import (
-    Check,
-    check_tokenizer,
-    pad_candidate,
-)
+from flatout.engine.tokenizing.tokenizer_checks import TokenizerError, make_usable
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +38,6 @@ NO_LIMIT = int(1e30)
 
 UsablePositions = Callable[[dict[str, Any], Any], int | None]
 """(a model's config, its tokenizer) -> tokens of its longest row; None: no maximum."""
-
-
-class TokenizerError(ValueError):
-    """A tokenizer that cannot be loaded or used; lists the searched places."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +62,6 @@ class TokenizerFile:
     @property
     def path(self) -> Path:
         return self.folder / "tokenizer.json"
-
-    @property
-    def checks(self) -> list[dict[str, str]]:
-        """The table of checks from the time when the tokenizer was made."""
-        return list(stored_facts(self.folder).get("checks", []))
 
     @property
     def max_positions(self) -> int | None:
@@ -148,13 +134,12 @@ class TokenizerRecipe:
     usable_positions: UsablePositions
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Save the tokenizer; return the table of checks, which is stored with it."""
-        tokenizer, checks = self.build()
-        tokenizer.save_pretrained(folder)
-        return {"checks": [asdict(check) for check in checks]}
+        """Save the tokenizer. There are no facts to store with it."""
+        self.build().save_pretrained(folder)
+        return {}
 
-    def build(self) -> tuple[Any, list[Check]]:
-        """Make the `PreTrainedTokenizerFast` and its checks. Raises TokenizerError."""
+    def build(self) -> Any:
+        """Make the `PreTrainedTokenizerFast`. Raises TokenizerError."""
         if self.model.name_or_path is None:
             tokenizer = self._trained()
             config = _scratch_config(self.model)
@@ -162,14 +147,13 @@ class TokenizerRecipe:
             tokenizer, config = _load(self.model)
         if task_class(self.model.task).texts.form == "words":
             _put_space_before_words(tokenizer)
-        checks = check_tokenizer(tokenizer, config, self.model)
-        _apply(checks, tokenizer)
+        make_usable(tokenizer, config, self.model)
         limits = (
             tokenizer.model_max_length,
             self.usable_positions(config, tokenizer),
         )
         tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
-        return tokenizer, checks
+        return tokenizer
 
     def _trained(self) -> Any:
         if _writes(self.model):
@@ -380,19 +364,3 @@ def _not_found(name: str, error: Exception) -> str:
         f"({type(error).__name__}: "
         f"{first_line(error)})"
     )
-
-
-def _apply(checks: list[Check], tokenizer: Any) -> None:
-    """Apply the table of checks: correct, warn or fail."""
-    for check in checks:
-        if check.status == "warning":
-            logger.warning("tokenizer: %s: %s", check.name, check.text)
-    failed = [f"  {c.name}: {c.text}" for c in checks if c.status == "failed"]
-    if failed:
-        raise TokenizerError(
-            f"the tokenizer {tokenizer.name_or_path!r} cannot be used:\n"
-            + "\n".join(failed)
-        )
-    tokenizer.padding_side = "right"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = pad_candidate(tokenizer)

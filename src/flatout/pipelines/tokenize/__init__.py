@@ -23,7 +23,7 @@ def create_pipeline(**_: Any) -> Pipeline:
     )
     made, views = ["train_rows", *PARAMETERS], ["tokenizer", "tokenizer_file"]
     encoded = [*rows, "tokenizer_file", "label_names", *PARAMETERS]
-    described = [*tokens, "tokenizer_file", "params:tokenize"]
+    described = [*tokens, "params:tokenize.max_length"]
     names, reports = "label_names", ["token_report", "token_figure"]
     return Pipeline(
         [

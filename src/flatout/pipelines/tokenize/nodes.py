@@ -9,7 +9,7 @@ from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.families import usable_positions
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
-from flatout.engine.tokenizing.statistics import LengthFigure, TokenReport
+from flatout.engine.tokenizing.statistics import token_report
 from flatout.engine.tokenizing.token_recipes import label_names_of, split_recipes
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,
@@ -52,16 +52,11 @@ def encode_rows(
 
 
 def describe_tokens(
-    train_tokens: Any,
-    validation_tokens: Any,
-    test_tokens: Any,
-    tokenizer_file: TokenizerFile,
-    tokenize: TokenizeSettings,
-) -> tuple[TokenReport, LengthFigure]:
-    """Describe lengths, truncation and vocabulary use, in figures and as a picture."""
-    report = TokenReport(
-        dict(zip(SPLITS, (train_tokens, validation_tokens, test_tokens), strict=True)),
-        tokenizer_file,
-        tokenize,
-    )
-    return report, LengthFigure(report)
+    train_tokens: Any, validation_tokens: Any, test_tokens: Any, max_length: int
+) -> tuple[dict[str, Any], Any]:
+    """Describe lengths and truncation, in figures and as a Plotly figure."""
+    from flatout.reports.pictures.lengths import length_figure
+
+    tokens = (train_tokens, validation_tokens, test_tokens)
+    report = token_report(dict(zip(SPLITS, tokens, strict=True)), max_length)
+    return report, length_figure(report)
