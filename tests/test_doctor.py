@@ -126,14 +126,7 @@ def test_rows_that_cannot_be_used():
 
 
 def test_numbers_in_place_of_texts():
-    rows = frame(text=["1", "2"], label=["x", "y"], review=["a good film", "a bad one"])
-    assert judged(rows)[0] == (
-        "data",
-        "fail",
-        "each text in 'text' is a number, as '1'",
-        "split.text_column: did you mean 'review' ('a good film')?",
-    )
-    assert judged(rows.drop(columns="review"))[0] == (
+    assert judged(frame(text=["1", "2"], label=["x", "y"]))[0] == (
         "data",
         "warn",
         "each text in 'text' is a number, as '1'",

@@ -8,10 +8,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
-from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -46,9 +44,6 @@ PACKAGES = {
 """Module and distribution of each label, in the order in which labels are used."""
 FORMAT_VERSION = 1
 """Increase it if the same packages would give other rows."""
-BLOCK_FILES = 24
-BLOCKS_AHEAD = 2
-"""Number of blocks of a package that are parsed at the same time."""
 SURPLUS = 1.05
 """Texts collected per wanted text, because some are in two packages."""
 
@@ -156,30 +151,15 @@ def _quotas(counts: list[int], rows: int | None) -> list[int]:
 
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
-    """Texts of each package, from files in the order of their names' hashes, until
-    there are `wanted` distinct ones: a small corpus needs little parsing."""
-    texts: dict[str, list[str]] = {package: [] for package in packages}
-    blocks = {package: _file_blocks(package) for package in packages}
+    """At least `wanted` texts of each package, from a process for each."""
+    files, counts = map(_files, packages), [wanted] * len(packages)
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
-        while blocks:
-            ahead = [
-                (package, files)
-                for package, waiting in blocks.items()
-                for files in islice(waiting, BLOCKS_AHEAD)
-            ]
-            full = blocks.keys() - {package for package, _ in ahead}
-            found = processes.map(docstrings_of, [files for _, files in ahead])
-            for (package, _), new in zip(ahead, found, strict=True):
-                if package not in full:
-                    texts[package] += new
-                if wanted is not None and len(set(texts[package])) >= wanted:
-                    full.add(package)
-            blocks = {name: left for name, left in blocks.items() if name not in full}
-    return texts
+        texts = processes.map(docstrings_of, files, counts)
+        return dict(zip(packages, texts, strict=True))
 
 
-def _file_blocks(package: str) -> Iterator[list[str]]:
-    """Python files of a package without its tests, BLOCK_FILES at a time."""
+def _files(package: str) -> list[str]:
+    """Python files of a package without its tests, in the order of their hashes."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations  # noqa: S101
     root = Path(next(iter(spec.submodule_search_locations)))
@@ -188,9 +168,7 @@ def _file_blocks(package: str) -> Iterator[list[str]]:
         for path in root.rglob("*.py")
         if not {"tests", "test"} & set(path.relative_to(root).parts)
     ]
-    files.sort(key=_hash)
-    for start in range(0, len(files), BLOCK_FILES):
-        yield [str(root / name) for name in files[start : start + BLOCK_FILES]]
+    return [str(root / name) for name in sorted(files, key=_hash)]
 
 
 def _write(file: Path, table: pa.Table, key: ContentKey) -> None:

@@ -9,16 +9,14 @@ from kedro.io import DataCatalog, DatasetError
 
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.doctor.finding import within
-from flatout.engine.data.columns import Columns, all_numbers, prose_beside
+from flatout.engine.data.columns import Columns, all_numbers
 from flatout.engine.data.raw_texts import (
-    RawTexts,
     RawTextsError,
     batches_of,
     named_row,
     open_raw_texts,
 )
 from flatout.engine.data.rows import CheckedBatch, check_batch
-from flatout.engine.data.text_split import DEFAULT_TEXT_COLUMN
 from flatout.engine.files.atomic_folder import stored_key
 from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
@@ -63,15 +61,15 @@ def judged(data: Any, settings: Settings) -> list[Finding]:
     if first is None or not (len(first.rows) or first.broken):
         raise RawTextsError("raw_texts is empty: it has columns but no rows")
     checked = check_batch(first, columns)
-    found = _columns(checked, columns, settings, raw)
+    found = _columns(checked, columns, settings)
     return [found, _labels(checked, columns, settings)]
 
 
-def _columns(
-    checked: CheckedBatch, columns: Columns, settings: Settings, raw: RawTexts
-) -> Finding:
+def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:
     if all_numbers(checked.table.column("text")):
-        return _numbers(checked, columns, raw)
+        number = checked.table.column("text")[0].as_py()
+        text = f"each text in {columns.text!r} is a number, as {number!r}"
+        return Finding("data", "warn", text, "is split.text_column right?")
     names = ", ".join(columns.names)
     usable, bad = int(checked.good.sum()), checked.rejected.num_rows
     count = usable + bad
@@ -85,17 +83,6 @@ def _columns(
     text += f", which is too few for split.max_rejected_fraction {share:g}"
     fix = "correct the rows, or raise split.max_rejected_fraction; later rows may do"
     return Finding("data", "fail", f"{text}; {place}: {reason}", fix)
-
-
-def _numbers(checked: CheckedBatch, columns: Columns, raw: RawTexts) -> Finding:
-    number = checked.table.column("text")[0].as_py()
-    text = f"each text in {columns.text!r} is a number, as {number!r}"
-    other = prose_beside(raw, columns)
-    if other is None:
-        return Finding("data", "warn", text, "is split.text_column right?")
-    fix = f"split.text_column: did you mean {other.name!r} ({other.example!r})?"
-    status = "fail" if columns.text == DEFAULT_TEXT_COLUMN else "warn"
-    return Finding("data", status, text, fix)
 
 
 def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:

@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.column_checks import is_text
 from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
-from flatout.engine.data.raw_texts import RawTexts, RawTextsError, batches_of
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.parameters import SplitSettings
 
 DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"'}
@@ -29,9 +28,6 @@ DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
 NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
 """Matches numbers, dates and times."""
-PROSE = r"(?s)\p{L}.*\s.*\p{L}|\p{Lo}{4}"
-"""Matches several words, or letters of a script that may not use spaces."""
-SAMPLED_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -270,38 +266,10 @@ def _other_delimiter(present: Sequence[str]) -> str | None:
     return next(found, None)
 
 
-@dataclass(frozen=True)
-class TextColumn:
-    name: str
-    example: str
-
-
 def all_numbers(texts: Any) -> bool:
     """Return true if `texts` is not empty and each text is a number."""
     numbers = pc.match_substring_regex(texts, NUMBER)
     return len(texts) > 0 and bool(pc.all(numbers).as_py())
-
-
-def prose_beside(raw: RawTexts, columns: Columns) -> TextColumn | None:
-    """Return the unused column whose first values are longest and mostly prose."""
-    names = [n for n in raw.column_names if raw.column_names.count(n) == 1]
-    unused = [name for name in names if name not in columns.names]
-    batch = next(batches_of(raw, unused), None) if unused else None
-    if batch is None:
-        return None
-    samples = {name: batch.columns[name][:SAMPLED_ROWS] for name in unused}
-    prose = {name: texts for name, texts in samples.items() if _is_prose(texts)}
-    if not prose:
-        return None
-    name = max(prose, key=lambda n: pc.mean(pc.utf8_length(prose[n])).as_py())
-    return TextColumn(name, excerpt(prose[name].drop_null()[0]))
-
-
-def _is_prose(texts: Any) -> bool:
-    if not is_text(texts.type) or texts.null_count == len(texts):
-        return False
-    found = pc.match_substring_regex(texts.cast(pa.large_string()), PROSE)
-    return bool(pc.mean(found.cast(pa.int8())).as_py() > 0.5)
 
 
 def excerpt(value: Any) -> str:

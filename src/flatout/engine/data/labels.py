@@ -103,8 +103,8 @@ def _several_labels(facts: RowFacts) -> dict[str, Any]:
     """Texts with several labels: the first row of each text is used, the others are
     duplicates."""
     starts = first_rows(facts.exact)
-    told = facts.labels if facts.numbers is None else facts.numbers
-    odd = np.flatnonzero(told != told[starts])
+    labels = facts.labels if facts.numbers is None else facts.numbers
+    odd = np.flatnonzero(labels != labels[starts])
     texts, at = np.unique(starts[odd], return_index=True)
     pairs = np.stack([texts, odd[at]], axis=1)[:SHOWN_TEXTS].tolist()
     return {

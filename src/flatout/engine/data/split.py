@@ -142,17 +142,16 @@ class SplitPlan(ABC):
             raise SplitError(f"{text}{self._numbers_hint()}")
         if not any(report["rows_out"].values()):
             raise SplitError(no_row_text(report, self.rejected))
-        self._check_rows()
         if self.has_names:
             self._check_labels()
         empty = [name for name in SPLITS if report["rows_out"][name] == 0]
         if empty and self.facts.are_given:
-            told = "split_report says"
+            reports = "split_report says"
             if report["rejected"]:
-                told = f"{self.quarantine} and split_report say"
+                reports = f"{self.quarantine} and split_report say"
             raise SplitError(
-                f"no usable row is left in {' and '.join(empty)}: {told} why. Give it "
-                "rows, or none at all: then they are taken from train"
+                f"no usable row is left in {' and '.join(empty)}: {reports} why. Give "
+                "it rows, or none at all: then they are taken from train"
             )
         if empty:
             raise SplitError(
@@ -168,9 +167,6 @@ class SplitPlan(ABC):
     def _numbers_hint(self) -> str:
         """Return advice for numeric labels that are unlikely to be classes."""
         return ""
-
-    def _check_rows(self) -> None:  # noqa: B027
-        """Raise SplitError if the rows do not fit the settings."""
 
     def _check_labels(self) -> None:
         facts = self.facts
@@ -204,13 +200,13 @@ def assign(facts: RowFacts, settings: SplitSettings) -> Codes:
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
     shares = [fractions.train, fractions.validation, fractions.test]
-    dealt = [code for code in range(3) if code == 0 or code not in facts.given]
-    bounds = np.cumsum([shares[code] for code in dealt])
+    drawn = [code for code in range(3) if code == 0 or code not in facts.given]
+    bounds = np.cumsum([shares[code] for code in drawn])
     places = scrambled(hashes, settings.seed).astype(np.float64) / 2.0**64
     # The last split gets the remaining rows, whatever the sum of the fractions.
     whole = bounds[-1] if facts.are_given else 1.0
     at = np.searchsorted(bounds[:-1] / whole, places, side="right")
-    codes: Codes = np.array(dealt, np.int8)[at]
+    codes: Codes = np.array(drawn, np.int8)[at]
     return np.where(facts.splits > 0, facts.splits, codes)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.data.columns import Columns, all_numbers, prose_beside
+from flatout.engine.data.columns import Columns, all_numbers
 from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
 from flatout.engine.data.labels import label_report, label_warnings
 from flatout.engine.data.raw_texts import SPLITS, RawTexts, batches_of, named_row
@@ -23,8 +23,6 @@ from flatout.engine.parameters import SplitSettings
 logger = logging.getLogger(__name__)
 
 SHOWN_LEAKS = 100
-DEFAULT_TEXT_COLUMN = SplitSettings().text_column
-"""Default name. With any other name, the user may have chosen a column of numbers."""
 MANY_NUMBERS = 50
 """Number of distinct numeric labels above which they are unlikely to be classes."""
 
@@ -46,11 +44,9 @@ class TextSplit(SplitPlan):
         if columns.form == "pairs" and columns.label:
             text = "pairs have the score %r (split.label_column; null: no score)"
             logger.info(text, columns.label)
-        self._number: str | None = None
-        """The first text if every text is a number."""
-        self._warned = False
 
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
+        number: str | None = None
         only_numbers = True
         for batch in batches_of(self.raw, self.columns.names):
             checked = check_batch(batch, self.columns)
@@ -65,9 +61,10 @@ class TextSplit(SplitPlan):
                 label_kinds=checked.label_kinds,
                 groups=group_hashes(checked.groups),
             )
-            told = self.columns.has_labels
-            nothing = pa.nulls(table.num_rows)
-            collected.add_labels(table.column("label") if told else nothing)
+            labels = pa.nulls(table.num_rows)
+            if self.columns.has_labels:
+                labels = table.column("label")
+            collected.add_labels(labels)
             num_raw = len(batch.rows) + len(batch.broken)
             collected.reject(checked.rejected, num_raw)
             if num_raw:
@@ -76,7 +73,12 @@ class TextSplit(SplitPlan):
             if table.num_rows and only_numbers:
                 texts = table.column("text")
                 only_numbers = all_numbers(texts)
-                self._number = texts[0].as_py() if only_numbers else None
+                number = texts[0].as_py() if only_numbers else None
+        if number is not None:
+            text = "split.text_column is %r, and each text in it is a number, as %r"
+            logger.warning(
+                f"{text}: is that the right column?", self.columns.text, number
+            )
         self._check_there(collected)
 
     def _check_there(self, collected: FactCollector) -> None:
@@ -107,23 +109,6 @@ class TextSplit(SplitPlan):
         facts = self.facts
         found = leaks(facts.exact, assign(facts, self.settings))[:SHOWN_LEAKS]
         return [[named_row(facts.at(row)) for row in rows] for rows in found]
-
-    def _check_rows(self) -> None:
-        if self._number is None:
-            return
-        name = self.columns.text
-        fault = f"split.text_column is {name!r}, and each text in it is a number, as "
-        fault += repr(self._number)
-        other = prose_beside(self.raw, self.columns)
-        hint = f"did you mean {other.name!r} ({other.example!r})?" if other else ""
-        if other and name == DEFAULT_TEXT_COLUMN:
-            raise SplitError(
-                f"{fault}: {hint} Set split.text_column; to train on the numbers, give "
-                "their column another name and set that"
-            )
-        if not self._warned:
-            logger.warning("%s: %s", fault, hint or "is that the right column?")
-        self._warned = True
 
     def _numbers_hint(self) -> str:
         sets = self.facts.label_sets if self.columns.has_classes else []
