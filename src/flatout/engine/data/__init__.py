@@ -4,6 +4,6 @@ The modules in the order of use: `readers/` and `sessions/` read files, and
 `raw_texts.py` defines their common output. `columns.py` assigns the columns;
 `column_checks.py` and `forms/` read their values, `rows.py` checks rows. `row_facts.py`
 and `row_hashes.py` keep the data that `split.py` needs to assign splits, for texts
-(`text_split.py`), arrays and images. `labels.py` and `split_report.py` write the
-reports, `split_recipes.py` makes the recipes for the catalog.
+(`split_recipes.py`), arrays and images. `labels.py` and `split_report.py` write the
+reports, `split_recipes.py` also makes the recipes for the catalog.
 """

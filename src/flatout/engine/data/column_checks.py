@@ -33,6 +33,26 @@ def named(array: Any) -> Any:
     return pc.if_else(missing, pa.scalar(None, array.type), array)
 
 
+def python_values(batch: RawBatch, name: str) -> list[Any]:
+    """Values (N,) of a column; all None for a batch that is not UTF-8."""
+    array = plain_values(batch.columns[name])
+    try:
+        return list(array.to_pylist())
+    except UnicodeDecodeError:
+        return [None] * len(array)
+
+
+def parsed_list(value: Any) -> Any:
+    """Return the list that a text contains as JSON; other values as they are."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    return found if isinstance(found, list) else value
+
+
 def checks_of(found: list[Any]) -> list[Check]:
     """Checks of rows read one by one: a text in `found` (N,) is an error."""
     reasons = sorted({one for one in found if isinstance(one, str)})

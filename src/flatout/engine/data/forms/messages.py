@@ -7,9 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, checks_of
+from flatout.engine.data.column_checks import (
+    Check,
+    checks_of,
+    parsed_list,
+    python_values,
+)
 from flatout.engine.data.raw_texts import RawBatch
-from flatout.engine.files.content_key import plain_values
 
 ASSISTANT = "assistant"
 """The role whose messages the model learns."""
@@ -17,24 +21,18 @@ ASSISTANT = "assistant"
 
 def read_messages(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     """Return conversations (N,) as readable text and as JSON, and their errors."""
-    values = plain_values(batch.columns[name]).to_pylist()
-    found = [_conversation(name, value) for value in values]
+    found = [_conversation(name, value) for value in python_values(batch, name)]
     good = [None if isinstance(one, str) else one for one in found]
-    told = [one and "\n".join(map(_line, one)) for one in good]
+    texts = [
+        one and "\n".join(f"{m['role']}: {m['content']}" for m in one) for one in good
+    ]
     kept = [one and json.dumps(one, ensure_ascii=False) for one in good]
-    return pa.array(told, pa.string()), pa.array(kept, pa.string()), checks_of(found)
-
-
-def _line(message: dict[str, str]) -> str:
-    return f"{message['role']}: {message['content']}"
+    return pa.array(texts, pa.string()), pa.array(kept, pa.string()), checks_of(found)
 
 
 def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
     """Return the messages of a conversation, or its error."""
-    try:
-        messages = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        messages = ()
+    messages = parsed_list(value)
     if messages is None:
         return f"{name} is missing"
     if not isinstance(messages, list) or not all(map(_is_message, messages)):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, checks_of, read_text
+from flatout.engine.data.column_checks import (
+    Check,
+    checks_of,
+    parsed_list,
+    python_values,
+    read_text,
+)
 from flatout.engine.data.raw_texts import RawBatch
-from flatout.engine.files.content_key import plain_values
 
 Checks = list[tuple[str, Check]]
 
@@ -27,7 +31,7 @@ def read_pairs(
     if negative is None:
         offsets = np.arange(len(positives) + 1, dtype=np.int32)
         return anchors, pa.ListArray.from_arrays(offsets, positives), checks
-    values = _values(batch.columns[negative])
+    values = python_values(batch, negative)
     pairs = list(zip(positives.to_pylist(), values, strict=True))
     found = [_negatives(negative, value, own) for own, value in pairs]
     checks += [(negative, check) for check in checks_of(found)]
@@ -38,21 +42,12 @@ def read_pairs(
     return anchors, pa.array(lists, pa.list_(pa.string())), checks
 
 
-def _values(array: Any) -> list[Any]:
-    """Python values (N,); all None for a batch that is not UTF-8."""
-    try:
-        return list(plain_values(array).to_pylist())
-    except UnicodeDecodeError:
-        return [None] * len(array)
-
-
 def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
     """Return the texts, or the error."""
     if value is None:
         return f"{name} is missing"
-    found = [value] if isinstance(value, str) else value
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        found = _listed(value)
+    found = parsed_list(value)
+    found = [found] if isinstance(found, str) else found
     if not isinstance(found, list) or not all(isinstance(t, str) for t in found):
         return f"{name} is neither a text nor a list of texts"
     if not all(text.strip() for text in found):
@@ -60,12 +55,3 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
     if positive in found:
         return f"{name} equals the positive"
     return found
-
-
-def _listed(text: str) -> Any:
-    """Return the list that a text contains as JSON; else a list of the text itself."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    return found if isinstance(found, list) else [text]
