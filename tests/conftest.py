@@ -22,15 +22,6 @@ from flatout.engine.machine.garbage import collect_as_usual, collect_rarely
 from flatout.places import use_project
 from tests import warm
 
-os.environ.update(
-    DO_NOT_TRACK="1",
-    MLFLOW_DISABLE_TELEMETRY="true",
-    HF_HUB_OFFLINE="1",
-    HF_HUB_DISABLE_TELEMETRY="1",
-    # Threads that wait give the core to the other test process at once.
-    OMP_WAIT_POLICY="PASSIVE",
-)
-
 # No test asserts wall time, neither of a test nor of drawing what goes into it.
 hypothesis.settings.register_profile(
     "busy machine",
@@ -41,6 +32,13 @@ hypothesis.settings.load_profile("busy machine")
 
 PROJECT = Path(__file__).parents[1]
 CORPUS = yaml.safe_load((PROJECT / "conf/test/parameters.yml").read_text())["corpus"]
+
+
+def _at_once(_: int) -> None:
+    """No test pulls the plug: none needs its files on the disk."""
+
+
+os.fsync = _at_once
 
 
 def pytest_configure() -> None:
@@ -139,6 +137,17 @@ def store(empty_store: Path, tmp_path: Path) -> str:
     """URI of a fresh tracking store."""
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """What the launcher starts are forks of this process, which import nothing anew."""
+    from flatout.engine.launch import supervisor
+    from tests.forks import FORKING
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "subprocess", FORKING)
+        yield
 
 
 @pytest.fixture

@@ -1,15 +1,28 @@
-"""Two ranks that fork from a test: they import nothing anew."""
+"""Ranks that fork from a test: they import nothing anew."""
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import runpy
+import signal
 import socket
+import subprocess
+import sys
+import time
+import warnings
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 from accelerate.state import AcceleratorState
+from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+    subprocess_handler,
+)
 
+from flatout.engine.machine.signals import STOPPING
+from flatout.engine.machine.watchdog import Heartbeat, heartbeat
 from tests.golden.engine import (
     DistributedSettings,
     ProcessGroup,
@@ -18,32 +31,110 @@ from tests.golden.engine import (
 )
 
 
-def fork_two(work: Callable[..., None], *arguments: Any, strategy: str = "ddp") -> None:
-    """`work(runtime, group, *arguments)` in two ranks of one group."""
+def fork_two(
+    work: Callable[..., None], *arguments: Any, strategy: str = "ddp", ranks: int = 2
+) -> None:
+    """`work(runtime, group, *arguments)` in two ranks of one group, or in more."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(
-            target=_join, args=(rank, port, strategy, work, arguments), daemon=True
-        )
-        for rank in range(2)
+    given = port, strategy, work, arguments
+    processes = [
+        context.Process(target=_join, args=(rank, ranks, *given), daemon=True)
+        for rank in range(ranks)
     ]
-    for process in ranks:
+    for process in processes:
         process.start()
-    for process in ranks:
+    for process in processes:
         process.join(250)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    assert {process.exitcode for process in processes} == {0}
 
 
-def _join(rank: int, port: int, strategy: str, work: Any, arguments: Any) -> None:
-    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+def _join(
+    rank: int, ranks: int, port: int, strategy: str, work: Any, arguments: Any
+) -> None:
+    named = {"RANK": rank, "LOCAL_RANK": rank}
+    named |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (named | place).items()})
-    # What Accelerate learnt in the process that was forked: one rank, no DDP.
-    AcceleratorState._reset_state(reset_partial_state=True)
+    _forget()
     runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
     group = ProcessGroup.join(DistributedSettings(strategy=strategy), runtime)
     work(runtime, group, *arguments)
     group.leave()
+
+
+def _forget() -> None:
+    """What Accelerate learnt in the process that was forked: one rank, no DDP."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+class Forked:
+    """`python -m MODULE ...` in a fork of this process. It serves as its
+    `subprocess.Popen`; the commands that it starts are forks too."""
+
+    def __init__(
+        self,
+        args: list[str],
+        env: dict[str, str],
+        stdout: IO[Any] | int | None = None,
+        stderr: IO[Any] | int | None = None,
+        start_new_session: bool = True,
+    ) -> None:
+        self.returncode: int | None = None
+        reading, writing = os.pipe() if stdout == subprocess.PIPE else (None, None)
+        self.pid = os.fork()
+        if not self.pid:
+            _become(args, env, writing)
+        if writing is not None:
+            os.close(writing)
+        self.stdout = None if reading is None else os.fdopen(reading, "rb")
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float = 240) -> int:
+        end_s = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.01)
+        return int(self.returncode or 0)
+
+
+FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
+"""The module `subprocess` of a supervisor whose ranks are forks."""
+
+
+def _become(args: list[str], env: dict[str, str], output: int | None) -> None:
+    status = 1
+    try:
+        os.setsid()
+        for signum in STOPPING:
+            signal.signal(signum, signal.SIG_DFL)
+        for stream in (1, 2) if output is not None else ():
+            os.dup2(output, stream)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
+        os.environ.clear()
+        os.environ.update(env)
+        logging.root.handlers.clear()
+        warnings.simplefilter("ignore")
+        subprocess_handler.Popen = Forked
+        _forget()
+        vars(heartbeat).update(vars(Heartbeat()))
+        module = args.index("-m") + 1
+        sys.argv = [*args[module:]]
+        runpy.run_module(args[module], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(bool(end.code))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -50,6 +50,7 @@ PRELOADED = (
     "plotly.graph_objects",
     "torch._dynamo",
     "transformers.models.bert.modeling_bert",
+    "tests.forks",
 )
 
 
@@ -229,9 +230,12 @@ if __name__ == "__main__":
         os._exit(0)  # what libraries say about their end is no one's concern
     from kedro.framework.cli.cli import main
 
+    from flatout.engine.launch import supervisor
     from flatout.tracking import program
+    from tests.forks import FORKING
 
     program.start = follow_in_a_fork
+    supervisor.subprocess = FORKING
 
     sys.argv = ["kedro", *command]
     try:

@@ -58,7 +58,9 @@ def make_job(folder: Path, *, config=None, rows=60, seed=0, data_key="k", **trai
 
 def run_forked(job: TrainJob) -> TrainResult:
     """`run_job` without the launcher: ranks that import nothing anew."""
-    fork_two(_train, job, strategy=job.settings.train.distributed.strategy)
+    settings = job.settings.train.distributed
+    ranks = int(settings.num_processes)
+    fork_two(_train, job, strategy=settings.strategy, ranks=ranks)
     return read_result(job)
 
 

@@ -29,7 +29,6 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.checkpoints.shards import own_parts
 from flatout.engine.launch.launch import run_job
-from flatout.engine.machine import environment
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.compilation import blocks
 from flatout.engine.parameters import DistributedSettings, SettingsError
@@ -271,7 +270,7 @@ def test_frozen_parts_of_sharded_weights_stay_as_they_are(tmp_path):
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank, monkeypatch):
+def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank):
     """Rows of weights that three do not divide, and vectors shorter than three."""
     job, kept = two_ranks(tmp_path / "two", "fsdp"), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
@@ -279,9 +278,8 @@ def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank, monkeypatc
     run_forked(job)
     keeper.join()
     check_parts(kept)
-    monkeypatch.setattr(environment, "usable_cores", lambda: 3)
     three = two_ranks(tmp_path / "three", "fsdp", ranks=3, resume=str(kept))
-    result = run_job(three)
+    result = run_forked(three)
     assert result.report.resumed_from_step in range(2, 12)
     check_equal(result, one_rank, world_size=3)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import tempfile
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,7 +19,7 @@ from flatout.engine.launch.supervisor import HangError
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.machine.signals import Interrupted
-from flatout.engine.machine.watchdog import Beat, overdue
+from flatout.engine.machine.watchdog import Beat, overdue, read_beats
 from flatout.engine.train.keeping.oom import OutOfMemory, is_out_of_memory, shrink
 from flatout.engine.train.recording.health import NonFiniteError
 from flatout.engine.train.setup.assemble import assemble
@@ -26,10 +28,14 @@ from tests.engine.runs import curve, make_job
 from tests.tools.drill import Drill
 from tests.tools.victim import Victim
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("forked_ranks"),
+]
 
 
-def two_ranks(folder, steps: int = 60, **train) -> TrainJob:
+def two_ranks(folder, steps: int = 30, **train) -> TrainJob:
     distributed = {"num_processes": 2, **train.pop("distributed", {})}
     return make_job(
         folder,
@@ -44,14 +50,9 @@ def two_ranks(folder, steps: int = 60, **train) -> TrainJob:
 
 def rank_processes() -> dict[int, psutil.Process]:
     """Ranks that this process has started, by rank."""
-    found = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "flatout.engine.launch.rank" in process.cmdline():
-                found[int(process.environ()["RANK"])] = process
-        except (psutil.NoSuchProcess, KeyError):
-            continue
-    return found
+    places = Path(tempfile.gettempdir()).glob("flatout-*/beats")
+    beats = [beat for place in places for beat in read_beats(place)]
+    return {beat.rank: psutil.Process(beat.pid) for beat in beats}
 
 
 def newest_step(job: TrainJob) -> int:
@@ -72,15 +73,24 @@ class AtStep(threading.Thread):
         while newest_step(self._job) < self._step:
             time.sleep(0.01)
         self.ranks = rank_processes()
+        SEEN.extend(self.ranks.values())
         self._action(self.ranks)
         self.acted_s = time.time()
 
 
+SEEN: list[psutil.Process] = []
+
+
 @pytest.fixture()
-def no_orphans():
+def no_orphans(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = psutil.Process().children(recursive=True)
+    SEEN.clear()
     yield
     time.sleep(0.2)
-    assert rank_processes() == {}
+    assert {*psutil.Process().children(recursive=True)} <= {*before}
+    gone = ("zombie", "terminated")
+    assert not [r for r in SEEN if r.is_running() and r.status() not in gone]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import os
 import re
 import sys
 from dataclasses import replace
@@ -28,7 +27,15 @@ from flatout.engine.train.loop import train
 from flatout.engine.train.schedule import learning_rate
 from flatout.engine.train.setup.assemble import assemble, build_model
 from tests.conftest import PROJECT
-from tests.engine.runs import NO_DROPOUT, Crash, crash, curve, make_job, when_logged
+from tests.engine.runs import (
+    NO_DROPOUT,
+    Crash,
+    crash,
+    curve,
+    make_job,
+    run_forked,
+    when_logged,
+)
 
 PAGE = (PROJECT / "docs/own_parts.md").read_text("utf-8")
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -437,8 +444,7 @@ def test_the_sweep_knows_whether_higher_is_better(name, given, higher):
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_two_ranks_count_the_predictions_of_both(parts, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(parts), prepend=os.pathsep)
+def test_two_ranks_count_the_predictions_of_both(parts, tmp_path):
     given = {
         "compute_metrics": "page_parts.balanced",
         "schedule": "page_parts.triangle",
@@ -448,7 +454,7 @@ def test_two_ranks_count_the_predictions_of_both(parts, tmp_path, monkeypatch):
     }
     one = run_job(make_job(tmp_path / "one", **given)).report.as_dict()
     job = make_job(tmp_path / "two", **given, distributed={"num_processes": 2})
-    report = run_job(job).report.as_dict()
+    report = run_forked(job).report.as_dict()
     assert report["world_size"] == 2
     for name in ("validation_balanced_accuracy", "test_balanced_accuracy"):
         assert report[name] == pytest.approx(one[name], abs=1e-6)

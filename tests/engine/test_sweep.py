@@ -119,7 +119,7 @@ def test_a_sweep_that_makes_no_sense_is_refused(sweep, message):
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_trial_has_a_rank_on_each_of_its_devices(tmp_path, monkeypatch):
+def test_a_trial_has_a_rank_on_each_of_its_devices(tmp_path, monkeypatch, warm_trials):
     """A real training; two cores stand for two GPUs."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     folder = tmp_path / "sweep"
