@@ -34,7 +34,7 @@ PARAMETERS = {
     "tokenize": {"vocab_size": 100},
     "train": {"max_steps": 120, "epochs": 20, "batching": "packed"},
     "predict": {"strategy": "packed"},
-    "benchmark": {"mode": "loader", "min_window_s": 0, "max_minutes": 1e-6},
+    "benchmark": {"mode": "grid", "min_window_s": 0, "max_minutes": 1e-6},
 }
 FILES = ("own.csv", "own.jsonl", "own.parquet")
 

@@ -319,7 +319,7 @@ def test_a_benchmark_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
 
 
 def test_processes_that_share_the_cores_are_not_bound_by_their_exchange(tmp_path):
-    found = bench(tmp_path, mode="scaling")
+    found = bench(tmp_path, mode="tune")
     for ranks in (1, 2):  # the second adds nothing
         found.run("end_to_end", world_size=ranks)
     assert summarise(Search(found))["verdict"]["bound"] == "compute"
@@ -512,14 +512,6 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     failed = replace(end, cumulative=None, status="oom")
     steps = [asdict(step) for step in (*search.ladder[:-1], failed)]
     assert ladder_metrics(pd.DataFrame(steps)) == of_same
-
-
-def test_the_loader_alone_over_workers(tmp_path):
-    search = searched(tmp_path, mode="loader", num_workers=[0, 2])
-    steps, *alone = search.bench.results
-    assert (steps.kind, steps.label) == ("compute", "steps alone")
-    rates = {t.num_workers: t.loader_samples_per_s for t in alone}
-    assert rates[2] == pytest.approx(2 * rates[1])
 
 
 @pytest.mark.parametrize(

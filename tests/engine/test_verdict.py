@@ -100,5 +100,5 @@ def test_what_lost_in_the_same_sweep_is_not_advised():
     assert judge(waits).advice.startswith("more train.loader.num_workers")
     fed = trial(num_workers=2, samples_per_s=1.0)
     assert judge(waits, tried=[fed]).advice == (
-        "mode loader, to see why; more workers were slower here"
+        "benchmark.profile: true, to see why; more workers were slower here"
     )

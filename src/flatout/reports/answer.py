@@ -8,24 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from flatout.reports.comparisons import loader_answer
-from flatout.reports.markdown import counted, number_text
+from flatout.reports.markdown import number_text
 from flatout.reports.tuned import interval_text
 
 Summary = Mapping[str, Any]
 
 
-def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
+def answer(summary: Summary, steps: pd.DataFrame) -> str:
     """Return the main result of a benchmark in one sentence."""
-    mode = summary["mode"]
-    if mode == "ladder":
-        text = _ladder(steps)
-    elif mode == "loader":
-        text = loader_answer(summary, trials)
-    elif mode == "scaling":
-        text = _scaling(summary)
-    else:
-        text = _recommendation(summary)
+    is_ladder = summary["mode"] == "ladder"
+    text = _ladder(steps) if is_ladder else _recommendation(summary)
     return text if summary["complete"] else f"Cut short, so far: {text}"
 
 
@@ -83,18 +75,6 @@ def _ladder(steps: pd.DataFrame) -> str:
         f"All kept optimisations together give {number_text(times)} times conf/slow, "
         f"{number_text(rate)} samples/s{largest}."
     )
-
-
-def _scaling(summary: Summary) -> str:
-    ok = [row for row in summary["scaling"] if _is_rate(row["share_of_linear"])]
-    if not ok:
-        return "No number of devices was measured to its end."
-    most = max(ok, key=lambda row: int(row["devices"]))
-    devices, rate = int(most["devices"]), number_text(most["samples_per_s"])
-    share = f"{100 * most['share_of_linear']:.0f} % of {devices} times one alone"
-    # Without GPUs the mode starts more processes than devices.
-    shared = ", on the same cores" if devices > summary["devices"] else ""
-    return f"{rate} samples/s on {counted(devices, 'device')}, {share}{shared}."
 
 
 def _is_rate(value: Any) -> bool:

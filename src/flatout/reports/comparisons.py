@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
-from flatout.engine.benchmark.pairs import ALONE, ratio
-from flatout.engine.benchmark.tune import FREE_LOADER, LOADER_MARGIN
-from flatout.reports.markdown import (
-    Columns,
-    Row,
-    cell_text,
-    counted,
-    number_text,
-    section,
-    table,
-    time_text,
-    times,
-)
-
-Summary = Mapping[str, Any]
+from flatout.engine.benchmark.pairs import ALONE
+from flatout.reports.markdown import Columns, Row, cell_text, section, table, times
 
 ALTERNATING = (
     "Alternating: the median ratio between windows with this rung and windows with "
@@ -60,89 +46,6 @@ def _end(row: Row) -> str:
     if row["status"] == "ok":
         return f"ok, {ALONE}" if ALONE in row["note"] else "ok"
     return cell_text(f"{row['status']}: {row['note']}")
-
-
-def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
-    """Compare the loader's speed with the steps."""
-    rows = _loader_rows(summary, trials)
-    columns: Columns = {"workers": "num_workers", "samples/s": "samples_per_s"}
-    columns = {**columns, "of the steps' rate": times("times")}
-    return section("Loader", table(rows, columns)) if rows else ""
-
-
-def _loader_rows(summary: Summary, trials: pd.DataFrame) -> list[Row]:
-    """Return the loader's trials; `times`: their rate by that of the steps."""
-    needed = _steps_rate(trials, summary["global_batch_size"])
-    return [
-        {**row, "needed": needed, "times": ratio(row["samples_per_s"], needed)}
-        for row in summary["loader"]
-    ]
-
-
-def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
-    """Return the highest rate of steps per device: the required loader rate."""
-    if trials.empty:
-        return None
-    alone = trials[(trials["kind"] == "compute") & (trials["status"] == "ok")]
-    alone = alone[alone["global_batch_size"] == global_batch_size]
-    rate = (alone["samples_per_s"] / alone["world_size"]).max()
-    return None if pd.isna(rate) else float(rate)
-
-
-def loader_answer(summary: Summary, trials: pd.DataFrame) -> str:
-    """Return the result by the rule with which mode tune chooses workers."""
-    if not summary["loader"]:
-        return "The loader was not measured."
-    rows = [row for row in _loader_rows(summary, trials) if row["times"]]
-    if not rows:
-        return "The rate of steps without the loader was not measured."
-    for row in rows:
-        if row["times"] >= (LOADER_MARGIN if row["num_workers"] else FREE_LOADER):
-            return f"Fast enough: {_loader_rate(row)}."
-    return (
-        f"Not fast enough: at best {_loader_rate(max(rows, key=lambda r: r['times']))}."
-        f" Steps do not wait for a loader of {LOADER_MARGIN:g} times their rate, or of "
-        f"{FREE_LOADER:g} times without workers."
-    )
-
-
-def _loader_rate(row: Row) -> str:
-    return (
-        f"with {counted(row['num_workers'], 'worker')} the loader reaches "
-        f"{row['times']:.1f} times the {number_text(row['needed'])} samples/s that "
-        "steps need on one device"
-    )
-
-
-def scaling_text(summary: Summary) -> str:
-    columns: Columns = {
-        "devices": "devices",
-        "samples/s": "samples_per_s",
-        "% of linear": lambda row: (
-            number_text(100 * row["share_of_linear"])
-            if row["share_of_linear"]
-            else row["status"]
-        ),
-    }
-    rows = summary["scaling"]
-    return section("Scaling", table(rows, columns)) if rows else ""
-
-
-def time_to_train_text(summary: Summary) -> str:
-    """Compare the hours before and after with the deadline."""
-    rows = summary["time_to_train"]
-    if not rows:
-        return ""
-    epochs, deadline = rows[0]["epochs"], rows[0]["deadline_hours"]
-    columns: Columns = {
-        "rows": lambda row: f"{row['rows']:,}",
-        "before": lambda row: time_text(row["hours_before"]),
-        "after": lambda row: time_text(row["hours_after"]),
-        f"within {deadline:g} h": lambda row: "yes" if row["in_time"] else "no",
-    }
-    note = "Time of the steps, without evaluation, checkpoints and start-up."
-    title = f"Time to train {counted(epochs, 'epoch')}"
-    return section(title, table(rows, columns), note)
 
 
 TRIALS = {

@@ -36,12 +36,10 @@ PHASES = (
 """Columns of a trial's line, in this order."""
 
 
-def show_findings(
-    summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
-) -> None:
+def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
     """Print the page's findings below the table; the answer is last."""
     wide = _wide(Console(stderr=True))
-    wide.print(Markdown(findings_text(summary, trials, steps)))
+    wide.print(Markdown(findings_text(summary, steps)))
     wide.print()
     wide.print(Text(summary["answer"], style="bold"))
 

@@ -8,15 +8,15 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from flatout.reports.comparisons import (
-    ladder_text,
-    loader_text,
-    scaling_text,
-    time_to_train_text,
-    trials_text,
-    with_values,
+from flatout.reports.comparisons import ladder_text, trials_text, with_values
+from flatout.reports.markdown import (
+    Row,
+    counted,
+    number_text,
+    section,
+    table,
+    time_text,
 )
-from flatout.reports.markdown import Row, counted, number_text, section, table
 
 Summary = Mapping[str, Any]
 
@@ -43,23 +43,20 @@ def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> 
     return _joined(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
         _head(summary),
-        findings_text(summary, trials, steps),
+        findings_text(summary, steps),
         trials_text(rows),
         _profile(summary),
     )
 
 
-def findings_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
+def findings_text(summary: Summary, steps: pd.DataFrame) -> str:
     """Return the findings in Markdown, without the table of trials."""
     return _joined(
         _not_measured(summary),
         _recommendation(summary),
         _verdict(summary),
-        time_to_train_text(summary),
         _free(summary),
         ladder_text(steps) if summary["mode"] == "ladder" else "",
-        loader_text(summary, trials),
-        scaling_text(summary),
     )
 
 
@@ -109,9 +106,19 @@ def _recommendation(summary: Summary) -> str:
     if picks:
         rows = [_pick(name, row, summary["memory_gib"]) for name, row in picks.items()]
         chosen = table(rows, with_values(PICKS, rows))
-        return section("Recommended", chosen, _to_paste(summary))
+        return section("Recommended", chosen, _hours(summary), _to_paste(summary))
     failed = summary["failed"]
     return section("Nothing to recommend", failure_text(failed)) if failed else ""
+
+
+def _hours(summary: Summary) -> str:
+    if not (found := summary["time_to_train"]):
+        return ""
+    before = time_text(found["hours_before"])
+    return (
+        f"The steps of {counted(found['epochs'], 'epoch')} need "
+        f"{time_text(found['hours_after'])}{f' instead of {before}' if before else ''}."
+    )
 
 
 def _to_paste(summary: Summary) -> str:

@@ -17,7 +17,7 @@ from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.search import ADVISES, Search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.tune import GAIN
-from flatout.engine.benchmark.verdict import judge, scaling_share
+from flatout.engine.benchmark.verdict import judge
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 
@@ -46,12 +46,15 @@ def summarise(search: Search) -> dict[str, Any]:
             for name, trial_id in asdict(picks).items()
         },
         "verdict": _verdict(search, recommended),
-        "time_to_train": _times(search, recommended),
+        "time_to_train": time_to_train(
+            bench.train_rows,
+            bench.settings.train.epochs,
+            search.configured,
+            recommended,
+        ),
         "failed": None if recommended else _shown(_first_fault(search)),
         "tuned": _tuned(search, recommended),
         "free_global_batch": _free(search, recommended),
-        "loader": _loader(bench),
-        "scaling": _scaling(bench),
         "profile": bench.profile,
     }
 
@@ -107,19 +110,6 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
     tried = [t for t in bench.results if t is not chosen]
     found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
     return {"trial_id": chosen.trial_id, **asdict(found)}
-
-
-def _times(search: Search, after: TrialResult | None) -> list[dict[str, Any]]:
-    if after is None:
-        return []
-    bench = search.bench
-    return time_to_train(
-        bench.train_rows,
-        bench.settings.train.epochs,
-        search.configured,
-        after,
-        bench.options.deadline_hours,
-    )
 
 
 def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
@@ -178,31 +168,3 @@ def _free(search: Search, advised: TrialResult | None) -> dict[str, Any] | None:
         "learning_rate_rule": options.learning_rate_rule,
         "note": note,
     }
-
-
-def _loader(bench: Bench) -> list[dict[str, Any]]:
-    """Return the loader's rate, one row per trial."""
-    return [
-        {
-            "num_workers": trial.num_workers,
-            "samples_per_s": trial.loader_samples_per_s,
-        }
-        for trial in bench.results
-        if trial.kind == "loader"
-    ]
-
-
-def _scaling(bench: Bench) -> list[dict[str, Any]]:
-    if bench.options.mode != "scaling":
-        return []
-    trials = [t for t in bench.results if t.kind == "end_to_end"]
-    single = next((t for t in trials if t.world_size == 1), None)
-    return [
-        {
-            "devices": trial.world_size,
-            "samples_per_s": trial.samples_per_s,
-            "share_of_linear": 1.0 if trial is single else scaling_share(trial, single),
-            "status": trial.status,
-        }
-        for trial in trials
-    ]

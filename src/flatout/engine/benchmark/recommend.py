@@ -17,9 +17,6 @@ from flatout import __version__
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.parameters import Settings
 
-LIKE_SIZES = (100_000, 1_000_000, 10_000_000)
-"""Numbers of rows in the projections, in addition to the data's."""
-
 
 @dataclass(frozen=True)
 class Picks:
@@ -74,31 +71,21 @@ def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
 
 
 def time_to_train(
-    rows: int,
-    epochs: float,
-    before: TrialResult | None,
-    after: TrialResult,
-    deadline_hours: float,
-) -> list[dict[str, Any]]:
-    """Return hours of step time for the data's rows, and for LIKE_SIZES similar rows;
+    rows: int, epochs: float, before: TrialResult | None, after: TrialResult | None
+) -> dict[str, Any] | None:
+    """Return hours of step time with the configured settings and with those of `after`;
     evaluation, checkpoints and start-up are not included."""
 
-    def hours(count: int, trial: TrialResult | None) -> float | None:
-        if trial is None or not trial.samples_per_s:
-            return None
-        return float(count * epochs / trial.rate / 3600)
+    def hours(trial: TrialResult | None) -> float | None:
+        return rows * epochs / trial.rate / 3600 if trial and trial.rate else None
 
-    return [
-        {
-            "rows": count,
-            "epochs": epochs,
-            "hours_before": hours(count, before),
-            "hours_after": hours(count, after) or 0.0,
-            "deadline_hours": deadline_hours,
-            "in_time": (hours(count, after) or 0.0) <= deadline_hours,
-        }
-        for count in (rows, *LIKE_SIZES)
-    ]
+    if after is None:
+        return None
+    return {
+        "epochs": epochs,
+        "hours_before": hours(before),
+        "hours_after": hours(after),
+    }
 
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from flatout.engine.benchmark.tune import (
     CONFIGURED,
     Tuned,
     tune,
-    worker_counts,
 )
 from flatout.engine.launch.job_files import JobFiles
-from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
+from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import BenchmarkSettings, Settings
 
 logger = logging.getLogger(__name__)
@@ -184,29 +183,8 @@ def run_ladder(search: Search) -> None:
         search.ladder.append(step)
 
 
-def run_loader(search: Search) -> None:
-    """Measure only the steps; then only the loader, over the numbers of workers."""
-    bench = search.bench
-    counts = sorted(set(worker_counts()) | set(bench.options.num_workers))
-    bench.run("compute", label="steps alone")
-    for count in counts:
-        changes = {"train.loader.num_workers": count}
-        bench.run("loader", changes, label=f"{count} workers")
-
-
-def run_scaling(search: Search) -> None:
-    """Measure 1, 2, 4, ... devices at the same global batch; without GPUs, processes
-    that share the cores."""
-    most = nvidia_gpu_count() or min(2, usable_cores())
-    sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
-    for size in sizes:
-        search.bench.run("end_to_end", label=f"devices: {size}", world_size=size)
-
-
 MODES: dict[str, Callable[[Search], None]] = {
     "tune": run_tune,
     "grid": run_grid,
     "ladder": run_ladder,
-    "loader": run_loader,
-    "scaling": run_scaling,
 }

@@ -83,9 +83,9 @@ def _loader(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict | None:
         f"a step of {trial.total_ms:.1f} ms waits {trial.io_ms:.1f} ms for its batch "
         f"({100 * share:.0f} %) with {trial.num_workers} workers"
     )
-    advice = "more train.loader.num_workers, or mode loader to see why"
+    advice = "more train.loader.num_workers, or benchmark.profile: true to see why"
     if _more_workers_lost(trial, tried):
-        advice = "mode loader, to see why; more workers were slower here"
+        advice = "benchmark.profile: true, to see why; more workers were slower here"
     return Verdict("loader", because, advice)
 
 

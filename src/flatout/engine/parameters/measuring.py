@@ -21,7 +21,7 @@ from flatout.engine.parameters.common import (
     parameter,
 )
 
-BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "scaling"]
+BenchmarkMode = Literal["tune", "grid", "ladder"]
 
 
 class SlowHabits(SettingsModel):
@@ -78,8 +78,6 @@ class BenchmarkSettings(SettingsModel):
     """Let the search change the global batch of the optimizer."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
     """Rule by which the learning rate follows a changed global batch."""
-    deadline_hours: float = Field(72, gt=0)
-    """Maximum duration of a training in hours."""
     profile: bool = False
     """Record traces of torch.profiler for the best trial."""
     resume: bool = True

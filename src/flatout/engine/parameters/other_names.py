@@ -31,6 +31,9 @@ REMOVED: dict[str, str] = {
     "benchmark.mode=journey": "run python -m benchmarks.commands in a checkout",
     "benchmark.slow_rows_ms": "benchmark.profile=true lists the operators that make a "
     "batch",
+    "benchmark.mode=loader": "use benchmark.mode=tune, which measures the loader alone",
+    "benchmark.mode=scaling": "use benchmark.mode=tune, which compares with one device",
+    "benchmark.deadline_hours": "use train.deadline_hours",
     # sweep
     # tracking and the rest
     "tracking.keep_models": "every version stays in MLflow until you delete it there",

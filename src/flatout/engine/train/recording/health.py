@@ -109,7 +109,7 @@ def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
     return (
         f"steps waited for the loader for {wait_pct:.0f} % of their time, with "
         f"{num_workers} workers: raise train.loader.num_workers, or find out why with "
-        "kedro run --pipelines=benchmark --params=benchmark.mode=loader"
+        "kedro run --pipelines=benchmark --params=benchmark.profile=true"
     )
 
 
