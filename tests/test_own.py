@@ -34,7 +34,8 @@ PARAMETERS = {
     "tokenize": {"vocab_size": 100},
     "train": {"max_steps": 120, "epochs": 20, "batching": "packed"},
     "predict": {"strategy": "packed"},
-    "benchmark": {"mode": "grid", "min_window_s": 0, "max_minutes": 1e-6},
+    "benchmark": {"mode": "grid", "min_window_s": 0, "repeats": 1}
+    | {"batch_sizes": [16], "num_workers": [0], "strategies": ["packed"]},
 }
 FILES = ("own.csv", "own.jsonl", "own.parquet")
 
