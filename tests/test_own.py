@@ -209,10 +209,10 @@ def _text(file: Path) -> str:
 
 @pytest.mark.slow
 def test_its_steps_are_benchmarked(finished, conf):
-    """One trial: then the time is over."""
     run(conf, finished, "--pipelines=benchmark")
     trials = pd.read_csv(finished / "08_reporting/benchmark_trials.csv")
-    assert trials[["kind", "status"]].to_numpy().tolist() == [["compute", "ok"]]
+    assert trials["kind"].tolist() == ["device", "end_to_end", "end_to_end"]
+    assert set(trials["status"]) == {"ok"}
 
 
 def test_the_page_shows_the_task_as_it_is():

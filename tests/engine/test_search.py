@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import re
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-import pandas as pd
 import pytest
 import yaml
 from rich.console import Console
@@ -31,7 +30,6 @@ from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.reports.comparisons import trials_text
 from flatout.reports.console import TrialTable
-from flatout.tracking.outcomes import ladder_metrics
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
 
@@ -351,13 +349,6 @@ def test_the_terminal_shows_how_a_rung_compares(tmp_path):
     said = search.bench.watch.__self__.console.file.getvalue()
     packed = next(line for line in said.splitlines() if "packed: no" in line)
     assert re.search(r"samples/s, \d\.\d\dx the reference", packed)
-    end = ladder_metrics(pd.DataFrame([asdict(step) for step in search.ladder]))
-    assert end == dict.fromkeys(
-        ("ladder_times_slow", "ladder_times_slow_same_optimisation"),
-        search.ladder[-1].cumulative,
-    )
-    assert ladder_metrics(pd.DataFrame([])) == {}
-    assert ladder_metrics(pd.DataFrame([asdict(search.ladder[0])])) == {}
 
 
 WORKERS_COST = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
@@ -506,12 +497,6 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
         True,
     )
     assert end.cumulative == pytest.approx(larger.cumulative)
-    metrics = ladder_metrics(pd.DataFrame([asdict(step) for step in search.ladder]))
-    of_same = {"ladder_times_slow_same_optimisation": same.cumulative}
-    assert metrics == {"ladder_times_slow": end.cumulative, **of_same}
-    failed = replace(end, cumulative=None, status="oom")
-    steps = [asdict(step) for step in (*search.ladder[:-1], failed)]
-    assert ladder_metrics(pd.DataFrame(steps)) == of_same
 
 
 @pytest.mark.parametrize(

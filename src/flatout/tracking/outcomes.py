@@ -81,8 +81,6 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
         record.metrics.update(pick_metrics(outputs["benchmark_summary"]))
         record.tags.update(verdict_tags(outputs["benchmark_summary"]))
         record.tags[DESCRIPTION] = outputs["benchmark_summary"].get("answer", "")
-    if "benchmark_ladder" in outputs:
-        record.metrics.update(ladder_metrics(outputs["benchmark_ladder"]))
     for name in outputs.keys() & {"sweep_trials", "crossvalidation_trials"}:
         record.trials = nested_runs(outputs[name])
     if best := outputs.get("sweep_best"):
@@ -147,15 +145,11 @@ def _trial_name(row: dict[str, Any]) -> str:
     """Return `003_as-configured_packed_8192_b32_w0`: number, kind, strategy, token
     budget, batch, workers; for a sweep `003_learning_rate-0.001`: number and swept
     values."""
-    columns = (
-        ("trial_id", ""),
-        ("label" if row.get("label") else "kind", ""),
-        ("strategy", ""),
-        ("token_budget", ""),
-        ("global_batch_size", "b"),
-        ("num_workers", "w"),
-    )
-    parts = [f"{mark}{row[name]}" for name, mark in columns if name in row]
+    shown = "label" if row.get("label") else "kind"
+    columns = ("trial_id", shown, "strategy", "token_budget")
+    columns = (*columns, "global_batch_size", "num_workers")
+    marks = {"global_batch_size": "b", "num_workers": "w"}
+    parts = [f"{marks.get(name, '')}{row[name]}" for name in columns if name in row]
     swept = {name: value for name, value in row.items() if _is_swept(name)}
     parts += [f"{name.rsplit('.')[-1]}-{value}" for name, value in swept.items()]
     return "_".join(parts)
@@ -187,23 +181,6 @@ def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
         f"{name}_samples_per_s": float(trial["samples_per_s"])
         for name, trial in summary["picks"].items()
         if trial
-    }
-
-
-def ladder_metrics(steps: Any) -> dict[str, float]:
-    """Return the total gain over conf/slow, measured in alternation, and its part that
-    keeps the optimisation the same; empty for other modes."""
-    if steps.empty:
-        return {}
-    # Rungs have an individual gain, the final comparisons with conf/slow have not; a
-    # ladder that was cut short or failed has no metrics.
-    times = steps["cumulative"].where(steps["individual"].isna())
-    same = times[~steps["changes_optimisation"].astype(bool)]
-    found = {"ladder_times_slow": times, "ladder_times_slow_same_optimisation": same}
-    return {
-        name: float(values.iloc[-1])
-        for name, values in found.items()
-        if values.notna().iloc[-1]
     }
 
 

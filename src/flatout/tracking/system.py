@@ -11,20 +11,20 @@ import psutil
 
 from flatout.engine.machine.environment import gpu_names
 
+logger = logging.getLogger(__name__)
+
 SLOWED_LIMIT_PCT = 10.0
 """Share of the samples in which heat or power reduced the clock."""
 OTHERS_LIMIT_GIB = 1.0
+PREFIX = "system/"
+"""MLflow shows metrics with this prefix on a separate page."""
 
 
 @dataclass
 class Gpu:
     """Samples of one GPU."""
 
-    name: str
-    """Name or index in CUDA_VISIBLE_DEVICES."""
     handle: Any
-    before: frozenset[int] = frozenset()
-    """Processes that used memory before this run's did: others, whatever their ids."""
     samples: int = 0
     slowed: int = 0
     others_gib: float = 0.0
@@ -38,20 +38,22 @@ class GpuWatch:
     def __init__(self, nvml: Any, root_pid: int) -> None:
         self._nvml, self._root_pid = nvml, root_pid
         nvml.nvmlInit()
-        self._gpus = [Gpu(name, self._handle(name)) for name in gpu_names()]
-        for gpu in self._gpus:
-            with suppress(nvml.NVMLError):
-                gpu.before = frozenset(p.pid for p in self._processes(gpu))
-        self._told: set[str] = set()
+        self._gpus = {name: Gpu(self._handle(name)) for name in gpu_names()}
+        self._reported: set[str] = set()
         self._held_down = (
             nvml.nvmlClocksThrottleReasonHwSlowdown
             | nvml.nvmlClocksThrottleReasonSwThermalSlowdown
         )  # not the power cap, which a busy GPU always reaches
 
+    def _handle(self, name: str) -> Any:
+        if name.isdigit():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
+        return self._nvml.nvmlDeviceGetHandleByUUID(name)
+
     def sample(self) -> None:
         root = psutil.Process(self._root_pid)
         ours = {root.pid, *(child.pid for child in root.children(recursive=True))}
-        for gpu in self._gpus:
+        for gpu in self._gpus.values():
             with suppress(self._nvml.NVMLError):  # a driver may not report it
                 reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(
                     gpu.handle
@@ -60,52 +62,32 @@ class GpuWatch:
                 gpu.slowed += bool(reasons & self._held_down)
                 gpu.others_gib = max(gpu.others_gib, self._others_gib(gpu, ours))
 
+    def _others_gib(self, gpu: Gpu, ours: set[int]) -> float:
+        """Return GiB used by others; 0 in a container, which sees other process ids."""
+        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle)
+        if not any(process.pid in ours for process in found):
+            return 0.0
+        others = [process for process in found if process.pid not in ours]
+        return sum(process.usedGpuMemory or 0 for process in others) / 2**30
+
     def news(self) -> list[str]:
         """Return the findings that are new since the last call."""
-        found = {
-            key: text
-            for gpu in self._gpus
-            for key, text in _findings(gpu).items()
-            if key not in self._told
-        }
-        self._told |= found.keys()
-        return list(found.values())
-
-    def _others_gib(self, gpu: Gpu, ours: set[int]) -> float:
-        """Return GiB used by others. In a container process ids differ, so that own and
-        other processes look alike: it counts those that were there before."""
-        found = self._processes(gpu)
-        named = any(process.pid in ours for process in found)
-        held = [
-            process.usedGpuMemory or 0
-            for process in found
-            if (process.pid not in ours if named else process.pid in gpu.before)
-        ]
-        return float(sum(held)) / 2**30
-
-    def _processes(self, gpu: Gpu) -> list[Any]:
-        return list(self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle))
-
-    def _handle(self, name: str) -> Any:
-        if name.isdigit():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return self._nvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _findings(gpu: Gpu) -> dict[str, str]:
-    found = {}
-    slowed_pct = 100 * gpu.slowed / max(gpu.samples, 1)
-    if slowed_pct >= SLOWED_LIMIT_PCT:
-        found[f"slowed {gpu.name}"] = (
-            f"heat or power held GPU {gpu.name}'s clock down {slowed_pct:.0f} % of the "
-            "time: look at its cooling"
-        )
-    if gpu.others_gib >= OTHERS_LIMIT_GIB:
-        found[f"others {gpu.name}"] = (
-            f"other programs held up to {gpu.others_gib:.0f} GiB of GPU {gpu.name}: "
-            "end them, or choose another by CUDA_VISIBLE_DEVICES"
-        )
-    return found
+        found = {}
+        for name, gpu in self._gpus.items():
+            slowed_pct = 100 * gpu.slowed / max(gpu.samples, 1)
+            if slowed_pct >= SLOWED_LIMIT_PCT:
+                found[f"slowed {name}"] = (
+                    f"heat or power held GPU {name}'s clock down {slowed_pct:.0f} % of "
+                    "the time: look at its cooling"
+                )
+            if gpu.others_gib >= OTHERS_LIMIT_GIB:
+                found[f"others {name}"] = (
+                    f"other programs held up to {gpu.others_gib:.0f} GiB of GPU "
+                    f"{name}: end them, or choose another by CUDA_VISIBLE_DEVICES"
+                )
+        new = [text for key, text in found.items() if key not in self._reported]
+        self._reported |= found.keys()
+        return new
 
 
 def watch_gpus(root_pid: int) -> GpuWatch | None:
@@ -118,12 +100,6 @@ def watch_gpus(root_pid: int) -> GpuWatch | None:
         return GpuWatch(pynvml, root_pid)
     except pynvml.NVMLError:
         return None
-
-
-logger = logging.getLogger(__name__)
-
-PREFIX = "system/"
-"""MLflow shows metrics with this prefix on a separate page."""
 
 
 class SystemMetrics:
