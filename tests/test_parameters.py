@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 
 import pytest
@@ -10,7 +11,6 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from flatout.engine.parameters import Settings, SettingsError
-from flatout.engine.parameters.described import described
 from flatout.project.command_line import CommandError
 from flatout.project.config_loader import ProjectConfigLoader, loader_of
 from flatout.project.parameters import table as tables
@@ -84,11 +84,11 @@ def test_a_misspelt_parameter_that_base_does_not_list_is_refused():
 
 
 def test_the_page_of_all_parameters_is_current():
-    loader = loader_of(context_of())
+    script = runpy.run_path(str(PROJECT / "docs/parameters_page.py"))
     page = (PROJECT / "docs/parameters.md").read_text(encoding="utf-8")
-    hint = "kedro flatout parameters --markdown=docs/parameters.md"
-    assert tables.page(loader) == page, f"make it again: {hint}"
-    assert [p.path for p in described() if not p.meaning] == []
+    made = script["page"](loader_of(context_of()))
+    assert made == page, "make it again: python docs/parameters_page.py"
+    assert [p.path for p in script["described"]() if not p.meaning] == []
 
 
 @pytest.fixture(scope="module")

@@ -52,25 +52,14 @@ flatout.add_command(doctor)
 @click.argument("group", required=False)
 @env_option
 @PARAMS
-@click.option(
-    "--markdown",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the page of all parameters to this file instead.",
-)
-def parameters(
-    group: str | None, env: str | None, params: dict[str, Any], markdown: Path | None
-) -> None:
+def parameters(group: str | None, env: str | None, params: dict[str, Any]) -> None:
     """Print every parameter of a run, or of one GROUP, and its source."""
     from flatout.project.parameters import table as tables
 
     with plain_errors():
         tables.check_group(group)
         loader = loader_of(context_of(env, params))
-    if markdown:
-        markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(tables.page(loader), encoding="utf-8")
-    else:
-        click.echo(tables.table(loader, group))
+    click.echo(tables.table(loader, group))
 
 
 @flatout.command()

@@ -9,9 +9,8 @@ from typing import Any
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import ReadOnlyDataset
-from flatout.engine.data.sessions.grouping import LogColumns
+from flatout.engine.data.sessions.grouping import Deal, LogColumns, Part
 from flatout.engine.data.sessions.log_sessions import LogSessions as _LogSessions
-from flatout.engine.data.sessions.parts import Deal, Part
 from flatout.engine.data.sessions.synthetic import FORMAT_VERSION, synthetic_sessions
 from flatout.places import project_path
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError, open_raw_texts
-from flatout.engine.data.sessions.parts import ABNORMAL
+from flatout.engine.data.sessions.grouping import ABNORMAL
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import DetectSettings, Settings
 from flatout.engine.predict.predicting import predict

@@ -27,12 +27,13 @@ from flatout.engine.data.raw_texts import (
 )
 from flatout.engine.data.readers.file_reader import add_bytes, files_of, readable
 from flatout.engine.data.readers.text_files import reader_of
-from flatout.engine.data.sessions.grouping import LogColumns, group_lines
-from flatout.engine.data.sessions.parts import (
+from flatout.engine.data.sessions.grouping import (
     ABNORMAL,
     COLUMNS,
     NORMAL,
     Deal,
+    LogColumns,
+    group_lines,
     read_labels,
 )
 

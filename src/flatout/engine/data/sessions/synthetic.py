@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from flatout.engine.data.sessions.grouping import ABNORMAL, NORMAL, Deal
 from flatout.engine.data.sessions.log_sessions import table_of
-from flatout.engine.data.sessions.parts import ABNORMAL, NORMAL, Deal
 
 FORMAT_VERSION = 1
 """Increase it if the same seed would give other sessions."""

@@ -21,7 +21,7 @@ from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.rows.token_facts import TokenFacts
 from flatout.engine.tasks import IGNORED, RankedRows, Task, names_classes
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
-from flatout.engine.tokenizing.encoders.encoder import EncodeOptions
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, row_encoder
 from flatout.engine.tokenizing.encoders.joining import JOINED_SCHEMA, join_blocks
 from flatout.engine.tokenizing.encoders.on_ray import encode_on_ray
 from flatout.engine.tokenizing.encoders.pairs import (
@@ -33,7 +33,6 @@ from flatout.engine.tokenizing.encoders.pairs import (
     pair_batch,
     passage_bytes,
 )
-from flatout.engine.tokenizing.encoders.row_encoder import row_encoder
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,10 @@ import numpy as np
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
+from flatout.engine.tokenizing.encoders.chat import ChatEncoder
 from flatout.engine.tokenizing.encoders.encoded import Encoded, flat
+from flatout.engine.tokenizing.encoders.pairs import texts_of
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 MOST_CHARACTERS = 1_000
 """Characters that are read for each token of a row: bounds memory for huge texts."""
@@ -141,3 +144,25 @@ def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
         before, after = full[: starts[0]], full[starts[0] + len(bare) :]
         found.add((tuple(before), tuple(after)))
     return (before, after) if len(found) == 1 else None
+
+
+RowEncoder = Callable[[Any, int], Encoded]
+"""(table of rows, number of the first row) -> their tokens."""
+
+
+def row_encoder(tokenizer: TokenizerFile, options: EncodeOptions) -> RowEncoder:
+    if options.form == "messages":
+        chats = ChatEncoder(tokenizer.folder, options.max_length)
+        return lambda part, start: chats.encode(_column(part, "messages"), start)
+    encoder = Encoder(tokenizer.backend, options)
+    if options.form == "pairs":
+        return lambda part, _: encoder.encode(texts_of(part))
+    second = "completion" if options.form == "completion" else "text_pair"
+    return lambda part, _: encoder.encode(
+        _column(part, "text"),
+        _column(part, second) if second in part.column_names else None,
+    )
+
+
+def _column(table: Any, name: str) -> Any:
+    return table.column(name).combine_chunks()

@@ -17,8 +17,11 @@ from flatout import __version__
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
-from flatout.engine.tokenizing.encoders.encoder import EncodeOptions
-from flatout.engine.tokenizing.encoders.row_encoder import RowEncoder, row_encoder
+from flatout.engine.tokenizing.encoders.encoder import (
+    EncodeOptions,
+    RowEncoder,
+    row_encoder,
+)
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)

@@ -1,19 +1,33 @@
-"""Every parameter with its default, its values and its docstring, for people."""
+"""Writes docs/parameters.md: `python docs/parameters_page.py`."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from flatout.engine.parameters import Settings
+from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.parameters.table import MISSING, as_yaml, found_in
+from flatout.settings import CONFIG_LOADER_ARGS
 
+PAGE = Path(__file__).with_name("parameters.md")
+HEAD = """# Every parameter
+
+<!-- Made by `python docs/parameters_page.py`. -->
+
+`conf/base/parameters.yml` sets the first few that people change. All others have the
+default below. Set yours in `conf/local/parameters.yml`, or for one run with
+`--params=train.learning_rate=3e-4`. `kedro flatout parameters` prints the values of a
+run and where each comes from.
+"""
 DEFAULTS = Settings()
 KINDS = {
     bool: "true, false",
@@ -82,3 +96,32 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
     }
+
+
+def page(loader: ProjectConfigLoader) -> str:
+    """Return the text of docs/parameters.md: one table for each group."""
+    base = loader.layers()[f"conf/{loader.base_env}"]
+    texts = [HEAD]
+    for group, members in groupby(described(), lambda p: p.path.split(".")[0]):
+        rows = "\n".join(_row(parameter, base) for parameter in members)
+        texts.append(
+            f"## {group}\n\n{purpose(group)}\n\n"
+            f"| parameter | default | values | meaning |\n|---|---|---|---|\n{rows}\n"
+        )
+    return "\n".join(texts).replace("\n\n\n\n", "\n\n").rstrip("\n") + "\n"
+
+
+def _row(parameter: Parameter, base: Mapping[str, Any]) -> str:
+    shown = f"`{as_yaml(parameter.default)}`"
+    given = found_in(base, parameter.path)
+    is_place = isinstance(given, str) and given.startswith("/")
+    if given is not MISSING and given != parameter.default and not is_place:
+        shown += f"; conf/base: `{as_yaml(given)}`"
+    meaning = parameter.meaning.replace("|", "\\|")
+    return f"| `{parameter.path}` | {shown} | {parameter.values} | {meaning} |"
+
+
+if __name__ == "__main__":
+    conf = PAGE.parents[1] / "conf"
+    loader = ProjectConfigLoader(str(conf), env=None, **CONFIG_LOADER_ARGS)
+    PAGE.write_text(page(loader), encoding="utf-8")
