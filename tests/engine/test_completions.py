@@ -10,7 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoTokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.data.raw_texts import open_raw_texts
@@ -100,10 +101,24 @@ def saved(folder, rows, template=None) -> TokenizerFile:
     return TokenizerFile(folder)
 
 
-def test_a_completion_stands_behind_its_prompt_and_is_learnt_with_its_end(tmp_path):
+@pytest.mark.parametrize("own", [True, False])
+def test_a_completion_stands_behind_its_prompt_and_is_learnt_with_its_end(
+    tmp_path, own
+):
+    """`own`: by our tokenizer; else by one that puts a start alone, as Llama's."""
     rows, rejected = split(frame_of(100), **PROMPTS)
     assert not rejected
     file = saved(tmp_path, rows)
+    if not own:
+        start = ("<|start|>", file.token_id("bos_token"))
+        file.backend.post_processor = TemplateProcessing(
+            single="<|start|> $A", special_tokens=[start]
+        )
+        theirs = PreTrainedTokenizerFast(
+            tokenizer_object=file.backend, bos_token=start[0], eos_token="<|end|>"
+        )
+        theirs.save_pretrained(tmp_path)
+        file = TokenizerFile(tmp_path)
     tokens = tokens_recipe("train", rows, file, [], MODEL, LIMITS).to_dataset()
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     ends = 0

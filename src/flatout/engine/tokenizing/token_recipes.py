@@ -49,6 +49,8 @@ def tokens_recipe(
     }
     if options.whole_ends and ends_texts(tokenizer):
         fields["whole_ends"] = True  # older keys: truncated rows with ends
+    if options.form == "completion" and options.end_id is not None:
+        fields["end_id"] = options.end_id  # older keys: no end behind a start token
     if options.form == "messages":
         fields["chat_template"] = tokenizer.chat_template
     return TokensRecipe(
@@ -117,14 +119,15 @@ def _options(
             "tokenize.join_texts is for language models, and model.task is "
             f"{task.settings.task}"
         )
-    ends_alone = tokenizer.backend.num_special_tokens_to_add(False) > 0
-    ends = join or form == "completion"
+    lacks_end = join and tokenizer.backend.num_special_tokens_to_add(False) == 0
+    if form == "completion":  # a start token, as Llama's, is no end
+        lacks_end = not ends_texts(tokenizer)
     return EncodeOptions(
         max_length=tokenize.max_length,
         has_pair=has_pair,
         join=join,
         form=form,
-        end_id=tokenizer.token_id("eos_token") if ends and not ends_alone else None,
+        end_id=tokenizer.token_id("eos_token") if lacks_end else None,
         empty_id=empty_text_id(tokenizer),
         whole_ends=task.texts.predicts_neighbours,
     )
