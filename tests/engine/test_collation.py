@@ -9,10 +9,11 @@ from flatout.engine.batches.buffers import in_one_buffer, places
 from flatout.engine.batches.collation import StepRows, StepRun
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.flops import AttentionPairs
+from flatout.engine.ops.attention import PACKED
 from flatout.engine.rows.tokens import TokenRows, TokenRowsError
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import IGNORED
-from tests.engine.families import collator_of
+from tests.engine.families import built, collator_of, rows_of, task_model
 
 IDS = [[2, 7, 3], [2, 8, 9, 10, 3], [2, 3]]
 
@@ -82,6 +83,24 @@ def test_decoders_classify_from_the_last_token():
         7,
         9,
     ]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_text_that_ends_with_the_padding_token_is_read_as_transformers_reads_it(
+    packed,
+):
+    """Texts end with it where it is also the end token; one is nothing else."""
+    task, ends = "sequence-classification", [[2, 7, 3, 0], [5, 0, 0], [2, 8], [0, 0]]
+    model = task_model("llama", task, PACKED if packed else "sdpa").eval()
+    data = rows_of(task, ends)
+    batch = collator_of(task, packed=packed, pools_last=True).collate(
+        data, np.arange(4), epoch=0
+    )
+    plain = built("llama", task).eval()
+    with torch.no_grad():
+        found = model.logits(batch.tensors())
+        expected = [plain(input_ids=torch.tensor([ids])).logits for ids in ends]
+    torch.testing.assert_close(found, torch.cat(expected))
 
 
 def test_causal_targets_are_the_next_tokens():

@@ -40,7 +40,13 @@ from flatout.engine.rows.layout import (
     round_up,
 )
 from flatout.engine.rows.rows import Rows, SplitRows
-from flatout.engine.tasks import Targets, Task, ignored_label
+from flatout.engine.tasks import (
+    HeadKind,
+    Targets,
+    Task,
+    brings_head,
+    ignored_label,
+)
 
 PLACE = "target_place"
 ROW = "target_row"
@@ -194,6 +200,9 @@ class Collator:
 
     def _arrays(self, rows: Rows, row_ids: Ints, epoch: int) -> Arrays:
         targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
+        kind, own = self.task.head_kind, brings_head(self.task)
+        if self.pools_last and kind is HeadKind.ROW and not own:
+            self._leave_padding(rows, row_ids, targets)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
         own = {ROW: pad_end(row_ids, len(labels), len(rows))} if self.names_rows else {}
@@ -204,6 +213,14 @@ class Collator:
             "target_index": index,
             "labels": labels,
         }
+
+    def _leave_padding(self, rows: Rows, row_ids: Ints, targets: Targets) -> None:
+        """Move each target to the last token that is not the padding token: decoders of
+        transformers read a class there, even if texts end with that token."""
+        pad = self.layout.pad_token_id
+        for place, ids in zip(targets.places, rows.views(row_ids), strict=True):
+            if ids[place[0]] == pad:
+                place[0] = max(np.flatnonzero(ids != pad), default=0)
 
     def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
         """Convert positions in rows to positions in the batch (K,), with labels (K,

@@ -31,7 +31,7 @@ def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) ->
         logger.warning(
             "tokenizer: pad and end of sequence are both %r: flatout tells padding by "
             "the rows' lengths, so the end is still learnt; code that compares token "
-            "ids would skip it",
+            "ids skips it, as decoders that classify do",
             tokenizer.eos_token,
         )
     tokenizer.padding_side = "right"
