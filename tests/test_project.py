@@ -250,7 +250,6 @@ def test_the_run_is_in_the_tracking_store(finished):
         "evaluation_report.json",
         "class_metrics.csv",
         "confusion_matrix.json",
-        "confusion_matrix.png",
         "guard.json",
         "environment.json",
     } <= artifacts

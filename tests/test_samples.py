@@ -66,7 +66,7 @@ def test_mlflow_has_the_sheet_and_the_model(finished):
     runs = client.search_runs([experiment.experiment_id])
     [run] = [r for r in runs if "test_accuracy" in r.data.metrics]
     files = {a.path for a in client.list_artifacts(run.info.run_id)}
-    assert {"wrong_images.png", "confusion_matrix.png"} <= files
+    assert "wrong_images.png" in files
     version = client.get_model_version_by_alias("flatout", "champion")
     assert version.run_id == run.info.run_id
     sheet = Image.open(finished / "08_reporting/wrong_images.png")

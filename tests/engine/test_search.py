@@ -120,39 +120,20 @@ def test_tune_tries_gradients_all_at_once_between_several_devices(tmp_path):
     assert "train.distributed.bucket_mib" not in tune.tune(sharded).changes
 
 
-def test_tune_keeps_the_global_batch_unless_it_is_free(tmp_path):
-    """48 rows hold no batch of 64."""
+def test_the_global_batch_is_kept_unless_it_is_free(tmp_path):
     machine = {"part_ms": 2.0}
-    kept = searched(tmp_path, machine, mode="tune").tuned
-    assert (kept.chosen.global_batch_size, kept.free) == (8, None)
-    freed = searched(tmp_path, machine, mode="tune", free_global_batch=True).tuned
-    assert freed.chosen.global_batch_size == 8
-    assert freed.free.global_batch_size == 32
-    assert freed.free.samples_per_s > freed.chosen.samples_per_s
-
-
-@pytest.mark.parametrize(
-    ("machine_ms", "options", "size", "note"),
-    [
-        # Tried when exploring is over.
-        (2.0, {"tune_minutes": 1e-9}, 32, "the data has 48 train rows"),
-        (0.0, {}, None, r"16 gave [\d,]+ samples/s, 8 [\d,]+"),
-        (2.0, GRID | {"batch_sizes": [8, 16]}, 16, "none of benchmark.batch_sizes .*"),
-    ],
-)
-def test_what_lies_beyond_the_global_batch(machine_ms, options, size, note, tmp_path):
-    asked = {"mode": "tune", "free_global_batch": True} | options
-    search = searched(tmp_path, {"part_ms": machine_ms}, **asked)
-    free = summarise(search)["free_global_batch"]
-    assert re.fullmatch(note, free["note"])
-    if size is None:
-        assert (free["trial"], free["parameters"]) == (None, None)
-        return
-    assert free["trial"]["global_batch_size"] == size
-    train = free["parameters"]["train"]
-    assert train["global_batch_size"] == size
+    search = searched(tmp_path, machine, mode="tune")
+    assert search.tuned.chosen.global_batch_size == 8
+    grid = GRID | {"batch_sizes": [8, 16]}
+    kept = searched(tmp_path / "kept", machine, **grid)
+    assert kept.recommended.global_batch_size == 8
+    freed = searched(tmp_path / "free", machine, **grid, free_global_batch=True)
+    tuned = summarise(freed)["tuned"]
+    assert tuned["changes_optimisation"]
+    train = tuned["parameters"]["train"]
+    assert train["global_batch_size"] == 16
     assert train["learning_rate"] == pytest.approx(
-        (size / 8) ** 0.5 * search.bench.settings.train.learning_rate
+        2**0.5 * freed.bench.settings.train.learning_rate
     )
 
 

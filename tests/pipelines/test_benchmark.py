@@ -133,7 +133,6 @@ SUMMARY = {
             "samples_per_s_before": 40.0,
         },
     },
-    "free_global_batch": None,
     "profile": None,
 }
 

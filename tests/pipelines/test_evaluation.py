@@ -33,7 +33,6 @@ from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
 from flatout.project.hooks import DataHooks, Run
-from flatout.tracking.pictures import _confusion, draw
 from tests.conftest import PROJECT
 from tests.engine.families import LABEL_NAMES, VOCABULARY, built, task_of
 from tests.engine.remote_code import write_model
@@ -323,19 +322,6 @@ def test_a_matrix_of_twenty_thousand_classes_is_left_out():
     columns = ("precision", "recall", "f1", "rows")
     for name, values in zip(columns, expected, strict=True):
         np.testing.assert_allclose(found[name], values, rtol=1e-12)
-
-
-def test_classes_go_by_their_names(tmp_path):
-    """Stars from 1 to 5, not classes from 0 to 4: in the picture as in the file."""
-    names = ["1", "2", "3", "4", "a name that is longer than the picture is wide"]
-    frame = pd.DataFrame({"label": names, "prediction": names[::-1]})
-    counts = confusion(frame, names)
-    path = tmp_path / "confusion_matrix.json"
-    path.write_text(json.dumps({"label_names": names, "counts": counts}))
-    assert [drawn.name for drawn in draw([path], tmp_path)] == ["confusion_matrix.png"]
-    axis = _confusion(path).axes[0]
-    for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
-        assert [label.get_text() for label in labels] == [*"1234", names[4][:24]]
 
 
 @pytest.mark.parametrize("names", [["train", "evaluate"], ["evaluate"]])

@@ -12,7 +12,6 @@ from flatout.reports.comparisons import ladder_text, trials_text, with_values
 from flatout.reports.markdown import (
     Row,
     counted,
-    number_text,
     section,
     table,
     time_text,
@@ -55,7 +54,6 @@ def findings_text(summary: Summary, steps: pd.DataFrame) -> str:
         _not_measured(summary),
         _recommendation(summary),
         _verdict(summary),
-        _free(summary),
         ladder_text(steps) if summary["mode"] == "ladder" else "",
     )
 
@@ -154,21 +152,6 @@ def _verdict(summary: Summary) -> str:
         return ""
     text = f"Trial {verdict['trial_id']}: {verdict['because']}. Next: "
     return section(f"Bound by: {verdict['bound']}", f"{text}{verdict['advice']}.")
-
-
-def _free(summary: Summary) -> str:
-    if not (free := summary["free_global_batch"]):
-        return ""
-    text = f"No larger global batch gains: {free['note']}."
-    if free["trial"]:
-        train = free["parameters"]["train"]
-        text = (
-            f"Global batch {train['global_batch_size']} gives "
-            f"{number_text(free['trial']['samples_per_s'])} samples/s with learning "
-            f"rate {train['learning_rate']:.3g} ({free['learning_rate_rule']} rule). "
-            "**This changes the optimisation**: compare the validation loss."
-        )
-    return section("Beyond the global batch", text)
 
 
 def _profile(summary: Summary) -> str:

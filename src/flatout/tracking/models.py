@@ -77,9 +77,13 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
     alike = [one for one in versions if one.tags.get("token_key") == found.token_key]
     best = _champion(alike)
     client.set_registered_model_alias(name, CHAMPION, best.version)
-    rivals = [one for one in alike if str(one.version) != str(made.version)]
-    verdict = _verdict(made, best, rivals)
-    logger.info("version %s of the model %s: %s", made.version, name, verdict)
+    is_noise = best.version != made.version and _loss(made) < _loss(best)
+    logger.info(
+        "version %s of the model %s: validation loss %.4f; the champion on this data "
+        "is version %s, %.4f%s",
+        *(made.version, name, _loss(made), best.version, _loss(best)),
+        MORE_SEEDS if is_noise else "",
+    )
 
 
 def _versions(client: MlflowClient, name: str) -> list[Any]:
@@ -119,19 +123,3 @@ def _is_better(versions: list[Any], best: list[Any], pairs: int) -> bool:
         return bool(new) and not old
     figures = ([group[seed] for seed in seeds] for group in (new, old))
     return bool(paired_difference(*figures, comparisons=pairs).high < 0)
-
-
-def _verdict(made: Any, best: Any, rivals: list[Any]) -> str:
-    if not rivals:
-        return "champion, the first on this data"
-    if str(best.version) == str(made.version):
-        second = min(rivals, key=_loss)
-        return (
-            f"champion on this data, validation loss {_loss(made):.4f}; before it "
-            f"version {second.version}, {_loss(second):.4f}"
-        )
-    return (
-        f"version {best.version} stays the champion on this data, validation loss "
-        f"{_loss(best):.4f} against {_loss(made):.4f}"
-        f"{MORE_SEEDS if _loss(made) < _loss(best) else ''}"
-    )

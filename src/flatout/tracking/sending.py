@@ -16,7 +16,6 @@ from mlflow.entities import (
 
 from flatout.tracking.models import log_and_register
 from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags, report_tags
-from flatout.tracking.pictures import draw
 from flatout.tracking.points import MAX_BATCH_METRICS, Tail, in_lots, metrics_of
 from flatout.tracking.record import RunFolder, RunRecord, Sent
 from flatout.tracking.store import connect, find_run, process_tags
@@ -89,8 +88,7 @@ class Sender:
             record.trials,
             process_tags(record.tags),
         )
-        reports = self.folder.artifacts()
-        for path in [*reports, *draw(reports, self.folder.path)]:
+        for path in self.folder.artifacts():
             client.log_artifact(run_id, str(path))
         text = description(record.tags.get(DESCRIPTION, ""), record)
         client.set_tag(run_id, DESCRIPTION, text[:MAX_VALUE_LENGTH])

@@ -54,7 +54,6 @@ def summarise(search: Search) -> dict[str, Any]:
         ),
         "failed": None if recommended else _shown(_first_fault(search)),
         "tuned": _tuned(search, recommended),
-        "free_global_batch": _free(search, recommended),
         "profile": bench.profile,
     }
 
@@ -148,23 +147,3 @@ def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
         and trial.world_size == wanted.world_size
         and one == other
     )
-
-
-def _free(search: Search, advised: TrialResult | None) -> dict[str, Any] | None:
-    """Return the result beyond the user's global batch: in mode tune the best one, in
-    mode grid the recommended one, if it is larger."""
-    settings, options = search.bench.settings, search.bench.options
-    if not options.free_global_batch or advised is None:
-        return None
-    if search.tuned is not None:
-        trial, note = search.tuned.free, search.tuned.free_note
-    else:
-        beyond = advised.global_batch_size != settings.train.global_batch_size
-        trial = advised if beyond else None
-        note = "none of benchmark.batch_sizes gave more"
-    return {
-        "trial": _shown(trial),
-        "parameters": tuned_parameters(settings, trial) if trial else None,
-        "learning_rate_rule": options.learning_rate_rule,
-        "note": note,
-    }

@@ -3,7 +3,7 @@
 First only compute, over strategies, budgets and step options; then only the loader,
 over workers; then the best of both end to end, alternating with the configured
 settings. Further short processes of the chosen settings show how far trainings differ.
-The global batch is the user's unless it is set free.
+The global batch is the user's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ EXPLORING_SHARE = 0.6
 AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1
 """Further processes of the chosen settings, which show how far trainings differ. Those
 that start CUDA need half a minute."""
-BATCH_GROWTH = 1.03
-"""A larger free global batch must gain this factor."""
 
 
 @dataclass
@@ -45,10 +43,6 @@ class Tuned:
     changes: Changes
     rate: float
     """Samples/s of the chosen trial, scaled by `_end_to_end`."""
-    free: TrialResult | None = None
-    """The best trial beyond the user's global batch."""
-    free_note: str = ""
-    """The reason why the search beyond it ended."""
 
 
 def tune(bench: Bench) -> Tuned | None:
@@ -66,8 +60,6 @@ def tune(bench: Bench) -> Tuned | None:
     again(bench, tuned.changes, times)
     if bench.processes > 1:
         bench.run("end_to_end", changes, world_size=1, label="one device alone")
-    if bench.options.free_global_batch:
-        free_batch(bench, tuned)
     return tuned
 
 
@@ -204,33 +196,6 @@ def steps_rate(results: Iterable[TrialResult]) -> float:
     """Return the highest rate of trials without a loader."""
     rates = [t.rate for t in results if t.kind == "compute" and t.ok]
     return max(rates, default=0.0)
-
-
-def free_batch(bench: Bench, tuned: Tuned) -> None:
-    """Double the global batch while it gains; store the best next to the chosen trial.
-    No time limit for exploring applies: each size is one requested trial."""
-    size, before = bench.settings.train.global_batch_size, tuned.rate
-    while 2 * size <= bench.train_rows:
-        smaller, size = size, 2 * size
-        freed = _freed(tuned.changes)
-        attempt = {**tuned.changes, "train.global_batch_size": size, **freed}
-        label = f"global batch {size}"
-        trial, now = _end_to_end(bench, tuned.configured, label, attempt)
-        if not trial.ok:
-            tuned.free_note = f"{size} ended as {trial.status}: {trial.note}"
-            return
-        if now < BATCH_GROWTH * before:
-            tuned.free_note = (
-                f"{size} gave {now:,.0f} samples/s, {smaller} {before:,.0f}"
-            )
-            return
-        tuned.free, before = trial, now
-    tuned.free_note = f"the data has {bench.train_rows:,} train rows"
-
-
-def _freed(changes: Changes) -> Changes:
-    """Reset graphs, which were chosen for a smaller batch."""
-    return {"train.cuda_graphs": "auto"} if "train.cuda_graphs" in changes else {}
 
 
 def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:

@@ -2,7 +2,7 @@
 
 FOLDER/spec.json describes the training. The main rank writes the result to the job's
 folder; an error is written to the file that torchelastic names. With `--alone` no other
-process uses the folder: it is removed, and a rank that hangs reports that itself.
+process uses the folder, and it is removed at the end.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Work = Callable[[dict[str, Any], Settings, Path], None]
 """Work of a rank, by the spec, its settings and the folder."""
 
 
-def main(folder: Path, *, alone: bool = False, work: Work | None = None) -> None:
+def main(folder: Path, *, work: Work | None = None) -> None:
     """Run `work`; None: the training."""
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     settings = parse_settings(spec["settings"])
     ranks = environment.current_ranks()
     _log_to_stderr(ranks.rank)
     faulthandler.enable()  # a crash in a kernel shows its stacks
-    heartbeat.start(folder / "beats", ranks.rank, watched=not alone)
+    heartbeat.start(folder / "beats", ranks.rank)
     environment.apply(settings.runtime)  # before torch is imported
     collect_rarely()
     try:
@@ -129,7 +129,7 @@ def open_job(spec: dict[str, Any], settings: Settings) -> TrainJob:
 if __name__ == "__main__":
     alone = ALONE in sys.argv[2:]
     try:
-        main(Path(sys.argv[1]), alone=alone)
+        main(Path(sys.argv[1]))
     finally:
         if alone:
             shutil.rmtree(sys.argv[1], ignore_errors=True)

@@ -12,7 +12,6 @@ import faulthandler
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from pathlib import Path
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
 """A process without a write for this time counts as stopped."""
-REARM_S = 1.0
 FINISHED = "finished"
 """Phase of a rank that has finished its work."""
 LONG_PHASES = frozenset(
@@ -51,42 +49,27 @@ class Heartbeat:
     def __init__(self) -> None:
         self._file: Path | None = None
         self._rank = 0
-        self._watched = False
         self._step = 0
         self._phase = "start"
         self._progress_s = time.monotonic()
         self.is_compiling: Callable[[], bool] = bool
         """Reports whether the process compiles, which advances no step."""
-        self._limit_s: float | None = None
-        self._armed_s = 0.0
         self._turn = threading.Lock()
 
-    def start(self, folder: Path, rank: int, *, watched: bool = True) -> None:
-        """Write to `folder` from now on; end when the parent process is gone.
-        `watched`: another process reads there and names the rank that hangs."""
+    def start(self, folder: Path, rank: int) -> None:
+        """Write to `folder` from now on; end when the parent process is gone."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._rank = folder / f"rank-{rank:05d}.json", rank
-        self._watched = watched
         stacks = stack_file(folder, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         self._write()
         threading.Thread(target=self._stay_alive, name="heartbeat", daemon=True).start()
-
-    def watch_alone(self, limit_s: float | None) -> None:
-        """Print this process's stacks after `limit_s` without progress, if no other
-        process watches it. None stops this."""
-        self._limit_s = None if self._watched else limit_s
-        self._armed_s = 0.0
-        if limit_s is None:
-            faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int | None = None) -> None:
         """Note progress, and the step if one is given."""
         self._progress_s = time.monotonic()
         if step is not None:
             self._step = step
-        if self._limit_s and self._progress_s - self._armed_s > REARM_S:
-            self._arm(self._limit_s)
 
     def enter(self, phase: str) -> None:
         """Begin `phase`."""
@@ -102,14 +85,6 @@ class Heartbeat:
             yield
         finally:
             self.enter(before)
-
-    def _arm(self, limit_s: float) -> None:
-        self._armed_s = self._progress_s
-        if sys.__stderr__ is not None:
-            with suppress(ValueError, OSError):  # a standard error without a file
-                faulthandler.dump_traceback_later(
-                    phase_limit_s(self._phase, limit_s), file=sys.__stderr__
-                )
 
     def _write(self) -> None:
         """Write the file atomically: half a beat looks like a rank that hangs."""

@@ -75,7 +75,7 @@ class BenchmarkSettings(SettingsModel):
     memory_headroom: float = Field(0.1, ge=0, lt=1)
     """Share of the device's memory that a recommendation leaves free."""
     free_global_batch: bool = False
-    """Let the search change the global batch of the optimizer."""
+    """Let mode grid recommend any of `batch_sizes`, not only the configured one."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
     """Rule by which the learning rate follows a changed global batch."""
     profile: bool = False

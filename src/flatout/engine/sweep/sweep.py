@@ -3,7 +3,6 @@ for each trial, until the queue is empty."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import platform
@@ -14,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
-from typing import Any
 
 import optuna
 from filelock import FileLock
@@ -62,7 +60,6 @@ from flatout.engine.sweep.table import (
 
 logger = logging.getLogger(__name__)
 
-SPEC = "spec.json"
 FORMAT = 1
 """Increased when a trial's answer changes its meaning: older answers are not used."""
 POLL_S = 2.0
@@ -214,7 +211,7 @@ class Sweep:
     ) -> Answer:
         """Return a stored answer, or that of a training now."""
         kept = kept_answer(folder)
-        if kept and (kept.status == "ok" or _ranks_of(folder) == _ranks(spec)):
+        if kept and kept.status == "ok":  # more devices may have enough memory
             return kept
         pruning = Pruning(trial, folder, self.metric)
         answer = ask(
@@ -267,13 +264,3 @@ class Sweep:
         if answer.status != "ok":
             raise NoValueError(answer.note)
         return float(told[self.metric])
-
-
-def _ranks(spec: TrialSpec) -> Any:
-    return spec.settings.train.distributed.num_processes
-
-
-def _ranks_of(folder: Path) -> Any:
-    """Return the ranks of the training whose answer is stored there: a trial out of
-    memory on one GPU may fit on two."""
-    return _ranks(TrialSpec.from_json(json.loads((folder / SPEC).read_text())["spec"]))

@@ -79,11 +79,9 @@ class Session:
             self._claim_folder()
         self._signals.__enter__()
         heartbeat.is_compiling = lambda: compile_clock.running
-        heartbeat.watch_alone(self._settings.distributed.heartbeat_timeout_s)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        heartbeat.watch_alone(None)
         self._writer.wait()
         self._wait_for_mirror()
         (self._tell_saved if kind is None else self._note_saved)()
