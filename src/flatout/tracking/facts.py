@@ -61,12 +61,6 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^\w.+@-]+", "-", name, flags=re.ASCII).strip("-")[:100] or "run"
 
 
-def git_state(folder: Path) -> tuple[str | None, bool]:
-    """Return the commit, and True if files differ from it; without git None, False."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    return commit, bool(commit and _git(folder, "status", "--porcelain"))
-
-
 def _git(folder: Path, *arguments: str) -> str | None:
     program = shutil.which("git")
     if program is None:
@@ -87,7 +81,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
     """Return tags of a run that starts now; `run_params`: those of Kedro's hooks."""
-    commit, dirty = git_state(folder)
+    commit = _git(folder, "rev-parse", "HEAD")
+    is_dirty = bool(commit and _git(folder, "status", "--porcelain"))
     asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")
     return {
         **process_tags(),
@@ -102,7 +97,7 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
             if run_params[key]
         },
         "git_commit": commit or "none",
-        "git_dirty": str(dirty).lower(),
+        "git_dirty": str(is_dirty).lower(),
         "device": device_name(),
         "gpus": str(nvidia_gpu_count()),
         "exit_reason": "running",

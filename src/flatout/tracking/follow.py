@@ -133,7 +133,7 @@ class Follower:
             (self.folder.path / SYSTEM).open("a", encoding="utf-8") as file,
         ):
             file.write(json.dumps(line) + "\n")
-        for text in self._system.gpu_news():
+        for text in self._system.gpus.news() if self._system.gpus else ():
             logger.warning("%s", text)
 
     def _look_early(self) -> None:
@@ -222,15 +222,12 @@ def _sync_one(folder: RunFolder, uri: str | None) -> str:
         sender = Sender(folder, uri)
         place = without_password(sender.uri)
         if uri and uri != record.tracking_uri:
-            folder.record = _elsewhere(record, uri)
+            place_of_files = artifacts_beside(uri)
+            folder.record = replace(
+                record, artifact_location=place_of_files, registry_uri=None, run_id=None
+            )
         try:
             run_id = sender.end(sender.client(), *end_of(record))
         except Exception as error:
             return f"{record.name}: not sent to {place} ({one_line(error)})"
     return f"{record.name}: sent to {place} as run {run_id}"
-
-
-def _elsewhere(record: RunRecord, uri: str) -> RunRecord:
-    return replace(
-        record, artifact_location=artifacts_beside(uri), registry_uri=None, run_id=None
-    )

@@ -68,7 +68,8 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
 
     name = str(found.registered_model)
     logging.getLogger("mlflow.store.model_registry").setLevel(logging.WARNING)
-    versions = _versions(client, name)
+    found_there = client.search_model_versions(f"name = '{name}'")
+    versions = sorted(found_there, key=lambda one: int(one.version))
     made = next((one for one in versions if one.source == uri), None)
     if made is None:
         with redirect_stderr(StringIO()):  # two lines that repeat ours below
@@ -84,12 +85,6 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
         *(made.version, name, _loss(made), best.version, _loss(best)),
         MORE_SEEDS if is_noise else "",
     )
-
-
-def _versions(client: MlflowClient, name: str) -> list[Any]:
-    """Return all versions, the oldest first."""
-    found = client.search_model_versions(f"name = '{name}'")
-    return sorted(found, key=lambda one: int(one.version))
 
 
 def _loss(version: Any) -> float:

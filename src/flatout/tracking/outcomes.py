@@ -79,7 +79,8 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
     if "benchmark_trials" in outputs:
         record.trials = nested_runs(outputs["benchmark_trials"])
         record.metrics.update(pick_metrics(outputs["benchmark_summary"]))
-        record.tags.update(verdict_tags(outputs["benchmark_summary"]))
+        if verdict := outputs["benchmark_summary"]["verdict"]:
+            record.tags["bound_by"] = verdict["bound"]
         record.tags[DESCRIPTION] = outputs["benchmark_summary"].get("answer", "")
     for name in outputs.keys() & {"sweep_trials", "crossvalidation_trials"}:
         record.trials = nested_runs(outputs[name])
@@ -182,11 +183,6 @@ def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
         for name, trial in summary["picks"].items()
         if trial
     }
-
-
-def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:
-    verdict = summary["verdict"]
-    return {"bound_by": verdict["bound"]} if verdict else {}
 
 
 def detection_metrics(report: dict[str, Any]) -> dict[str, float]:

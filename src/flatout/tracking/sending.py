@@ -119,7 +119,11 @@ class Sender:
         named = self._record.run_id if self.uri == self._record.tracking_uri else None
         run = find_run(client, self.sent.run_id or named)
         if run is None:
-            run = _create_run(self._record, client)
+            run = client.create_run(
+                _experiment(self._record, client).experiment_id,
+                start_time=self._record.start_ms,
+                run_name=self._record.name,
+            )
             self.sent = Sent(run.info.run_id)
         self.sent.run_id, self.sent.ended = run.info.run_id, None
         self.save()
@@ -174,13 +178,6 @@ class Sender:
         if lot:
             yield lot
         tail.read_bytes = end
-
-
-def _create_run(record: RunRecord, client: MlflowClient) -> Run:
-    experiment_id = _experiment(record, client).experiment_id
-    return client.create_run(
-        experiment_id, start_time=record.start_ms, run_name=record.name
-    )
 
 
 def _experiment(record: RunRecord, client: MlflowClient) -> Experiment:

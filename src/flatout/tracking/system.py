@@ -108,18 +108,14 @@ class SystemMetrics:
     def __init__(self, root_pid: int) -> None:
         """`root_pid`: process that started all training processes."""
         self._monitors = _monitors()
-        self._gpus = watch_gpus(root_pid)
+        self.gpus = watch_gpus(root_pid)
         self.sample()  # the load of cores is relative to the last sample
-
-    def gpu_news(self) -> list[str]:
-        """Return new faults of GPUs."""
-        return self._gpus.news() if self._gpus else []
 
     def sample(self) -> dict[str, float]:
         """Return the load since the last call; costs a few milliseconds."""
         with suppress(psutil.Error):  # the run's process is gone
-            if self._gpus:
-                self._gpus.sample()
+            if self.gpus:
+                self.gpus.sample()
         found: dict[str, Any] = {}
         for monitor in self._monitors:
             monitor.collect_metrics()

@@ -20,7 +20,7 @@ from flatout.engine.benchmark.tune import (
 )
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.environment import nvidia_gpu_count
-from flatout.engine.parameters import BenchmarkSettings, Settings
+from flatout.engine.parameters import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -161,17 +161,13 @@ def _combinations(bench: Bench) -> list[Changes]:
         del axes["train.batching"]
     axes = {name: values for name, values in axes.items() if values}
     combinations = (dict(zip(axes, v, strict=True)) for v in product(*axes.values()))
+    first = options.prefetch_factors[:1]  # without workers it has no effect
     return [
         changes
         for changes in combinations
-        if changes["train.loader.num_workers"] or _is_first_factor(options, changes)
+        if changes["train.loader.num_workers"]
+        or changes.get("train.loader.prefetch_factor") in (*first, None)
     ]
-
-
-def _is_first_factor(options: BenchmarkSettings, changes: Changes) -> bool:
-    """Return whether this is the first factor; without workers it has no effect."""
-    ahead = options.prefetch_factors
-    return not ahead or changes["train.loader.prefetch_factor"] == ahead[0]
 
 
 def run_tune(search: Search) -> None:

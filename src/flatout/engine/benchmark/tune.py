@@ -47,7 +47,6 @@ class Tuned:
 
 def tune(bench: Bench) -> Tuned | None:
     """Return the best settings; None if not even one row at a time runs."""
-    times = AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU
     bench.run("device", label="the device's peak")
     configured = bench.run("end_to_end", label=CONFIGURED)
     changes = _runnable(bench, configured)
@@ -57,19 +56,13 @@ def tune(bench: Bench) -> Tuned | None:
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
-    again(bench, tuned.changes, times)
+    with suppress(OutOfTime):  # no choice depends on these processes
+        for _ in range(AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU):
+            options = {"again": len(bench.results)}
+            bench.run("again", tuned.changes, label="once more", options=options)
     if bench.processes > 1:
         bench.run("end_to_end", changes, world_size=1, label="one device alone")
     return tuned
-
-
-def again(bench: Bench, changes: Changes, times: int) -> None:
-    """Measure known settings again in other processes. No choice depends on it, so it
-    is skipped if no time is left."""
-    with suppress(OutOfTime):
-        for _ in range(times):
-            options = {"again": len(bench.results)}
-            bench.run("again", changes, label="once more", options=options)
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
@@ -163,10 +156,12 @@ def _end_to_end(
 def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]:
     """Return worker counts worth a trial: 0 if making batches is nearly free, and the
     fewest whose rate is well above that of the steps. None: as configured."""
-    needed = steps_rate(bench.results)
+    steps = [t.rate for t in bench.results if t.kind == "compute" and t.ok]
+    needed = max(steps, default=0.0)
     chosen: list[int | None] = []
     tried: list[int | None] = []
-    for workers in worker_counts():
+    counts = [n for n in (0, 1, 2, 4, 8, 16, 32) if n <= usable_cores()]
+    for workers in counts:
         if bench.explored(EXPLORING_SHARE):
             break
         trial = bench.run(
@@ -184,18 +179,6 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
             chosen.append(workers)
             break
     return chosen or tried[-1:] or [None]
-
-
-def worker_counts() -> list[int]:
-    """Return 0, 1, 2, 4, ... up to the cores of this machine."""
-    cores = usable_cores()
-    return [0, *(n for n in (1, 2, 4, 8, 16, 32) if n <= cores)]
-
-
-def steps_rate(results: Iterable[TrialResult]) -> float:
-    """Return the highest rate of trials without a loader."""
-    rates = [t.rate for t in results if t.kind == "compute" and t.ok]
-    return max(rates, default=0.0)
 
 
 def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:

@@ -131,7 +131,10 @@ def _memory(trial: TrialResult, memory_gib: float | None) -> Verdict | None:
 
 def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict:
     if not trial.ok or not trial.total_ms:
-        return Verdict("unknown", trial.note or "not measured", _after_a_fault(trial))
+        advice = "see its log" if trial.log else "other settings: these were refused"
+        if trial.status == "timeout":
+            advice = "a larger benchmark.trial_timeout_s"
+        return Verdict("unknown", trial.note or "not measured", advice)
     parts = []
     if trial.io_ms is not None:
         parts.append(f"waits {100 * trial.io_ms / trial.total_ms:.0f} % for batches")
@@ -151,12 +154,6 @@ def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict:
     else:
         advice = "more devices, or a smaller model"
     return Verdict("compute", ", ".join(parts), advice)
-
-
-def _after_a_fault(trial: TrialResult) -> str:
-    if trial.status == "timeout":
-        return "a larger benchmark.trial_timeout_s"
-    return "see its log" if trial.log else "other settings: these were refused"
 
 
 def memory_pct(trial: TrialResult, memory_gib: float | None) -> float | None:

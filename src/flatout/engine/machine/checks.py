@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
@@ -47,7 +47,7 @@ def gpu_programs(driver: Driver | None) -> Finding:
     """Report GPU memory used by other programs, before this one has used any."""
     held = [
         f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
-        f"{_by(gpu.programs)}"
+        f"{' by process ' * bool(gpu.programs)}{', '.join(map(str, gpu.programs))}"
         for index, gpu in enumerate(driver.gpus if driver else ())
         if gpu.used_bytes > HELD_BYTES
     ]
@@ -55,10 +55,6 @@ def gpu_programs(driver: Driver | None) -> Finding:
         return Finding("GPU memory", "ok", "no other program uses any")
     fix = "end those programs, or choose other GPUs: CUDA_VISIBLE_DEVICES=..."
     return Finding("GPU memory", "warn", "; ".join(held), fix)
-
-
-def _by(pids: tuple[int, ...]) -> str:
-    return f" by process {', '.join(map(str, pids))}" if pids else ""
 
 
 def threads(
@@ -121,17 +117,14 @@ def file_system(folder: Path) -> Finding:
     """Warn about a network file system: it slows the loader and each checkpoint."""
     there = existing(folder)
     kind = "unknown"
-    for mount in sorted(psutil.disk_partitions(all=True), key=_depth):
+    mounts = psutil.disk_partitions(all=True)
+    for mount in sorted(mounts, key=lambda mount: len(mount.mountpoint)):
         if there.is_relative_to(mount.mountpoint):
             kind = mount.fstype  # the deepest mount point above it
     if not kind.lower().startswith(NETWORK_FILE_SYSTEMS):
         return Finding("file system", "ok", f"{there} is on {kind}")
     fix = "keep data_dir on a local disk, or save less often (train.checkpoint)"
     return Finding("file system", "warn", f"{there} is on a network ({kind})", fix)
-
-
-def _depth(mount: Any) -> int:
-    return len(mount.mountpoint)
 
 
 def existing(folder: Path) -> Path:

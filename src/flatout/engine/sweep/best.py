@@ -70,18 +70,11 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
         name = name.replace("validation_", "test_", 1)
     if groups := comparison.ranked(rows, name, higher=higher):
         return name, groups
-    raise SweepError(_nothing(rows, name))
-
-
-def _nothing(rows: Sequence[Row], name: str) -> str:
-    lines = [
+    faults = "\n".join(
         f"  {row['trial_id']} {row['status']}: {row['note']} ({row['log']})"
         for row in rows
-    ]
-    return "\n".join(
-        [
-            f"none of the {len(rows)} trials of the sweep has a {name}. Correct what "
-            "they say and run the sweep again:",
-            *lines,
-        ]
+    )
+    raise SweepError(
+        f"none of the {len(rows)} trials of the sweep has a {name}. Correct their "
+        f"faults and run the sweep again:\n{faults}"
     )

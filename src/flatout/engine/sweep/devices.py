@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from flatout.engine.machine.environment import gpu_names, only_gpu, usable_cores
 from flatout.engine.parameters import SettingsError
@@ -11,16 +11,9 @@ from flatout.engine.parameters import SettingsError
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Devices:
-    """The GPUs of one trial. On a CPU there are no names: trials share its cores."""
-
-    names: tuple[str, ...] = ()
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Return the environment in which a trial sees only these GPUs."""
-        return only_gpu(",".join(self.names)) if self.names else {}
+Devices = Mapping[str, str]
+"""Environment in which a trial sees only its GPUs; empty on a CPU, whose cores trials
+share."""
 
 
 def sets_of(count: int) -> list[Devices]:
@@ -34,10 +27,10 @@ def sets_of(count: int) -> list[Devices]:
             f"{'s' if here != 1 else ''} to use: set it to at most {here}"
         )
     if not names:
-        return [Devices()]
+        return [{}]
     if idle := names[len(names) // count * count :]:
         logger.warning(
             "GPU %s stays idle: trials get %d GPUs each", ", ".join(idle), count
         )
     groups = zip(*[iter(names)] * count, strict=False)
-    return [Devices(tuple(group)) for group in groups]
+    return [only_gpu(",".join(group)) for group in groups]

@@ -34,7 +34,8 @@ def queue_again(study: Study, options: SweepSettings) -> None:
     """Queue each place that has no final result and no waiting trial; for a new study,
     the whole grid."""
     trials = study.get_trials(deepcopy=False)
-    wanted = dict(_grid(options))
+    grid = combinations(options) if options.sampler == "grid" else []
+    wanted = dict(enumerate(grid, 1))
     wanted |= {place_of(t): t.params for t in trials if PLACE in t.user_attrs}
     for place in sorted(wanted.keys() - {place_of(t) for t in trials if _is_live(t)}):
         _enqueue(study, wanted[place], place)
@@ -85,11 +86,6 @@ def _is_live(trial: FrozenTrial) -> bool:
     """Return whether its place is settled, or a process works on it."""
     status = trial.user_attrs.get(ANSWER, {}).get("status")
     return trial.state != TrialState.FAIL or status in SETTLED
-
-
-def _grid(options: SweepSettings) -> list[tuple[int, Changes]]:
-    grid = options.sampler == "grid"
-    return list(enumerate(combinations(options), 1)) if grid else []
 
 
 def _enqueue(study: Study, changes: Changes, place: int) -> None:

@@ -15,7 +15,7 @@ from optuna.study import Study
 import flatout
 from flatout.engine.benchmark.recommend import versions
 from flatout.engine.files.own_code import digest_of, sources_of
-from flatout.engine.parameters import ModelSettings, SweepSettings
+from flatout.engine.parameters import ModelSettings
 from flatout.engine.sweep.queued import fail_running, queue_again
 from flatout.engine.sweep.space import objective
 from flatout.engine.sweep.storage import database_file
@@ -26,6 +26,15 @@ logger = logging.getLogger(__name__)
 
 QUEUE_LOCK = ".queue.lock"
 """Lock in the sweep's folder: two machines that begin at once queue a grid once."""
+SAMPLERS: dict[str, Any] = {
+    "grid": optuna.samplers.RandomSampler,  # a grid is queued: it draws no value
+    "tpe": optuna.samplers.TPESampler,
+}
+PRUNERS: dict[str, Any] = {
+    "none": optuna.pruners.NopPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+    "median": optuna.pruners.MedianPruner,
+}
 
 
 def open_study(job: TrainJob, storage: Any) -> Study:
@@ -44,8 +53,8 @@ def open_study(job: TrainJob, storage: Any) -> Study:
             study_name=name,
             load_if_exists=True,
             direction="maximize" if higher else "minimize",
-            sampler=_sampler(options, seed),
-            pruner=_pruner(options),
+            sampler=SAMPLERS[options.sampler](seed=seed),
+            pruner=PRUNERS[options.pruner](),
         )
         if database_file(options.storage) is not None:
             fail_running(study)
@@ -73,19 +82,3 @@ def trained_by(model: ModelSettings) -> dict[str, str]:
     named = (model.task.rpartition(".")[0], model.family)
     own = {f"code of {name}": digest_of(sources_of(name)) for name in named if name}
     return {**versions(), "code": digest_of(engine.rglob("*.py")), **own}
-
-
-def _sampler(options: SweepSettings, seed: int | None) -> Any:
-    """Return the sampler. A grid is queued by name: no value is left to be drawn."""
-    if options.sampler == "grid":
-        return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.TPESampler(seed=seed)
-
-
-def _pruner(options: SweepSettings) -> Any:
-    kinds = {
-        "none": optuna.pruners.NopPruner,
-        "hyperband": optuna.pruners.HyperbandPruner,
-        "median": optuna.pruners.MedianPruner,
-    }
-    return kinds[options.pruner]()

@@ -220,7 +220,7 @@ class Sweep:
             folder,
             self.options.trial_timeout_s or math.inf,
             self.settings.benchmark.memory_headroom,
-            devices.variables,
+            devices,
             self._stop_of(pruning),
         )
         if not pruning.is_behind or answer.status != "stopped":

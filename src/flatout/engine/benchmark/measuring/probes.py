@@ -76,19 +76,16 @@ def _loader_rates(
 def device(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     """Measure the device's limits: matrix products in the run's precision, memory."""
     runtime = set_up(job.settings.runtime)
+    memory = total_memory_bytes()
+    if runtime.is_cuda:
+        memory = torch.cuda.get_device_properties(runtime.device).total_memory
     return {
         "device": runtime.device_name,
         "threads": runtime.threads,
         "precision": runtime.precision,
         "peak_tflops_measured": measured_tflops(runtime, PEAK_SECONDS),
-        "memory_gib": _memory_bytes(runtime) / 2**30,
+        "memory_gib": memory / 2**30,
     }
-
-
-def _memory_bytes(runtime: Runtime) -> int:
-    if runtime.is_cuda:
-        return int(torch.cuda.get_device_properties(runtime.device).total_memory)
-    return total_memory_bytes()
 
 
 PROFILED_STEPS = 5
@@ -113,16 +110,13 @@ def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     driver.synchronize()
     if runtime.is_cuda:
         torch.cuda.memory._record_memory_history(max_entries=HISTORY)
-    with torch.profiler.profile(activities=_activities(runtime)) as profiler:
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if runtime.is_cuda else []
+    with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(PROFILED_STEPS):
             feed.step(driver)
         driver.synchronize()
     return {"files": _write(profiler, runtime, folder), "steps": PROFILED_STEPS}
-
-
-def _activities(runtime: Runtime) -> list[ProfilerActivity]:
-    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    return both if runtime.is_cuda else both[:1]
 
 
 def _write(profiler: Any, runtime: Runtime, folder: Path) -> dict[str, dict[str, str]]:
