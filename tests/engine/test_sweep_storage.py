@@ -426,13 +426,13 @@ def test_a_storage_that_cannot_be_is_told_with_what_can(place, remedy):
 @pytest.mark.parametrize(
     ("place", "remedy"),
     [
-        ("localhost:25999/sweeps", "begins with its kind: write postg"),
-        ("ann@host/sweeps", "begins with its kind: write postg"),
-        ("ann:secret@host:5432/sweeps", "begins with its kind: write postg"),
-        ("ann:sec/ret@host", "begins with its kind: write postg"),
-        ("postgresql:/ann:secret@host/sweeps", "begins with its kind: write postg"),
-        ("postgres://ann:secret@host/x", "write postgresql:// in place of postgres"),
-        ("postgres+psycopg://ann:secret@host/x", "write postgresql:// in place of"),
+        ("localhost:25999/sweeps", "name a file that ends in .db"),
+        ("ann@host/sweeps", "name a file that ends in .db"),
+        ("ann:secret@host:5432/sweeps", "name a file that ends in .db"),
+        ("ann:sec/ret@host", "name a file that ends in .db"),
+        ("postgresql:/ann:secret@host/sweeps", "name a file that ends in .db"),
+        ("postgres://ann:secret@host/x", "name a file that ends in .db"),
+        ("postgres+psycopg://ann:secret@host/x", "name a file that ends in .db"),
     ],
 )
 def test_an_address_without_its_kind_is_no_file(place, remedy):

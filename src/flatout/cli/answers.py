@@ -124,6 +124,6 @@ def gate(
             click.echo(f"{baseline} is written")
             return
         check_comparable(now, before)
-    told, faults = judge(now, before)
-    click.echo(f"gate: failed, {'; '.join(faults)}" if faults else f"gate: {told}")
+    verdict, faults = judge(now, before)
+    click.echo(f"gate: failed, {'; '.join(faults)}" if faults else f"gate: {verdict}")
     raise SystemExit(bool(faults))

@@ -92,8 +92,8 @@ class FlatoutGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.removed:
-            told = self.removed[cmd_name]
-            ctx.fail(f"{cmd_name} was removed in this version. {told}")
+            replacement = self.removed[cmd_name]
+            ctx.fail(f"{cmd_name} was removed in this version. {replacement}")
         return super().get_command(ctx, cmd_name)
 
 

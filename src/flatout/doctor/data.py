@@ -22,7 +22,6 @@ from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options
-from flatout.project.data.origin import tokens_fault
 from flatout.project.fitting import raw_entry
 
 READING_LIMIT_S = 4.0
@@ -86,28 +85,17 @@ def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Fin
 
 
 def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:
-    if not columns.has_labels:
-        return Finding("labels", "ok", f"{settings.model.task} needs none")
-    labels = checked.table.column("label")
-    if columns.has_numbers:
-        low, high = (v.as_py() for v in pc.min_max(labels).values())
-        return Finding("labels", "ok", f"numbers from {low} to {high}")
     if not columns.has_classes:
-        where = ", ".join(
-            map(repr, [columns.label] if columns.label else columns.flags)
-        )
-        return Finding("labels", "ok", f"lists in {where}")
+        return Finding("labels", "ok", f"{settings.model.task} has no classes")
+    labels = checked.table.column("label")
     names = sorted(pc.unique(labels).to_pylist())
     shown = ", ".join(names[:SHOWN_LABELS])
     more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
-    text = f"{len(names)} in the first {len(labels)} usable rows"
-    text += f": {shown}{more}" if names else ""
+    text = f"{len(names)} in the first {len(labels)} usable rows: {shown}{more}"
+    if 2 <= len(names) <= MANY_LABELS:
+        return Finding("labels", "ok", text)
     fix = "is split.label_column right? Numbers are for model.task: regression"
-    if len(names) < 2:
-        return Finding("labels", "warn", f"{text}: nothing to tell apart", fix)
-    if len(names) > MANY_LABELS:
-        return Finding("labels", "warn", text, fix)
-    return Finding("labels", "ok", text)
+    return Finding("labels", "warn", text, fix)
 
 
 def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
@@ -120,19 +108,7 @@ def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
         return Finding("tokens", "ok", "there, without a key: taken as they are")
     changes = changed_options(key, settings)
     if not changes:
-        return _origin(catalog, settings)
+        return Finding("tokens", "ok", "they match the parameters")
     text = "made with other parameters (then -> now): " + "; ".join(changes)
     fix = "kedro run --pipelines=tokenize, or set the parameters back"
     return Finding("tokens", "warn", text, fix)
-
-
-def _origin(catalog: DataCatalog, settings: Settings) -> Finding:
-    try:
-        fault = within(READING_LIMIT_S, lambda: tokens_fault(catalog, settings))
-    except TimeoutError:
-        text = "they match the parameters; raw_texts was not compared within "
-        return Finding("tokens", "ok", f"{text}{READING_LIMIT_S:g} s")
-    if fault is None:
-        return Finding("tokens", "ok", "they match the parameters")
-    text, _, fix = fault.partition(": run ")
-    return Finding("tokens", "warn", text, f"run {fix}" if fix else "kedro run")

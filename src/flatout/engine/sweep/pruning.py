@@ -23,19 +23,19 @@ class Pruning:
     evaluations: int = 0
     value: float | None = None
     """Value of the newest evaluation."""
-    is_behind: bool = False
+    is_worse: bool = False
 
     def look(self) -> bool:
         """Report new evaluations, in order; return whether the training must end. A
         storage outage ends no training."""
         with suppress(*FAULTS):
             for value in self._values()[self.evaluations :]:
-                if self.is_behind:
+                if self.is_worse:
                     break
                 self.trial.report(value, self.evaluations + 1)
                 self.evaluations, self.value = self.evaluations + 1, value
-                self.is_behind = self.trial.should_prune()
-        return self.is_behind
+                self.is_worse = self.trial.should_prune()
+        return self.is_worse
 
     def _values(self) -> list[float]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING
@@ -31,8 +30,7 @@ SEED, FOLD = "runtime.seed", "fold"
 FIXED = ("train.distributed", "train.resume")
 """sweep.devices_per_trial sets a trial's devices; a trial resumes automatically."""
 
-_ADDRESS = re.compile(r"[^/]*@[^/]*/|[^/]+:\d+/|[^/]{2,}:.*@")
-"""user@host/, host:port/, user:password@, postgresql:/user@."""
+FILES = (".db", ".sqlite", ".sqlite3")
 
 
 def objective(settings: Settings) -> tuple[str, bool]:
@@ -90,15 +88,10 @@ def check_place(place: str) -> None:
     unknown kind of database. The message omits the address, which may contain a
     password."""
     kind, separator, _ = place.partition("://")
-    if separator and kind.split("+")[0] == "postgres":
+    if kind.split("+")[0] == "postgres" or not (separator or place.endswith(FILES)):
         raise SettingsError(
-            "sweep.storage: write postgresql:// in place of postgres://"
-        )
-    if not separator and _ADDRESS.match(place):
-        raise SettingsError(
-            "sweep.storage: the address of a database begins with its kind: write "
-            "postgresql://user@host/name or mysql+pymysql://user@host/name; a file of "
-            "such a name is written with ./ before it"
+            "sweep.storage: name a file that ends in .db, or a database: "
+            "postgresql://user@host/name, mysql+pymysql://user@host/name"
         )
 
 

@@ -117,13 +117,13 @@ class Sweep:
     def run(self) -> list[Row]:
         """Run until all trials are done here and on other machines, whose trials are
         continued here when their heartbeats end."""
-        told = False
+        is_logged = False
         while not self.signals.received:
             if is_something_left(self.study, self.options):
                 self._optimize()
             elif others := running(self.study):
-                if not told:
-                    told = True
+                if not is_logged:
+                    is_logged = True
                     logger.info("other machines train %d trials, waiting", len(others))
                 time.sleep(POLL_S)
                 self._take_over()
@@ -223,7 +223,7 @@ class Sweep:
             devices,
             self._stop_of(pruning),
         )
-        if not pruning.is_behind or answer.status != "stopped":
+        if not pruning.is_worse or answer.status != "stopped":
             return answer
         note = f"after {pruning.evaluations} evaluations"
         figures = {self.metric: pruning.value}
@@ -239,7 +239,7 @@ class Sweep:
         value = answer.figures.get(self.metric)
         if answer.status == "ok" and (value is None or not math.isfinite(value)):
             answer = replace(answer, status="error", note=f"{self.metric} is {value}")
-        told = {
+        result = {
             **{n: number(answer.figures.get(n)) for n in self.figures},
             "status": answer.status,
             "note": answer.note,
@@ -249,18 +249,18 @@ class Sweep:
             "log": str((folder / "log.txt").absolute()),
             "machine": platform.node(),
         }
-        trial.set_user_attr(ANSWER, told)
+        trial.set_user_attr(ANSWER, result)
         logger.info(
             "trial %d of %d: %s, %s: %s",
             place_of(trial),
             self.total,
             shown(trial.params),
             answer.status,
-            shown({n: told[n] for n in self.figures})
-            or f"{answer.note} ({told['log']})",
+            shown({n: result[n] for n in self.figures})
+            or f"{answer.note} ({result['log']})",
         )
         if answer.status == "pruned":
             raise optuna.TrialPruned
         if answer.status != "ok":
             raise NoValueError(answer.note)
-        return float(told[self.metric])
+        return float(result[self.metric])
