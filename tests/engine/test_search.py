@@ -352,7 +352,6 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
         None,
     )
     assert end.cumulative == pytest.approx(top.cumulative)
-    assert steps["pad to the longest of the batch"].claim == "2-3x"
     assert not steps["pad to the longest of the batch"].kept
 
 

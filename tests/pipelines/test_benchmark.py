@@ -76,8 +76,6 @@ TRIAL = {
 RUNG = {
     "rung": 0,
     "name": "conf/slow",
-    "source": "",
-    "claim": "",
     "samples_per_s": 10.0,
     "individual": 1.0,
     "cumulative": 1.0,
@@ -88,7 +86,7 @@ RUNG = {
     "note": "",
 }
 GAINED = {"samples_per_s": 25.0, "individual": 2.5, "cumulative": 2.5}
-TF32 = {**RUNG, "rung": 1, "name": "TF32", "source": "C", "claim": "2-3x", **GAINED}
+TF32 = {**RUNG, "rung": 1, "name": "TF32", **GAINED}
 LADDER = pd.DataFrame([RUNG, TF32])
 NOTHING = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
 TRIALS = pd.DataFrame([TRIAL])
@@ -209,7 +207,7 @@ REFUSED = {**FAILED, "status": "error", "log": "", "note": "batch 64 is too larg
         ),
         (
             {"mode": "ladder"},
-            "| TF32 | C | 2-3x | 25 | 2.50x | 3 | 2.50x | yes |",
+            "| TF32 | 25 | 2.50x | 3 | 2.50x | yes |",
             "Profile of",
         ),
         ({}, "| fp32 | 50 | 92 | 1.5 | 1.07 | 33.3 |\n", "| TF32 |"),
@@ -257,9 +255,9 @@ def test_a_ladder_says_which_rungs_failed_and_why():
     failed = {**RUNG, **NOTHING, "status": "oom", "note": "stopped at 2.0 GiB resident"}
     text = ladder_text(pd.DataFrame([failed, {**RUNG, "name": "TF32", "note": "n"}]))
     assert text.splitlines()[2].endswith("| total | kept | status |")
-    shown = "| conf/slow |  |  |  |  | 3 |  | no | oom: stopped at 2.0 GiB resident |"
+    shown = "| conf/slow |  |  | 3 |  | no | oom: stopped at 2.0 GiB resident |"
     assert shown in text
-    assert "| TF32 |  |  | 10 | 1.00x | 3 | 1.00x | yes | ok |" in text
+    assert "| TF32 | 10 | 1.00x | 3 | 1.00x | yes | ok |" in text
     alone = {**RUNG, "name": "TF32", "note": f"n; {ALONE}"}
     text = ladder_text(pd.DataFrame([RUNG, alone]))
     assert f"| 1.00x | yes | ok, {ALONE} |" in text

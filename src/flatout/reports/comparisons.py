@@ -20,12 +20,9 @@ def ladder_text(steps: pd.DataFrame) -> str:
     """Describe the gain of each rung, and its fault if it failed."""
     if steps.empty:
         return ""
-    texts = {"source": "", "claim": "", "note": ""}
-    rows = steps.fillna(texts).to_dict("records")
+    rows = steps.fillna({"note": ""}).to_dict("records")
     columns: Columns = {
         "rung": _rung_name,
-        "guide": "source",
-        "claimed": "claim",
         "samples/s": "samples_per_s",
         "alternating": times("individual"),
         "± %": "spread_pct",

@@ -1,6 +1,6 @@
 """The ladder: the slow configuration, then one optimisation after the other.
 
-The order is that of the guides that named them (A to E), then flatout's additions. Each
+Common tips are first, in the order of the guides that name them, then flatout's. Each
 rung is measured alternating with the rungs kept below it, window by window. A rung that
 loses is shown and left out of the rungs above it. At the end all kept
 rungs are compared with the slow configuration; if a larger global batch was kept, the
@@ -34,8 +34,6 @@ class Step:
 
     rung: int
     name: str
-    source: str
-    claim: str
     samples_per_s: float | None
     individual: float | None
     """Rate divided by that of the rungs kept below, measured alternating."""
@@ -113,7 +111,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
     bench.run("device", label="the device's peak")
     chosen, climb = rungs(bench.settings), Climb(bench)
     slow = bench.run("end_to_end", base=climb.base, label="conf/slow", world_size=1)
-    yield _step(0, Rung("conf/slow", "", "", {}), slow, 1.0, 1.0, kept=slow.ok)
+    yield _step(0, Rung("conf/slow", {}), slow, 1.0, 1.0, kept=slow.ok)
     if not slow.ok:
         return
     number = 0
@@ -128,10 +126,10 @@ def ladder(bench: Bench) -> Iterator[Step]:
         if keeps:
             climb.keep(rung, ratio or 1.0)
     if climb.changes == climb.same:
-        yield _end(climb, number + 1, Rung(ALL, "", "", climb.same))
+        yield _end(climb, number + 1, Rung(ALL, climb.same))
         return
-    yield _end(climb, number + 1, Rung(ALL_SAME, "", "", climb.same))
-    end = Rung(ALL, "", "", climb.changes, changes_optimisation=True)
+    yield _end(climb, number + 1, Rung(ALL_SAME, climb.same))
+    end = Rung(ALL, climb.changes, changes_optimisation=True)
     yield _end(climb, number + 2, end)
 
 
@@ -156,8 +154,6 @@ def _step(
     return Step(
         rung=number,
         name=rung.name,
-        source=rung.source,
-        claim=rung.claim,
         samples_per_s=trial.samples_per_s,
         individual=individual,
         cumulative=gained * individual if individual else None,

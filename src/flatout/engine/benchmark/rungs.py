@@ -1,4 +1,4 @@
-"""The rungs of the ladder: the requests of each guide, and the gains it promised."""
+"""The rungs of the ladder: common tips, then flatout's optimisations."""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ SLOW: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Rung:
-    """One optimisation, and the gain that its guide promised."""
+    """One optimisation."""
 
     name: str
-    source: str
-    claim: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
     """Changes that it requires, added if a rung below was left out."""
@@ -52,7 +50,7 @@ def rungs(settings: Settings) -> list[Rung]:
     one shape have no padding to avoid."""
     gpu = nvidia_gpu_count() > 0
     found = [
-        *_guides_rungs(settings.train, gpu),
+        *_common_rungs(settings.train, gpu),
         *_own_rungs(gpu),
         *_batch_rungs(settings, SLOW["train.global_batch_size"], gpu),
     ]
@@ -64,72 +62,31 @@ def rungs(settings: Settings) -> list[Rung]:
     ]
 
 
-def _guides_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
-    """Return the optimisations that guides A to E request, in their order."""
-    workers = train.loader.num_workers if gpu else 1
+def _common_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
+    """Return the common tips, in the order of the guides that name them."""
+    rarely = {
+        "train.synchronize_every_step": False,
+        "train.log_every": train.log_every,
+        "train.metrics_every": train.metrics_every,
+    }
+    loader = {
+        "train.loader.num_workers": train.loader.num_workers if gpu else 1,
+        "train.loader.pin_memory": True,
+        "train.loader.persistent_workers": True,
+    }
+    listed = {"train.history": "list", "train.empty_cache_every": None}
+    fused = {"runtime.flash_sdp": True, "runtime.attention": "auto"}
+    half = {"runtime.precision": "bf16"}
     return [
-        Rung(
-            "history in a list, no empty_cache",
-            "B",
-            "10-100x",
-            {"train.history": "list", "train.empty_cache_every": None},
-        ),
-        Rung(
-            "metrics, logs and synchronisation once a window",
-            "A, B",
-            "-90 % for metrics",
-            {
-                "train.synchronize_every_step": False,
-                "train.log_every": train.log_every,
-                "train.metrics_every": train.metrics_every,
-            },
-        ),
-        Rung(
-            "cudnn.benchmark",
-            "A, B",
-            "5-15 %",
-            {"runtime.cudnn_benchmark": True},
-            gpu_only=True,
-        ),
-        Rung(
-            "TF32",
-            "C",
-            "2-3x with flash attention",
-            {"runtime.tf32": True},
-            gpu_only=True,
-        ),
-        Rung(
-            "fused attention (SDPA)",
-            "C",
-            "2-3x with TF32",
-            {"runtime.flash_sdp": True, "runtime.attention": "auto"},
-        ),
-        Rung(
-            "pad to the longest of the batch",
-            "C",
-            "2-3x",
-            {"train.batching": "random"},
-        ),
-        Rung(
-            "loader workers, pinned memory, prefetch, persistent",
-            "A, C, D",
-            "1.5-2x",
-            {
-                "train.loader.num_workers": workers,
-                "train.loader.pin_memory": True,
-                "train.loader.persistent_workers": True,
-            },
-        ),
-        Rung(
-            "mixed precision (bf16)",
-            "B, D",
-            "1.5-2x; 20-30 %",
-            {"runtime.precision": "bf16"},
-            gpu_only=True,
-        ),
-        Rung(
-            "torch.compile", "A, D", "10-30 %", {"train.compile": True}, gpu_only=True
-        ),
+        Rung("history in a list, no empty_cache", listed),
+        Rung("metrics, logs and synchronisation once a window", rarely),
+        Rung("cudnn.benchmark", {"runtime.cudnn_benchmark": True}, gpu_only=True),
+        Rung("TF32", {"runtime.tf32": True}, gpu_only=True),
+        Rung("fused attention (SDPA)", fused),
+        Rung("pad to the longest of the batch", {"train.batching": "random"}),
+        Rung("loader workers, pinned memory, prefetch, persistent", loader),
+        Rung("mixed precision (bf16)", half, gpu_only=True),
+        Rung("torch.compile", {"train.compile": True}, gpu_only=True),
     ]
 
 
@@ -138,33 +95,18 @@ def _own_rungs(gpu: bool) -> list[Rung]:
     # does not apply to it. On a GPU they require half precision.
     packed = {"train.batching": "packed", "runtime.attention": "auto"}
     half = {"runtime.precision": "bf16"}
+    fused = {"train.fused_optimizer": True}
+    # Kernels of the residual stream exist only in compiled blocks.
+    compiled = {**half, "train.compile": True}
+    residual = {"runtime.residual": "bf16"}
+    graphs = {"train.cuda_graphs": True}
+    needed = {**half, **packed, **fused}
     return [
-        Rung("fused AdamW", "ours", "-", {"train.fused_optimizer": True}),
-        Rung("sorted within the batch", "ours", "-", {"train.batching": "grouped"}),
-        Rung(
-            "packed: no padding",
-            "ours",
-            "-",
-            packed,
-            needs=half if gpu else {},
-        ),
-        Rung(
-            "residual stream in bf16",
-            "ours",
-            "-",
-            {"runtime.residual": "bf16"},
-            # Its kernels exist only in compiled blocks.
-            needs={**half, "train.compile": True},
-            gpu_only=True,
-        ),
-        Rung(
-            "CUDA graphs",
-            "ours",
-            "-",
-            {"train.cuda_graphs": True},
-            needs={**half, **packed, "train.fused_optimizer": True},
-            gpu_only=True,
-        ),
+        Rung("fused AdamW", fused),
+        Rung("sorted within the batch", {"train.batching": "grouped"}),
+        Rung("packed: no padding", packed, needs=half if gpu else {}),
+        Rung("residual stream in bf16", residual, needs=compiled, gpu_only=True),
+        Rung("CUDA graphs", graphs, needs=needed, gpu_only=True),
     ]
 
 
@@ -175,13 +117,8 @@ def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
     if gpu:
         sizes += [size for size in (256, 1024) if size > max(wanted, slow_batch)]
     free: dict[str, Any] = {"train.cuda_graphs": "auto"} if gpu else {}
+    changes = [{"train.global_batch_size": size, **free} for size in sizes]
     return [
-        Rung(
-            f"global batch {size}",
-            "A, E",
-            "1.2-1.5x",
-            {"train.global_batch_size": size, **free},
-            changes_optimisation=True,
-        )
-        for size in sizes
+        Rung(f"global batch {size}", changed, changes_optimisation=True)
+        for size, changed in zip(sizes, changes, strict=True)
     ]
