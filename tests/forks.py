@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import IO, Any
 
+import transformers.models.bert.modeling_bert  # noqa: F401
 from accelerate.state import AcceleratorState
 from torch.distributed.elastic.multiprocessing.subprocess_handler import (
     subprocess_handler,
@@ -72,24 +73,29 @@ def _forget() -> None:
 
 class Forked:
     """`python -m MODULE ...` in a fork of this process. It serves as its
-    `subprocess.Popen`; the commands that it starts are forks too."""
+    `subprocess.Popen`, with errors in its output; ranks that it starts are forks too.
+    """
 
     def __init__(
         self,
         args: list[str],
         env: dict[str, str],
         stdout: IO[Any] | int | None = None,
-        stderr: IO[Any] | int | None = None,
-        start_new_session: bool = True,
+        **_: Any,
     ) -> None:
         self.returncode: int | None = None
-        reading, writing = os.pipe() if stdout == subprocess.PIPE else (None, None)
+        self.stdout: IO[bytes] | None = None
+        output = None
+        if isinstance(stdout, int):  # PIPE
+            reading, output = os.pipe()
+            self.stdout = os.fdopen(reading, "rb")
+        elif stdout is not None:
+            output = os.dup(stdout.fileno())
         self.pid = os.fork()
         if not self.pid:
-            _become(args, env, writing)
-        if writing is not None:
-            os.close(writing)
-        self.stdout = None if reading is None else os.fdopen(reading, "rb")
+            _become(args, env, output)
+        if output is not None:
+            os.close(output)
 
     def poll(self) -> int | None:
         if self.returncode is None:

@@ -24,6 +24,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.garbage import collect_rarely
@@ -37,20 +39,28 @@ BOUND_BY_PERMISSIONS = "FLATOUT_TESTS_BOUND_BY_PERMISSIONS"
 PRELOADED = (
     "datasets",
     "flatout.reports.report",
+    "flatout.reports.pictures.image_sheet",
+    "flatout.reports.pictures.lengths",
     "flatout.cli",
     "flatout.datasets",
     "flatout.engine.launch.launch",
+    "flatout.engine.predict.judgement",
+    "flatout.engine.tasks.sequence_classification",
+    "flatout.pipeline_registry",
     "flatout.project.hooks",
+    "flatout.project.sessions",
     "flatout.tracking.follow",
     "kedro.framework.cli.cli",
+    "kedro_datasets.plotly",
     "matplotlib.figure",
     "mlflow.pyfunc",
     "mlflow.transformers",
     "mlflow.store.tracking.sqlalchemy_store",
-    "plotly.graph_objects",
-    "torch._dynamo",
-    "transformers.models.bert.modeling_bert",
+    "plotly.offline",
     "tests.forks",
+    "tokenizers.trainers",
+    "torch._dynamo",
+    "transformers.models.auto.tokenization_auto",
 )
 
 
@@ -144,6 +154,8 @@ def serve() -> list[str] | None:
     for group in ("kedro.global_commands", "kedro.project_commands", "kedro.hooks"):
         for plugin in entry_points(group=group):
             plugin.load()
+    for file in (PROJECT / "conf/base").glob("*.yml"):  # OmegaConf's parser learns
+        OmegaConf.to_container(OmegaConf.load(file))
     gc.freeze()  # a collection in a fork copies no pages of what is here
     while line := sys.stdin.readline():
         request = json.loads(line)
@@ -235,7 +247,7 @@ if __name__ == "__main__":
     from tests.forks import FORKING
 
     program.start = follow_in_a_fork
-    supervisor.subprocess = FORKING
+    supervisor.subprocess = trials.subprocess = FORKING
 
     sys.argv = ["kedro", *command]
     try:

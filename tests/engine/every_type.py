@@ -35,15 +35,15 @@ MAPPINGS = {
     "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 }
 SMALL = {
-    32: "hidden_size d_model n_embd dim embed_dim embedding_size emb_dim",
+    32: "hidden_size d_model d_latents n_embd dim embed_dim embedding_size emb_dim",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
     "num_encoder_layers num_decoder_layers num_key_value_heads n_head_kv "
-    "num_hidden_groups num_experts_per_tok",
+    "num_hidden_groups num_experts_per_tok num_self_attends_per_block",
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads "
     "decoder_attention_heads num_experts num_local_experts n_routed_experts",
     64: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim n_inner "
     "hidden_dim d_inner moe_intermediate_size shared_expert_intermediate_size "
-    "max_position_embeddings n_positions max_seq_len block_size",
+    "max_position_embeddings n_positions max_seq_len block_size num_latents",
     8: "head_dim d_kv d_head kv_lora_rank q_lora_rank qk_nope_head_dim v_head_dim "
     "qk_rope_head_dim attention_head_size rotary_dim",
     100: "vocab_size",

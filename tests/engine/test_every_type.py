@@ -19,7 +19,6 @@ def test_every_type_answers_as_a_row_at_a_time_or_is_refused(task):
     assert sum(told.startswith("equal") for told in found.values()) > len(found) / 2
 
 
-@pytest.mark.slow
 def test_logits_beyond_the_rows_move_no_targets():
     """Perceiver has them for all positions that it knows."""
     assert tried("perceiver", "masked-lm") == "equal"

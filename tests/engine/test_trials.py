@@ -95,7 +95,7 @@ def test_two_configurations_by_turns_on_real_rows(tmp_path, warm_trials):
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path):
+def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path, warm_trials):
     bench = Bench(settings(), job_files(tmp_path), tmp_path / "sweep")
     bench.start()
     below = bench.settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
@@ -103,7 +103,7 @@ def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path):
     trial = bench.run("end_to_end", options={"below": below})
     assert (trial.status, trial.note) == (
         "unpaired",
-        "BaselineError: what stands below ended with status 0: see this trial's log",
+        "BaselineError: the reference ended with status 0: see this trial's log",
     )
     assert "no/such-folder" in Path(trial.log).read_text()
     assert bench.run("device").ok

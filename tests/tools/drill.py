@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import multiprocessing
 import os
 import random
 import shutil
@@ -29,13 +28,8 @@ from typing import Any
 
 from flatout.engine.checkpoints.checkpoint_folder import RESULT, step_folders
 from flatout.engine.machine.watchdog import Beat, read_beats
-from tests.tools.victim import (
-    BEATS,
-    OUTCOME,
-    TEMPORARY,
-    Victim,
-    main_of_a_fork,
-)
+from tests.forks import Forked
+from tests.tools.victim import BEATS, OUTCOME, TEMPORARY, Victim
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +40,6 @@ LONGEST_FAULT_FREE_S = 0.8
 """A fault comes at a random moment of so many seconds after the first step."""
 FULL_DISK_BYTES = 4_000
 """Too little for a checkpoint's tensors, enough for the metrics of a short while."""
-
-PRELOADED = ("torch._dynamo", "transformers.models.bert.modeling_bert")
 
 
 class DrillError(AssertionError):
@@ -62,7 +54,7 @@ class Drill:
     victim: Victim
     seed: int
     preloaded: bool = False
-    """Fork from a process that has imported all: quick, for tests."""
+    """Fork from this process, which has imported all: quick, for tests."""
     faults: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
     resumable: int = 0
@@ -193,8 +185,7 @@ class Attempt:
     """One start of the command."""
 
     folder: Path
-    process: Any
-    """A Popen, or a Process of multiprocessing."""
+    process: subprocess.Popen[bytes] | Forked
     begin_s: float
     log: Path
 
@@ -204,7 +195,14 @@ class Attempt:
             shutil.rmtree(beats, ignore_errors=True)
         log = folder / f"log-{len(list(folder.glob('log-*')))}.txt"
         begin_s = time.monotonic()
-        process = _fork(folder, log) if preloaded else _command(folder, log)
+        with log.open("wb") as file:
+            process = (Forked if preloaded else subprocess.Popen)(
+                [sys.executable, "-m", "tests.tools.victim", str(folder)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=dict(os.environ),
+            )
         return cls(folder, process, begin_s, log)
 
     @property
@@ -251,15 +249,11 @@ class Attempt:
                 self.kill()
                 raise DrillError(f"did not end\n{self.output}")
             time.sleep(0.01)
-        return int(self._status())
+        return int(self.process.poll() or 0)
 
     @property
     def ended(self) -> bool:
-        return self._status() is not None
-
-    def _status(self) -> Any:
-        is_command = isinstance(self.process, subprocess.Popen)
-        return self.process.poll() if is_command else self.process.exitcode
+        return self.process.poll() is not None
 
     def send(self, signum: int) -> None:
         with suppress(ProcessLookupError):
@@ -277,26 +271,6 @@ class Attempt:
         places = [self.folder / BEATS, *self.folder.glob(f"{TEMPORARY}/*/{BEATS}")]
         beats = [beat for place in places for beat in read_beats(place)]
         return beats[0] if beats else None
-
-
-def _command(folder: Path, log: Path) -> Any:
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.tools.victim", str(folder)],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _fork(folder: Path, log: Path) -> Any:
-    """From a process that has imported all: a start without the seconds of imports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["flatout.engine.launch.launch", *PRELOADED])
-    log.touch()
-    process = context.Process(target=main_of_a_fork, args=(folder, log))
-    process.start()
-    return process
 
 
 def _points(folder: Path) -> list[tuple[int, str, str]]:

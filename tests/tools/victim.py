@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import resource
 import sys
 import tempfile
@@ -147,15 +146,6 @@ def main(folder: Path) -> None:
     result = collect(job)
     write_text(folder / OUTCOME, json.dumps(outcome(result)))
     finish(job.work_folder)
-
-
-def main_of_a_fork(folder: Path, log: Path) -> None:
-    """The same in a process that was forked, its output in `log`."""
-    os.setsid()
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT)
-    for stream in (1, 2):
-        os.dup2(handle, stream)
-    main(folder)
 
 
 if __name__ == "__main__":
