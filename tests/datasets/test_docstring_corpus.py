@@ -10,7 +10,6 @@ from kedro.io import DatasetError
 
 from flatout.datasets import DocstringCorpus
 from flatout.datasets._docstrings import docstrings
-from flatout.datasets.docstring_corpus import _quotas
 from tests.conftest import CORPUS
 
 
@@ -62,17 +61,3 @@ def test_docstrings_are_whole_and_broken_files_give_none(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("def (")
     assert docstrings(bad) == []
-
-
-@pytest.mark.parametrize(
-    ("counts", "rows", "quotas"),
-    [
-        ([10, 10, 10], 9, [3, 3, 3]),
-        ([1, 10, 10], 9, [1, 4, 4]),
-        ([10, 10, 10], 10, [3, 3, 4]),
-        ([2, 3], 99, [2, 3]),
-        ([2, 3], None, [2, 3]),
-    ],
-)
-def test_quotas_are_as_even_as_the_counts_allow(counts, rows, quotas):
-    assert _quotas(counts, rows) == quotas

@@ -118,36 +118,18 @@ def _table(packages: list[str], rows: int | None) -> pa.Table:
     wanted = None if rows is None else -(-rows // len(packages))
     texts = _gather(packages, None if wanted is None else int(wanted * SURPLUS))
     seen: set[str] = set()
-    by_label: dict[str, list[str]] = {}
+    chosen: list[tuple[str, str]] = []
     for label, found in texts.items():
-        new = [text for text in dict.fromkeys(found) if text not in seen]
+        new = sorted(set(found) - seen, key=_hash)
         seen.update(new)
-        by_label[label] = sorted(new, key=_hash)
-    quotas = _quotas([len(found) for found in by_label.values()], rows)
-    chosen = [
-        (text, label)
-        for (label, found), quota in zip(by_label.items(), quotas, strict=True)
-        for text in found[:quota]
-    ]
-    chosen.sort(key=lambda pair: _hash(pair[0]))
+        chosen += [(text, label) for text in new[:wanted]]
+    chosen = sorted(chosen, key=lambda pair: _hash(pair[0]))[:rows]
     columns = list(zip(*chosen, strict=True))
     return pa.table({"text": list(columns[0]), "label": list(columns[1])})
 
 
 def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
-
-
-def _quotas(counts: list[int], rows: int | None) -> list[int]:
-    """Rows per label: `rows` in total, as even as the counts allow."""
-    if rows is None or rows >= sum(counts):
-        return counts
-    quotas = [0] * len(counts)
-    left = rows
-    for rank, index in enumerate(sorted(range(len(counts)), key=counts.__getitem__)):
-        quotas[index] = min(counts[index], left // (len(counts) - rank))
-        left -= quotas[index]
-    return quotas
 
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:

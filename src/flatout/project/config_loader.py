@@ -28,6 +28,11 @@ TUNED, BEST = "tuned", "best"
 PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
 
+PATHS = (
+    *("split.drop_rows", "train.skip_rows"),
+    *("sweep.folder", "sweep.storage", "benchmark.folder"),
+)
+"""Parameters that are paths, in addition to the group `paths`."""
 SETTINGS_OF_TRAINING = ("slow", TUNED, BEST, *SITUATIONS)
 """Environments that set options of training but neither data nor model."""
 
@@ -243,24 +248,18 @@ def rooted(settings: Settings) -> Settings:
     A name of a checkpoint is a path if the project has a folder of that name."""
     if Path(project_path()) == Path.cwd():
         return settings
-    model, sweep, name = settings.model, settings.sweep, settings.model.name_or_path
-    storage = sweep.storage if "://" in sweep.storage else project_path(sweep.storage)
-    if name and Path(project_path(name)).is_dir():
-        model = model.model_copy(update={"name_or_path": project_path(name)})
-    paths = {
-        key: path and project_path(path)
-        for key, path in settings.paths.model_dump().items()
-    }
-    swept = {"folder": project_path(sweep.folder), "storage": storage}
-    trials = {"folder": project_path(settings.benchmark.folder)}
-    changed: dict[str, Any] = {
-        "model": model,
-        "paths": settings.paths.model_copy(update=paths),
-        "sweep": sweep.model_copy(update=swept),
-        "benchmark": settings.benchmark.model_copy(update=trials),
-    }
-    for group, key in (("split", "drop_rows"), ("train", "skip_rows")):
-        own = getattr(settings, group)
-        if isinstance(path := getattr(own, key), str):
-            changed[group] = own.model_copy(update={key: project_path(path)})
+    changed: dict[str, Any] = {}
+    for path in (
+        *PATHS,
+        *(f"paths.{name}" for name in type(settings.paths).model_fields),
+    ):
+        group, name = path.split(".")
+        own = changed.get(group, getattr(settings, group))
+        place = getattr(own, name)
+        if isinstance(place, str) and place and "://" not in place:
+            changed[group] = own.model_copy(update={name: project_path(place)})
+    checkpoint = settings.model.name_or_path
+    if checkpoint and Path(project_path(checkpoint)).is_dir():
+        named = {"name_or_path": project_path(checkpoint)}
+        changed["model"] = settings.model.model_copy(update=named)
     return settings.model_copy(update=changed)

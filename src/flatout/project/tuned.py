@@ -66,18 +66,16 @@ def kept(
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
+    side = "inside" if low <= came <= high else "below" if came < low else "above"
     text = (
         f"tuned settings: their trials gave {low:,.1f} to {high:,.1f} samples/s, "
-        f"{came:,.1f} came"
+        f"{came:,.1f} came: {side}"
     )
-    if low <= came <= high:
-        return True, f"{text}: inside"
-    side = "below" if came < low else "above"
-    if trained_s < LEAST_TRAINED_S:
-        return True, f"{text}: {side}, but {trained_s:.1f} s of training tell little"
     if came >= SLOWER * low:
-        return True, f"{text}: {side}"
+        return True, text
+    if trained_s < LEAST_TRAINED_S:
+        return True, f"{text}, but {trained_s:.1f} s of training tell little"
     return False, (
-        f"{text}: {side}. The machine has other work now, or was changed: "
-        "kedro run --pipelines=benchmark measures again"
+        f"{text}. The machine has other work now, or was changed: kedro run "
+        "--pipelines=benchmark measures again"
     )

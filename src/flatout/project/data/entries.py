@@ -6,14 +6,74 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kedro.io import DataCatalog
+import pyarrow as pa
+from kedro.io import AbstractDataset, DataCatalog
 from kedro.pipeline import Pipeline
 
 from flatout.datasets import OwnSplits, TransformersModel
-from flatout.datasets.generic import RECIPES, GenericEntry, fault_of, is_generic
+from flatout.datasets._entry import dataset_errors
 from flatout.engine.data.forms.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.parameters import SettingsError
+
+OURS_ALONE = frozenset(
+    {
+        *(f"{split}_{kind}" for split in SPLITS for kind in ("rows", "tokens")),
+        *("tokenizer", "tokenizer_file"),
+    }
+)
+"""Entries that another pipeline reads, in the form in which flatout writes them."""
+RECIPES = OURS_ALONE | {
+    "predictions",
+    "rejected_rows",
+    "split_report",
+    "test_figures",
+    "test_predictions",
+    "triplets",
+}
+
+
+class GenericEntry(AbstractDataset[Any, Any]):
+    """An entry of one of Kedro's types that saves the result of a recipe in the form
+    that the type accepts."""
+
+    def __init__(self, dataset: AbstractDataset[Any, Any]) -> None:
+        self._dataset = dataset
+        self.metadata = getattr(dataset, "metadata", None)
+
+    def load(self) -> Any:
+        return self._dataset.load()
+
+    def save(self, data: Any) -> None:
+        with dataset_errors():
+            plain = _plain(data, _package(self._dataset))
+        self._dataset.save(plain)
+
+    def _exists(self) -> bool:
+        return self._dataset.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return self._dataset._describe()
+
+
+def _package(dataset: AbstractDataset[Any, Any]) -> str:
+    return type(dataset).__module__.split(".")[1]
+
+
+def _plain(data: Any, package: str) -> Any:
+    if hasattr(type(data), "value"):
+        return data.value()
+    if hasattr(type(data), "batches"):
+        table = pa.Table.from_batches(data.batches(), data.schema)
+    elif hasattr(type(data), "table"):
+        table = data.table()
+    else:
+        return data  # from a node of the user
+    if package == "huggingface":
+        from datasets import Dataset
+
+        return Dataset(table)
+    return table.to_pandas()
 
 
 def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, str]:
@@ -26,9 +86,15 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, st
         if str(conf_catalog[name].get("type")).startswith("flatout."):
             continue
         dataset = catalog.get(name)
-        if fault := fault_of(name, dataset):
-            faults[name] = fault
-        elif is_generic(dataset):
+        kind = type(dataset)
+        if not kind.__module__.startswith("kedro_datasets."):
+            continue
+        if name in OURS_ALONE:
+            faults[name] = (
+                f"{name}: {_package(dataset)}.{kind.__name__} cannot hold it; leave "
+                "out this entry: conf/base has one"
+            )
+        else:
             catalog[name] = GenericEntry(dataset)
     return faults
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from kedro.framework.hooks import hook_impl
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from flatout.engine.files.owner import start_ticks
@@ -25,23 +25,6 @@ OF_PIPELINE = {
     **dict.fromkeys(("split", "tokenize", "arrays", "images"), "data"),
     "evaluate": "evaluation",
 }
-PHASES = {
-    "imports": "interpreter and imports",
-    "configuration": "configuration",
-    "loading": "inputs of nodes",
-    "data": "data",
-    "model": "model and tokenizer",
-    "compilation": "compilation",
-    "first_step": "first step",
-    "steps": "steps",
-    "evaluation": "evaluation",
-    "checkpoints": "checkpoints",
-    "pictures": "pictures",
-    "saving": "saving",
-    "tracking": "tracking",
-    "rest": "rest",
-}
-"""Phases in the order of the table; other pipelines' phases have their names."""
 SHOWN_S = 0.005
 
 
@@ -51,7 +34,7 @@ class PhaseClock:
     def __init__(self, since_s: float) -> None:
         """`since_s`: start of the first phase, in seconds of time.perf_counter."""
         self._since_s = since_s
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def mark(self, phase: str, now_s: float | None = None) -> None:
         """Count the seconds since the last mark as `phase`."""
@@ -62,7 +45,7 @@ class PhaseClock:
     def move(self, parts: Mapping[str, float], source: str | None = None) -> None:
         """Add seconds to phases; subtract them from `source`, if given."""
         for phase, seconds in parts.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+            self.seconds[phase] += seconds
             if source is not None:
                 self.seconds[source] -= seconds
 
@@ -76,18 +59,10 @@ def process_age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def table(seconds: Mapping[str, float]) -> Table:
-    """Return one line per phase: seconds, and the share of the total."""
-    wall_s = sum(seconds.values())
-    result = Table(title=f"where {wall_s:.1f} s went", title_justify="left", box=None)
-    result.add_column("phase")
-    result.add_column("s", justify="right")
-    result.add_column("%", justify="right")
-    for name, spent_s in seconds.items():
-        if spent_s >= SHOWN_S:
-            share = f"{100 * spent_s / wall_s:.1f}"
-            result.add_row(PHASES.get(name, name), f"{spent_s:.2f}", share)
-    return result
+def time_line(seconds: Mapping[str, float]) -> str:
+    """Return the seconds by phase in one line."""
+    parts = ", ".join(f"{k} {v:.2f}" for k, v in seconds.items() if v >= SHOWN_S)
+    return f"where {sum(seconds.values()):.1f} s went: {parts}"
 
 
 def begun(created_s: float) -> PhaseClock:
@@ -106,7 +81,6 @@ def phase_of(node: Node) -> str:
     return OF_PIPELINE.get(pipeline, pipeline)
 
 
-WIDTH = 100
 PLACES = {"model": "model", "report": "train_report"}
 
 
@@ -166,7 +140,7 @@ class ClockHooks:
         finally:
             self._clock.mark("tracking")
             if pipeline.all_outputs() != {"predictions"}:
-                Console(stderr=True, width=WIDTH).print(table(self._clock.seconds))
+                click.echo(time_line(self._clock.seconds), err=True)
         if self._reports:
             self._show_summary(run_params["env"])
         return result
