@@ -138,20 +138,6 @@ def test_a_split_that_is_made_says_why_rows_were_rejected(tmp_path, caplog):
     assert "  rejected 1 x text is empty: rows 9 of reviews.csv" in caplog.text
 
 
-def test_labels_of_mixed_types():
-    frame = frame_of(600)
-    frame["label"] = pd.Series([i % 3 for i in range(599)] + ["two"], dtype=object)
-    _, _, rejected = split(frame)
-    assert rejected.to_pylist() == [
-        {
-            "source": "raw_texts",
-            "row": 599,
-            "reason": "label is text where most labels are numbers",
-            "excerpt": "two",
-        }
-    ]
-
-
 def test_a_label_seen_once_is_named_with_its_row(caplog):
     frame = frame_of(2000)
     parts, _, _ = split(frame)

@@ -51,12 +51,12 @@ class SampleSplit(SplitPlan):
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
         values = self._values = _Values()
         for window in self.source.windows():
-            labels, kinds, faults = self._judged(window, values.shape_with(window))
+            labels, faults = self._judged(window, values.shape_with(window))
             bad = [(*window.place(n), faults[n], "") for n in sorted(faults)]
             collected.reject(rejected_batch(bad), len(window.values))
             rows = np.setdiff1d(np.arange(len(window.values)), list(faults))
             labels = labels.take(pa.array(rows))
-            self._add(collected, window, rows, kinds[rows])
+            self._add(collected, window, rows)
             collected.add_labels(labels if self.has_names else pa.nulls(len(rows)))
             if len(rows):
                 values.add(window.values[rows])
@@ -70,23 +70,20 @@ class SampleSplit(SplitPlan):
 
     def _judged(
         self, window: Window, shape: tuple[int, ...] | None
-    ) -> tuple[Any, Any, dict[int, str]]:
-        """Return labels (n,) of a window's rows, the `Kind` of each, and why rows are
-        unusable."""
+    ) -> tuple[Any, dict[int, str]]:
+        """Return labels (n,) of a window's rows, and why rows are unusable."""
         count, kind = len(window.values), self.task.label_type
         faults = window.faults_for(shape)
         if kind is None:
-            return pa.nulls(count), np.zeros(count, np.uint8), faults
+            return pa.nulls(count), faults
         given = window.labels or [None] * count
-        labels, kinds, checks = _read_labels(given, kind)
+        labels, checks = _read_labels(given, kind)
         for mask, reason in checks:
             for row in np.flatnonzero(mask).tolist():
                 faults.setdefault(row, reason)
-        return labels, kinds, faults
+        return labels, faults
 
-    def _add(
-        self, collected: FactCollector, window: Window, rows: Any, kinds: Any
-    ) -> None:
+    def _add(self, collected: FactCollector, window: Window, rows: Any) -> None:
         hashes = _hashes(window.values[rows], stored_as(window.values.dtype))
         places = [window.place(row) for row in rows.tolist()]
         collected.add(
@@ -95,7 +92,6 @@ class SampleSplit(SplitPlan):
             near=hashes,
             rows=np.array([number for _, number in places], np.int64),
             splits=np.full(len(rows), -1, np.int8),
-            label_kinds=kinds,
         )
 
     def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
@@ -192,9 +188,9 @@ def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
     return np.array(found, np.uint64)
 
 
-def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Any, list[Check]]:
-    """Return labels (n,) as an array of the type `kind`, the `Kind` of each, and their
-    errors, with the rules for texts."""
+def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, list[Check]]:
+    """Return labels (n,) as an array of the type `kind`, and their errors, with the
+    rules for texts."""
     labels, kinds = column_of_mixed([_plain(label) for label in given])
     batch = RawBatch("", np.arange(len(labels)), {LABEL: labels}, {LABEL: kinds})
     return read_label(batch, LABEL, kind)
@@ -211,7 +207,7 @@ def label_names_of(source: ArraySource, task: Task) -> list[str]:
     """Distinct names, sorted; by value if all are numbers. Empty for numbers."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
-    labels, _, checks = _read_labels(list(source.labels()), task.label_type)
+    labels, checks = _read_labels(list(source.labels()), task.label_type)
     bad = np.logical_or.reduce([mask for mask, _ in checks])
     names = pc.unique(labels.filter(pa.array(~bad))).to_pylist()
     try:

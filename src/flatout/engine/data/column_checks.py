@@ -137,28 +137,23 @@ def _holds_zero_byte(array: Any) -> bool:
     return values is not None and bool((np.frombuffer(values, np.uint8) == 0).any())
 
 
-def read_label(
-    batch: RawBatch, name: str, label_type: Any
-) -> tuple[Any, Any, list[Check]]:
-    """Labels as an array of `label_type`, the `Kind` (N,) of each, and their errors."""
+def read_label(batch: RawBatch, name: str, label_type: Any) -> tuple[Any, list[Check]]:
+    """Labels as an array of `label_type`, and their errors."""
     if pa.types.is_list(label_type):
         return _read_list(batch, name, label_type)
     read = read_number if pa.types.is_floating(label_type) else read_class
     return read(batch, name)
 
 
-def _read_list(
-    batch: RawBatch, name: str, label_type: Any
-) -> tuple[Any, Any, list[Check]]:
+def _read_list(batch: RawBatch, name: str, label_type: Any) -> tuple[Any, list[Check]]:
     """Read lists of names or numbers, or texts that contain one as JSON."""
     array = batch.columns[name]
-    kinds = np.full(len(array), Kind.TEXT, np.uint8)
     values = [_list(value, label_type) for value in array.to_pylist()]
     fault = np.array([value is None for value in values], dtype=bool)
     missing = mask_of(array.is_null())
     kind = "names" if pa.types.is_string(label_type.value_type) else "finite numbers"
     checks = [(missing, f"{name} is missing"), (fault, f"{name} is no list of {kind}")]
-    return pa.array(values, label_type), kinds, checks
+    return pa.array(values, label_type), checks
 
 
 def _list(value: Any, label_type: Any) -> list[Any] | None:
@@ -170,40 +165,33 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
         values = pa.array([found], label_type).to_pylist()[0]
     except (ValueError, TypeError, pa.ArrowException):
         return None
-    if values is None or any(v is None or not _is_finite(v) for v in values):
-        return None
-    return list(values)
+    infinite = (isinstance(v, float) and not math.isfinite(v) for v in values or ())
+    return None if values is None or None in values or any(infinite) else list(values)
 
 
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
+def read_class(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Read class names: texts unchanged, whole numbers without a decimal point."""
     array = named(batch.columns[name])
-    kinds = batch.kinds.get(name)
-    if kinds is None:
-        kinds = np.full(len(array), _kind_of_type(array.type), np.uint8)
     if pa.types.is_floating(array.type):
         array = _names_of_floats(array)
     if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
         fault = np.ones(len(array), dtype=bool)
         nothing = pa.nulls(len(array), pa.string())
-        return nothing, kinds, [(fault, f"{name} is {array.type}, not a label")]
+        return nothing, [(fault, f"{name} is {array.type}, not a label")]
     array, bad_bytes = valid_utf8(array)
     array = array.cast(pa.string())
-    return (
-        array,
-        kinds,
-        [
-            (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
-            (bad_bytes, f"{name} is not valid UTF-8"),
-            (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
-            (mask_of(array.is_null()), f"{name} is missing"),
-            (_is_blank(array), f"{name} is empty"),
-        ],
-    )
+    checks = [*_mixed(batch, name), (bad_bytes, f"{name} is not valid UTF-8")]
+    checks.append((mask_of(array.is_null()), f"{name} is missing"))
+    return array, [*checks, (_is_blank(array), f"{name} is empty")]
+
+
+def _mixed(batch: RawBatch, name: str) -> list[Check]:
+    """Errors in a column of mixed Python values that are names."""
+    kinds = batch.kinds.get(name, np.full(len(batch.rows), Kind.TEXT, np.uint8))
+    return [
+        (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
+        (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
+    ]
 
 
 def _names_of_floats(array: Any) -> Any:
@@ -219,25 +207,15 @@ def _names_of_floats(array: Any) -> Any:
 def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Read names of groups, of any type that has names."""
     array, bad_bytes = valid_utf8(named(batch.columns[name]))
-    kinds = batch.kinds.get(name, np.full(len(array), Kind.TEXT, np.uint8))
-    checks = [
-        (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
-        (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
-        (bad_bytes, f"{name} is not valid UTF-8"),
-        (mask_of(array.is_null()), f"{name} is missing"),
-    ]
+    checks = [*_mixed(batch, name), (bad_bytes, f"{name} is not valid UTF-8")]
+    checks.append((mask_of(array.is_null()), f"{name} is missing"))
     if is_text(array.type):
         # Rows with an empty cell would all be one group, and in one split.
         checks.append((_is_blank(array.cast(pa.string())), f"{name} is empty"))
     return array, checks
 
 
-def _kind_of_type(kind: Any) -> Kind:
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return Kind.NUMBER if is_number or pa.types.is_boolean(kind) else Kind.TEXT
-
-
-def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
+def read_number(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Read regression targets: finite numbers, or texts that contain one."""
     array = plain_values(batch.columns[name])
     missing = mask_of(array.is_null())
@@ -245,21 +223,14 @@ def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowException:
         numbers = np.array([_number(value) for value in array.to_pylist()])
-    kinds = np.full(len(array), Kind.NUMBER, np.uint8)
-    finite = np.isfinite(numbers)
-    return (
-        pa.array(numbers, pa.float64()),
-        kinds,
-        [
-            (missing, f"{name} is missing"),
-            (~finite, f"{name} is not a finite number, as model.task wants"),
-        ],
-    )
+    wrong = f"{name} is not a finite number, as model.task wants"
+    checks = [(missing, f"{name} is missing"), (~np.isfinite(numbers), wrong)]
+    return pa.array(numbers, pa.float64()), checks
 
 
 def read_score(batch: RawBatch, name: str, lowest: int) -> tuple[Any, list[Check]]:
     """Read scores from `lowest` to 1."""
-    scores, _, checks = read_number(batch, name)
+    scores, checks = read_number(batch, name)
     numbers = scores.to_numpy()
     wrong = (numbers < lowest) | (numbers > 1)
     why = f"{name} is not between {lowest} and 1: divide all by the largest"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.data.raw_texts import SPLITS, Kind, named_row
+from flatout.engine.data.raw_texts import SPLITS, named_row
 from flatout.engine.data.row_facts import REJECTED, Codes, RowFacts
 from flatout.engine.data.row_hashes import first_rows
 from flatout.engine.data.rows import rejected_batch
@@ -20,39 +20,18 @@ SHOWN_TEXTS = 3
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Return batches of rejected rows; sets their code REJECTED in `codes` (N,)."""
-    return [*_reject_odd_kinds(facts, codes), *_reject_unseen(facts, codes)]
-
-
-def _reject_odd_kinds(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Reject text labels if most labels are numbers, and the reverse."""
-    used = codes >= 0
-    numbers = used & (facts.label_kinds == Kind.NUMBER)
-    texts = used & (facts.label_kinds == Kind.TEXT)
-    if not numbers.any() or not texts.any():
-        return []
-    if numbers.sum() >= texts.sum():
-        return _reject(facts, codes, texts, "is text where most labels are numbers")
-    return _reject(facts, codes, numbers, "is a number where most labels are text")
-
-
-def _reject_unseen(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Reject labels without a row in train: a model cannot learn them."""
+    """Return batches of the rows whose labels have no row in train, which a model
+    cannot learn; sets their code REJECTED in `codes` (N,)."""
     seen = np.unique(facts.labels[codes == 0]).tolist() if facts.label_sets else []
     learnt = {name for code in seen for name in facts.label_sets[code]}
     unseen = np.array([not learnt.issuperset(s) for s in facts.label_sets], dtype=bool)
     if not len(unseen):
         return []
-    found = (codes > 0) & unseen[facts.labels]
-    return _reject(facts, codes, found, "has no row in the train split")
-
-
-def _reject(
-    facts: RowFacts, codes: Codes, chosen: npt.NDArray[np.bool_], what: str
-) -> list[Any]:
+    chosen = (codes > 0) & unseen[facts.labels]
     codes[chosen] = REJECTED
+    reason = "label has no row in the train split"
     found = [
-        (*facts.at(row), f"label {what}", ", ".join(facts.labels_of(row)))
+        (*facts.at(row), reason, ", ".join(facts.labels_of(row)))
         for row in np.flatnonzero(chosen).tolist()
     ]
     return [rejected_batch(found)] if found else []

@@ -29,7 +29,6 @@ class RowFacts:
     rows: npt.NDArray[np.int64]
     splits: npt.NDArray[np.int8]
     """(N,) codes of the given splits; -1 if no split is given."""
-    label_kinds: npt.NDArray[np.uint8]
     sources: npt.NDArray[np.int32]
     source_names: list[str]
     labels: npt.NDArray[np.int32]

@@ -25,8 +25,12 @@ from flatout.engine.data.forms.given_splits import read_splits
 from flatout.engine.data.forms.messages import read_messages
 from flatout.engine.data.forms.pairs import read_pairs
 from flatout.engine.data.forms.words import read_tagged
-from flatout.engine.data.raw_texts import Kind, RawBatch
+from flatout.engine.data.raw_texts import RawBatch
 
+LOWEST_SCORE = {"pairs": -1, "ranking": 0}
+"""Lowest label of forms whose labels are scores; the highest is 1."""
+ColumnCheck = tuple[str, Check]
+"""A column, and a check of its values."""
 NOTHING = ("", "None", "nan")
 """Excerpts that show no value."""
 
@@ -49,8 +53,6 @@ class CheckedBatch:
     good: Mask
     """(raw rows,) mask of the raw rows of the batch that are in `table`."""
     groups: Any | None
-    label_kinds: npt.NDArray[np.uint8]
-    """(N,) `Kind` of each label."""
     rejected: Any
     """RecordBatch with REJECTED_SCHEMA."""
     splits: npt.NDArray[np.int8]
@@ -59,52 +61,15 @@ class CheckedBatch:
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
     """Check each row of `batch`; the first reason that applies is reported."""
-    label_kinds = np.full(len(batch.rows), Kind.TEXT, np.uint8)
-    if columns.form == "words":
-        *arrays, checks = read_tagged(batch, columns.text, str(columns.label))
-        return _checked(batch, columns, arrays, checks, label_kinds)
-    if columns.form == "messages":
-        *arrays, found = read_messages(batch, columns.text)
-        checks = _of(columns.text, found)
-        return _checked(batch, columns, arrays, checks, label_kinds)
-    if columns.form == "pairs":
-        named = columns.text, str(columns.positive), columns.negative
-        *arrays, checks = read_pairs(batch, *named)
-        if columns.label:
-            scores, found = read_score(batch, columns.label, -1)
-            arrays, checks = [*arrays, scores], checks + _of(columns.label, found)
-        return _checked(batch, columns, arrays, checks, label_kinds)
-    arrays, checks = [], []
-    for name in filter(None, (columns.text, columns.text_pair, columns.completion)):
-        text, found = read_text(batch, name)
-        arrays, checks = [*arrays, text], checks + _of(name, found)
-    if columns.label and columns.form == "ranking":
-        label, found = read_score(batch, columns.label, 0)
-        arrays, checks = [*arrays, label], checks + _of(columns.label, found)
-    elif columns.label:
-        label, label_kinds, found = read_label(batch, columns.label, columns.label_type)
-        arrays, checks = [*arrays, label], checks + _of(columns.label, found)
-    if columns.flags:
-        label, flaws = read_flags(batch, columns.flags)
-        arrays, checks = [*arrays, label], checks + flaws
-    return _checked(batch, columns, arrays, checks, label_kinds)
-
-
-def _checked(
-    batch: RawBatch,
-    columns: Columns,
-    arrays: list[Any],
-    checks: list[tuple[str, Check]],
-    label_kinds: npt.NDArray[np.uint8],
-) -> CheckedBatch:
+    arrays, checks = _values(batch, columns)
     groups = None
     if columns.group:
         groups, found = read_group(batch, columns.group)
-        checks = checks + _of(columns.group, found)
+        checks += _of(columns.group, found)
     splits = np.full(len(batch.rows), batch.split, np.int8)
     if columns.split:
         splits, found = read_splits(batch, columns.split)
-        checks = checks + _of(columns.split, found)
+        checks += _of(columns.split, found)
     nothing = np.zeros(len(batch.rows), bool)
     good = ~np.logical_or.reduce([nothing, *(mask for _, (mask, _) in checks)])
     arrays = [*arrays, pa.array(batch.rows)]
@@ -114,19 +79,45 @@ def _checked(
         table=table.filter(chosen),
         good=good,
         groups=None if groups is None else groups.filter(chosen),
-        label_kinds=label_kinds[good],
         rejected=_rejected(batch, checks, columns.text),
         splits=splits[good],
     )
 
 
-def _of(column: str, checks: list[Check]) -> list[tuple[str, Check]]:
+def _values(batch: RawBatch, columns: Columns) -> tuple[list[Any], list[ColumnCheck]]:
+    """Return the columns of `row_schema` without `source_row`, and their errors."""
+    arrays: list[Any] = []
+    checks: list[ColumnCheck] = []
+    if columns.form == "words":
+        *arrays, checks = read_tagged(batch, columns.text, str(columns.label))
+        return arrays, checks
+    if columns.form == "messages":
+        *arrays, found = read_messages(batch, columns.text)
+        return arrays, _of(columns.text, found)
+    if columns.form == "pairs":
+        named = columns.text, str(columns.positive), columns.negative
+        *arrays, checks = read_pairs(batch, *named)
+    else:
+        for name in filter(None, (columns.text, columns.text_pair, columns.completion)):
+            text, found = read_text(batch, name)
+            arrays, checks = [*arrays, text], checks + _of(name, found)
+    if columns.label:
+        if (lowest := LOWEST_SCORE.get(columns.form)) is not None:
+            label, found = read_score(batch, columns.label, lowest)
+        else:
+            label, found = read_label(batch, columns.label, columns.label_type)
+        arrays, checks = [*arrays, label], checks + _of(columns.label, found)
+    if columns.flags:
+        label, flaws = read_flags(batch, columns.flags)
+        arrays, checks = [*arrays, label], checks + flaws
+    return arrays, checks
+
+
+def _of(column: str, checks: list[Check]) -> list[ColumnCheck]:
     return [(column, check) for check in checks]
 
 
-def _rejected(
-    batch: RawBatch, checks: list[tuple[str, Check]], text_column: str
-) -> Any:
+def _rejected(batch: RawBatch, checks: list[ColumnCheck], text_column: str) -> Any:
     """Return the rows of the quarantine file, in row order."""
     faults: dict[int, tuple[str, str]] = {}
     for column, (mask, reason) in reversed(checks):  # the first check wins

@@ -68,7 +68,6 @@ class TextSplit(SplitPlan):
                 near=near,
                 rows=table.column("source_row").to_numpy(),
                 splits=checked.splits,
-                label_kinds=checked.label_kinds,
                 groups=group_hashes(checked.groups),
             )
             labels = pa.nulls(table.num_rows)
