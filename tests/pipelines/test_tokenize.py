@@ -127,7 +127,7 @@ def test_no_node_takes_tokens_of_another_tokenizer(tmp_path, node):
     assert str(error.value) == (
         "the token rows were made from something else (then -> now): tokenizer: its "
         "files are others (train_tokens, validation_tokens, test_tokens). Run kedro "
-        "run --pipelines=tokenize, or set the parameters back"
+        "run --pipelines=split,tokenize, or set the parameters back"
     )
 
 

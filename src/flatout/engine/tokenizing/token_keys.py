@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from flatout.engine.files.arrow_folder import without_indices
 from flatout.engine.files.atomic_folder import stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.parameters import Settings
-from flatout.engine.tasks import task_class, task_fault
 from flatout.engine.tokenizing.token_recipes import token_options
 from flatout.engine.tokenizing.tokenizer import FILES, TokenizerFile
 
@@ -95,19 +94,8 @@ def check_tokens_match(
         raise StaleTokensError(
             "the token rows were made from something else (then -> now): "
             + "; ".join(f"{text} ({', '.join(at)})" for text, at in faults.items())
-            + f". Run {_remedy(known.values(), settings)}, or set the parameters back"
+            + ". Run kedro run --pipelines=split,tokenize, or set the parameters back"
         )
-
-
-def _remedy(keys: Iterable[ContentKey], settings: Settings) -> str:
-    """Command to run: split's labels must have the type that the task needs."""
-    label = task_class(settings.model.task).label_type
-    tasks = {str(key.fields.get("model.task")) for key in keys}
-    known = [task for task in tasks if task_fault(task) is None]
-    same = len(known) == len(tasks) and all(
-        task_class(task).label_type == label for task in known
-    )
-    return f"kedro run --pipelines={'tokenize' if same else 'split,tokenize'}"
 
 
 def _changed_inputs(

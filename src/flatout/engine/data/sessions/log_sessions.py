@@ -140,20 +140,16 @@ def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
 def _batches(
     source: str, sessions: Any, broken: list[BrokenRow], columns: Sequence[str]
 ) -> Iterator[RawBatch]:
-    """At most BATCH_ROWS sessions each; broken lines before the row they precede."""
+    """At most BATCH_ROWS sessions each; the broken lines come with the first."""
     broken = sorted(broken, key=lambda fault: fault.row)
-    places, told = [fault.row for fault in broken], 0
     for start in range(0, max(1, len(sessions)), BATCH_ROWS):
         own = sessions[start : start + BATCH_ROWS]
-        rows = own["row"].to_numpy(np.int64)
-        last = start + BATCH_ROWS >= len(sessions)
-        until = len(broken) if last else int(np.searchsorted(places, rows[-1]))
         arrays = {
             name: pa.array([v or None for v in own[name]], pa.string())
             for name in columns
         }
-        yield RawBatch(source, rows, arrays, broken=broken[told:until])
-        told = until
+        rows = own["row"].to_numpy(np.int64)
+        yield RawBatch(source, rows, arrays, broken=broken if not start else [])
 
 
 def table_of(names: list[str], texts: list[str], labels: list[str | None]) -> Any:
