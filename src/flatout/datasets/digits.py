@@ -6,7 +6,6 @@ machine that has flatout's dependencies, without a download.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from kedro.io import DatasetError
 from flatout.datasets._entry import PathDataset, ReadOnlyDataset
 from flatout.engine.files.atomic_write import write_file, write_folder
 
-FILE = "datasets/data/digits.csv.gz"
 LEVELS = 16
 
 
@@ -57,13 +55,13 @@ class Digits(PathDataset, ReadOnlyDataset):
 
 def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Pixels (1797, 8, 8) of 0 to 16, labels (1797,). Raises DatasetError."""
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise DatasetError("the digits come with scikit-learn: pip install it")
-    file = Path(spec.submodule_search_locations[0], FILE)
-    table = np.loadtxt(file, delimiter=",")
-    pixels = table[:, :-1].reshape(-1, 8, 8).astype(np.uint8)
-    return pixels, table[:, -1].astype(np.int64)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        text = "the digits come with scikit-learn: pip install it"
+        raise DatasetError(text) from None
+    found = load_digits()
+    return found.images.astype(np.uint8), found.target.astype(np.int64)
 
 
 def _write_arrays(path: Path, values: Any, labels: Any) -> None:

@@ -17,12 +17,13 @@ from flatout.engine.parameters import SplitSettings
 
 DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"'}
 """Possible column separators, and their spelling in YAML."""
-_TEXT_PARAMETER = {
-    "completion": "split.prompt_column",
-    "messages": "split.messages_column",
-    "pairs": "split.anchor_column",
-    "ranking": "split.query_column",
+FIRST_COLUMNS = {
+    "completion": "prompt_column",
+    "messages": "messages_column",
+    "pairs": "anchor_column",
+    "ranking": "query_column",
 }
+"""Parameter of `split` with the column that identifies rows in reports, by form."""
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
@@ -87,9 +88,13 @@ class Columns:
             )
         if form == "pairs" and settings.label_column is not None:
             label_type = pa.float64()
+        second = settings.passage_column if form == "ranking" else None
+        if form not in ("pairs", "ranking"):
+            second = settings.text_pair_column
         return cls(
-            text=_text_column(settings, form),
-            text_pair=_text_pair_column(settings, form),
+            text=getattr(settings, FIRST_COLUMNS.get(form, "text_column"))
+            or settings.text_column,
+            text_pair=second,
             label=None if label_type is None or flags else settings.label_column,
             group=settings.group_column
             or (settings.query_column if form == "ranking" else None),
@@ -152,7 +157,7 @@ class Columns:
         """Raise RawTextsError that names the missing columns and the existing ones."""
         second = "passage" if self.form == "ranking" else "text_pair"
         wanted = {
-            _TEXT_PARAMETER.get(self.form, "split.text_column"): self.text,
+            f"split.{FIRST_COLUMNS.get(self.form, 'text_column')}": self.text,
             "split.completion_column": self.completion,
             "split.positive_column": self.positive,
             "split.negative_column": self.negative,
@@ -181,23 +186,6 @@ class Columns:
                 f"split.split_column is {self.split!r}, and the splits have entries of "
                 "their own: set it to null, or give all rows as raw_texts"
             )
-
-
-def _text_column(settings: SplitSettings, form: str) -> str:
-    """Return the name of the column that identifies rows in reports."""
-    own = {
-        "completion": settings.prompt_column,
-        "messages": settings.messages_column,
-        "pairs": settings.anchor_column,
-        "ranking": settings.query_column,
-    }
-    return own.get(form) or settings.text_column
-
-
-def _text_pair_column(settings: SplitSettings, form: str) -> str | None:
-    if form == "ranking":
-        return settings.passage_column
-    return None if form == "pairs" else settings.text_pair_column
 
 
 def _is_names(label_type: Any) -> bool:
