@@ -411,7 +411,7 @@ def test_tokens_without_a_key_pass_with_a_warning(word_pieces, caplog):
     tokens = recipe_of(word_pieces, rows_of(["a b"])).to_dataset()
     theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     check_tokens_match({"train": tokens}, settings_of(), theirs, [])
-    assert "train_tokens: no key beside the rows, taken as they are" in caplog.text
+    assert "train_tokens: rows without a key are used as they are" in caplog.text
     assert token_key(tokens) == token_key(tokens.select(range(1)))
 
 

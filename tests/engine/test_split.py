@@ -138,42 +138,6 @@ def test_a_split_that_is_made_says_why_rows_were_rejected(tmp_path, caplog):
     assert "  rejected 1 x text is empty: rows 9 of reviews.csv" in caplog.text
 
 
-def test_a_label_seen_once_is_named_with_its_row(caplog):
-    frame = frame_of(2000)
-    parts, _, _ = split(frame)
-    row = int(frame.index[frame["text"] == parts["train_rows"][0]["text"]][0])
-    frame.loc[row, "label"] = "rare"
-    _, report, _ = split(frame)
-    assert report["labels_seen_once"] == {"rare": f"row {row}"}
-    assert f"labels seen only once: 1 ('rare' in row {row})" in caplog.messages
-
-
-def test_many_labels_seen_once_are_one_line(caplog):
-    frame = frame_of(2000).assign(label=[f"id {i:04}" for i in range(2000)])
-    plan = plan_split(open_raw_texts(frame), CLASSES, SplitSettings())
-    with pytest.raises(SplitError, match="label has no row in the train split"):
-        plan["train_rows"].to_dataset()
-    in_train = plan["train_rows"].plan.report["labels_seen_once"]
-    assert len(in_train) == plan["train_rows"].plan.report["labels"] > 1500
-    assert all(name == f"id {int(row[4:]):04}" for name, row in in_train.items())
-    shown = ", ".join(f"{name!r} in row {int(name[3:])}" for name in [*in_train][:5])
-    (line,) = [m for m in caplog.messages if "seen only once" in m]
-    assert line == f"labels seen only once: {len(in_train):,} ({shown}, ...)"
-
-
-def test_a_label_seen_once_in_a_folder_is_named_with_its_shard(tmp_path):
-    for name in "ab":
-        frame = frame_of(100)
-        frame["text"] = name + frame["text"]
-        frame.to_parquet(tmp_path / f"{name}.parquet")
-    parts, _, _ = split(TextFiles(tmp_path))
-    row = next(row for row in parts["train_rows"] if row["text"].startswith("b"))
-    frame.loc[row["source_row"], "label"] = "rare"
-    frame.to_parquet(tmp_path / "b.parquet")
-    _, report, _ = split(TextFiles(tmp_path))
-    assert report["labels_seen_once"] == {"rare": f"row b.parquet:{row['source_row']}"}
-
-
 def test_many_reasons_are_cut_to_the_most_frequent():
     reasons = [f"reason {i:02}" for i in range(30)]
     columns = [["raw_texts"] * 30, range(30), reasons, ["it's"] * 30]

@@ -472,7 +472,6 @@ def test_labels_are_told_by_their_rows(tmp_path):
     assert report["several_labels_at"] == [
         ["'1' in row a.csv:3", "'0' in row a.csv:200"]
     ]
-    assert report["labels_seen_once"] == {"rare": "row a.csv:201"}
 
 
 @pytest.mark.parametrize("cut", [True, False])

@@ -232,6 +232,5 @@ def test_a_fresh_split_reads_its_file_at_most_three_times(
     run(catalog)
     report = catalog["split_report"].load()
     assert (report["rows_in"], report["rejected"]) == (rows, int(bad))
-    assert len(report["labels_seen_once"]) == int(bad)
     times = Counted.bytes_read[str(path)] / path.stat().st_size
     assert 1.5 < times < 3.1

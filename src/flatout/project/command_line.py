@@ -16,10 +16,8 @@ from kedro.io import DatasetError
 from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
 
-WRITTEN_LATER = "tuned"
-"""The environment that a benchmark writes: it may be missing."""
-BEST = "best"
-"""The environment that a sweep writes."""
+WRITTEN_LATER = ("tuned", "best")
+"""Environments that pipelines write; the configuration loader checks them."""
 KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
 """Kedro's errors of --nodes, --from-nodes, --to-outputs, --tags and the like."""
 
@@ -31,15 +29,11 @@ class CommandError(ValueError):
 def check_environment(env: str | None, conf_source: str | None = None) -> None:
     """Raises CommandError unless conf/ has a folder of this name."""
     conf = Path(conf_source or project_path("conf"))
-    if env in (None, WRITTEN_LATER) or not conf.is_dir() or (conf / str(env)).is_dir():
+    known = env is None or env in WRITTEN_LATER or (conf / env).is_dir()
+    if known or not conf.is_dir():
         return  # an archive of settings is opened by Kedro
-    if env == BEST:
-        raise CommandError(
-            f"--env: {conf / BEST} is not there yet: kedro run --pipelines=sweep "
-            "writes it"
-        )
-    known = {path.parent.name for path in conf.glob("*/*.yml")} | {"local"}
-    raise CommandError(f"--env: no environment {env}; {near_or_all(str(env), known)}")
+    names = {path.parent.name for path in conf.glob("*/*.yml")} | {"local"}
+    raise CommandError(f"--env: no environment {env}; {near_or_all(str(env), names)}")
 
 
 def check_data_dir(data_dir: str | None) -> None:

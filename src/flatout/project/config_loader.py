@@ -22,8 +22,8 @@ from flatout.engine.parameters import (
 from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
-TUNED, BEST = "tuned", "best"
-"""Environments that the benchmark and the sweep write."""
+WRITERS = {"tuned": "benchmark", "best": "sweep"}
+"""Environments that pipelines write."""
 
 PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
@@ -33,12 +33,12 @@ PATHS = (
     *("sweep.folder", "sweep.storage", "benchmark.folder"),
 )
 """Parameters that are paths, in addition to the group `paths`."""
-SETTINGS_OF_TRAINING = ("slow", TUNED, BEST, *SITUATIONS)
+SETTINGS_OF_TRAINING = ("slow", *WRITERS, *SITUATIONS)
 """Environments that set options of training but neither data nor model."""
 
 
 class NotTunedError(Exception):
-    """The environment `tuned` is requested before a benchmark has written it."""
+    """The environment `tuned` or `best` is requested before it was written."""
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
@@ -62,8 +62,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         OmegaConf.register_new_resolver("parameter", self._parameter, replace=True)
         OmegaConf.register_new_resolver("data_dir", self._data_dir, replace=True)
         OmegaConf.register_new_resolver("shard", self._shard, replace=True)
-        if self.env == TUNED:
-            self._check_tuned()
+        if self.env in WRITERS:
+            self._check_written()
 
     def _conf_path(self, path: str) -> str:
         """Return `path` in the configuration folder in use, or in the project's own one
@@ -99,13 +99,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
         named = None if env in (None, self.base_env, self.default_run_env) else env
         return {"environment": named}
 
-    def _check_tuned(self) -> None:
+    def _check_written(self) -> None:
         """Kedro reads an archive of conf/, without this check."""
-        conf = Path(self.conf_source)
-        folder = conf / TUNED
+        conf, writer = Path(self.conf_source), WRITERS[str(self.env)]
+        folder = conf / str(self.env)
         if conf.is_dir() and not any(folder.rglob("parameters*")):
             raise NotTunedError(
-                f"{folder} has no parameters yet: kedro run --pipelines=benchmark "
+                f"{folder} has no parameters yet: kedro run --pipelines={writer} "
                 "writes them"
             )
 
@@ -187,7 +187,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         """Return the environment in which `tuned` or `best` was measured, for example
         that of images or numbers."""
         name = str(self.env)
-        if name not in (TUNED, BEST) or not Path(self.conf_source, name).is_dir():
+        if name not in WRITERS or not Path(self.conf_source, name).is_dir():
             return None
         found = OmegaConf.select(self._files([name]), f"{name}.environment")
         return str(found) if found else None

@@ -1,5 +1,5 @@
 """Checks of labels that need the whole data, and a report on the other labels: shares,
-labels that occur only once, texts with several labels."""
+texts with several labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from flatout.engine.data.row_facts import REJECTED, Codes, RowFacts
 from flatout.engine.data.row_hashes import first_rows
 from flatout.engine.data.rows import rejected_batch
 
-SHOWN_LABELS = 5
 SHOWN_TEXTS = 3
 
 
@@ -45,20 +44,12 @@ def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
         return several if facts.numbers is not None else {}
     used = np.flatnonzero(codes >= 0)
     counts = _counts(facts, used)
-    sets, firsts = np.unique(facts.labels[used], return_index=True)
-    once = {
-        name: named_row(facts.at(used[first]))
-        for code, first in zip(sets.tolist(), firsts.tolist(), strict=True)
-        for name in facts.label_sets[code]
-        if counts[name] == 1
-    }
     return {
         "labels": len(counts),
         "label_shares": {
             split: _shares(facts, np.flatnonzero(codes == code))
             for code, split in enumerate(SPLITS)
         },
-        "labels_seen_once": dict(sorted(once.items())),
         **several,
     }
 
@@ -114,8 +105,3 @@ def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
             f"texts that came with several labels: {several:,} ({'; '.join(shown)}"
             f"{more}). {used}: give each text one label"
         )
-    once = report.get("labels_seen_once", {})
-    if once:
-        shown = [f"{name!r} in {at}" for name, at in once.items()][:SHOWN_LABELS]
-        more = ", ..." if len(once) > len(shown) else ""
-        yield f"labels seen only once: {len(once):,} ({', '.join(shown)}{more})"

@@ -48,9 +48,9 @@ def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
 
 def around(tokenizer: Tokenizer, *, end: bool) -> processors.TemplateProcessing:
     """Return the template of a text: a start token, and an end token if it is whole."""
-    behind = f" {END}" if end else ""
+    last = f" {END}" if end else ""
     return processors.TemplateProcessing(
-        single=f"{START} $A{behind}",
-        pair=f"{START} $A{behind} {START} $B{behind}",
+        single=f"{START} $A{last}",
+        pair=f"{START} $A{last} {START} $B{last}",
         special_tokens=[(name, tokenizer.token_to_id(name)) for name in (START, END)],
     )

@@ -81,7 +81,7 @@ def check_tokens_match(
     known = {name: key for name, key in keys.items() if key is not None}
     if len(known) < len(keys):
         missing = ", ".join(sorted(set(keys) - set(known)))
-        logger.warning("%s: no key beside the rows, taken as they are", missing)
+        logger.warning("%s: rows without a key are used as they are", missing)
     faults: dict[str, list[str]] = {}
     for name, key in known.items():
         changes = changed_options(key, settings)

@@ -34,9 +34,9 @@ class DataLock:
             lock.acquire(timeout=WAIT_S)
             holder.write_text(_who(), encoding="utf-8")
         except Timeout:
-            told = holder.read_text(encoding="utf-8") if holder.is_file() else "a run"
+            owner = holder.read_text(encoding="utf-8") if holder.is_file() else "a run"
             raise SettingsError(
-                f"another run works in {folder} ({told}): wait for its end, or "
+                f"another run works in {folder} ({owner}): wait for its end, or "
                 "give this one a folder of its own (--params=data_dir=...)"
             ) from None
         except (OSError, NotImplementedError) as error:

@@ -161,10 +161,10 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     if same is not False:
         return None
     others = _other_columns(key, columns, settings)
-    return _told(_name(stored_facts(folder)), now["name"], raw, others)
+    return _difference(_name(stored_facts(folder)), now["name"], raw, others)
 
 
-def _told(then: str | None, here: str, raw: str, columns: str) -> str:
+def _difference(then: str | None, here: str, raw: str, columns: str) -> str:
     """Describe a difference in the raw rows; `columns`: the columns that differ."""
     if columns:
         return (

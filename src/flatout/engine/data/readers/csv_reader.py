@@ -58,24 +58,24 @@ class CsvReader(FileReader):
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         broken: list[BrokenRow] = []
-        start, last, told, records = 0, None, 0, _Records(self)
+        start, last, sent, records = 0, None, 0, _Records(self)
         with self.errors("is it really a CSV file?"):
             stream, found = self._parse(columns, broken, self._keep_empty, BLOCK_BYTES)
             for batch in found:
                 rows, start = _rows_between(start, batch.num_rows, broken)
                 arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-                before = [fault for fault in broken[told:] if fault.row < start]
+                before = [fault for fault in broken[sent:] if fault.row < start]
                 yield RawBatch(self.source, rows, arrays, broken=before)
-                told += len(before)
+                sent += len(before)
                 last = batch if batch.num_rows else last
                 records.look_at(batch)
         if stream.marks % 2:
             self._check_last_quote(last, broken, start)
-        if broken[told:]:
+        if broken[sent:]:
             nothing = {name: pa.array([], pa.string()) for name in columns}
             rows = np.empty(0, np.int64)
-            yield RawBatch(self.source, rows, nothing, broken=broken[told:])
-        records.tell()
+            yield RawBatch(self.source, rows, nothing, broken=broken[sent:])
+        records.report()
 
     @property
     def delimiter(self) -> str:
@@ -169,11 +169,11 @@ class _Records:
                 found = pc.match_substring_regex(column.filter(lines), self._pattern)
                 self._count += pc.sum(found).as_py() or 0
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self._count:
             logger.info(
                 "%s: %s fields hold line breaks and delimiters, as whole rows do. If "
-                "they swallowed rows behind a quote that is part of a text, set "
+                "they swallowed rows after a quote that is part of a text, set "
                 "quote_char: null for the entry in the catalog",
                 self._reader.source,
                 f"{self._count:,}",

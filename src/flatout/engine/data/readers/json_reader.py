@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +37,10 @@ class JsonReader(FileReader):
                     "lines), or use pandas.JSONDataset in the catalog"
                 )
             value = _parsed(line)
-            if number == 0 and isinstance(value, _Fault):
-                fault = value.shown(line)
-            names.update(dict.fromkeys(value if isinstance(value, dict) else ()))
+            if isinstance(value, dict):
+                names.update(dict.fromkeys(value))
+            elif number == 0:
+                fault = value[1]
             if number >= _NAMING_LINES:
                 break
         if fault and not names:
@@ -77,8 +78,7 @@ class JsonReader(FileReader):
                 rows.append(row)
                 values.append(value)
             else:
-                fault = value if isinstance(value, _Fault) else _Fault()
-                broken.append(BrokenRow(row, fault.reason, fault.shown(line)))
+                broken.append(BrokenRow(row, *value))
         arrays, kinds = {}, {}
         for name in columns:
             found = [value.get(name) for value in values]
@@ -90,21 +90,15 @@ def _lines(block: bytes) -> list[bytes]:
     return [line for line in block.split(b"\n") if line.strip()]
 
 
-class _Fault(NamedTuple):
-    """Reason why a line is unusable: the text to count, and the text to show for it."""
-
-    reason: str = "not a JSON object"
-    detail: str = ""
-
-    def shown(self, line: bytes) -> str:
-        return f"{self.detail}{repr(line[:80])[2:-1]}"
-
-
-def _parsed(line: bytes) -> Any:
-    """Return the JSON value of a line, or a _Fault if it is invalid."""
+def _parsed(line: bytes) -> dict[str, Any] | tuple[str, str]:
+    """Return the object of a line, or the reason against it and the text to show."""
+    reason, detail = "not a JSON object", ""
     try:
-        return json.loads(line)
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
     except UnicodeDecodeError:
-        return _Fault("not valid UTF-8")
+        reason = "not valid UTF-8"
     except (ValueError, RecursionError) as error:
-        return _Fault("not valid JSON", f"{error}: ")
+        reason, detail = "not valid JSON", f"{error}: "
+    return reason, f"{detail}{repr(line[:80])[2:-1]}"

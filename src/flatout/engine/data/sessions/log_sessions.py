@@ -1,10 +1,6 @@
 """Sessions of log keys as raw rows: `session`, `text` (its keys, separated by spaces)
-and `label` (normal, abnormal; null if unknown).
-
-A structured file (CSV, JSON lines, Parquet, Arrow) has one row per line of the log,
-for example loghub's `*_structured.csv`; its lines are grouped by session. Any other
-file has one session per line, with keys separated by spaces.
-"""
+and `label` (normal, abnormal; null if unknown).. Formats: see
+`flatout.datasets.LogSessions`."""
 
 from __future__ import annotations
 
