@@ -1,5 +1,5 @@
 """Sessions of log keys as raw rows: `session`, `text` (its keys, separated by spaces)
-and `label` (normal, abnormal; null if unknown).. Formats: see
+and `label` (normal, abnormal; null if unknown). Formats: see
 `flatout.datasets.LogSessions`."""
 
 from __future__ import annotations
