@@ -19,8 +19,7 @@ from flatout.engine.rows.layout import Layout
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task, make_task
-from flatout.engine.tokenizing.encoders.encoded import Encoded
-from flatout.engine.tokenizing.encoders.joining import join_blocks
+from flatout.engine.tokenizing.encoders.encoded import Encoded, join_blocks
 
 VOCABULARY = Vocabulary(100, 0, mask_token_id=4, special_token_ids=(0, 1, 2, 3, 4))
 MAX_LENGTH = 24

@@ -8,7 +8,7 @@ import datasets
 import pandas as pd
 import pytest
 
-from flatout.engine.data.forms.given_splits import SplitTexts
+from flatout.engine.data.given_splits import SplitTexts
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.split import SplitError

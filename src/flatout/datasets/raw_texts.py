@@ -8,7 +8,7 @@ from typing import Any
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset, ReadOnlyDataset, dataset_errors
-from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
+from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.readers.file_reader import Format
 from flatout.engine.data.readers.remote_files import RemoteFiles, shown

@@ -1,9 +1,8 @@
 """Reads raw texts, checks them, rejects rows with a reason, and splits the rest.
 
-The modules in the order of use: `readers/` and `sessions/` read files, and
-`raw_texts.py` defines their common output. `columns.py` assigns the columns;
-`column_checks.py` and `forms/` read their values, `rows.py` checks rows. `row_facts.py`
-and `row_hashes.py` keep the data that `split.py` needs to assign splits, for texts
-(`split_recipes.py`), arrays and images. `labels.py` and `split_report.py` write the
-reports, `split_recipes.py` also makes the recipes for the catalog.
+The modules in the order of use: `readers/` and `sessions/` read files, `raw_texts.py`
+defines their common output. `columns.py` assigns the columns; `column_checks.py` and
+`forms.py` read their values, `rows.py` checks rows. `row_facts.py` and `row_hashes.py`
+keep what `split.py` needs to assign splits, for texts (`split_recipes.py`), arrays and
+images. `labels.py` and `split_report.py` write the reports.
 """

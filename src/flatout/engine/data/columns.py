@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
+from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.parameters import SplitSettings
 

@@ -20,17 +20,18 @@ from flatout.engine.data.column_checks import (
     read_text,
 )
 from flatout.engine.data.columns import Columns, excerpt
-from flatout.engine.data.forms.flags import read_flags
-from flatout.engine.data.forms.given_splits import read_splits
-from flatout.engine.data.forms.messages import read_messages
-from flatout.engine.data.forms.pairs import read_pairs
-from flatout.engine.data.forms.words import read_tagged
+from flatout.engine.data.forms import (
+    ColumnCheck,
+    read_flags,
+    read_messages,
+    read_pairs,
+    read_tagged,
+)
+from flatout.engine.data.given_splits import read_splits
 from flatout.engine.data.raw_texts import RawBatch
 
 LOWEST_SCORE = {"pairs": -1, "ranking": 0}
 """Lowest label of forms whose labels are scores; the highest is 1."""
-ColumnCheck = tuple[str, Check]
-"""A column, and a check of its values."""
 NOTHING = ("", "None", "nan")
 """Excerpts that show no value."""
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from flatout.engine.data.columns import Columns, all_numbers
 from flatout.engine.data.dropped import drop_key
 from flatout.engine.data.folds import FOLD
-from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
+from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.labels import label_report, label_warnings
 from flatout.engine.data.raw_texts import SPLITS, RawTexts, batches_of, named_row
 from flatout.engine.data.row_facts import FactCollector

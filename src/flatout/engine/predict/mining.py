@@ -39,7 +39,7 @@ from flatout.engine.predict.vectors import (
     weights_digest,
 )
 from flatout.engine.rows.layout import Ints
-from flatout.engine.tokenizing.encoders.pairs import PASSAGES
+from flatout.engine.tokenizing.encoders.encoded import PASSAGES
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.data.column_checks import read_text
 from flatout.engine.data.columns import column_faults, listed
-from flatout.engine.data.forms.words import read_words
+from flatout.engine.data.forms import read_words
 from flatout.engine.data.raw_texts import (
     BATCH_BYTES,
     RawBatch,

@@ -14,9 +14,8 @@ from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tasks import Task, make_task
 from flatout.engine.tokenizing.encoders.encode import WRITTEN, TokensRecipe
-from flatout.engine.tokenizing.encoders.encoded import TokensError
+from flatout.engine.tokenizing.encoders.encoded import PASSAGES, TokensError
 from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, special_around
-from flatout.engine.tokenizing.encoders.pairs import PASSAGES
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 COLUMNS = ("text", "text_pair", "completion", "messages", PASSAGES, "label")

@@ -12,7 +12,7 @@ from kedro.pipeline import Pipeline
 
 from flatout.datasets import OwnSplits, TransformersModel
 from flatout.datasets._entry import dataset_errors
-from flatout.engine.data.forms.given_splits import entry_of
+from flatout.engine.data.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.parameters import SettingsError
 

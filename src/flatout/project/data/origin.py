@@ -20,7 +20,7 @@ from kedro.pipeline import Pipeline
 
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, OwnSplits, TextFiles
 from flatout.engine.data.columns import Columns
-from flatout.engine.data.forms.given_splits import entry_of
+from flatout.engine.data.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS, open_raw_texts
 from flatout.engine.data.readers.remote_files import shown
 from flatout.engine.data.split_recipes import ROWS_DIGEST, split_options

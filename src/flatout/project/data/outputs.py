@@ -9,7 +9,7 @@ from kedro.framework.context import KedroContext
 from kedro.io import CatalogConfigResolver
 from kedro.pipeline import Pipeline
 
-from flatout.engine.data.forms.given_splits import entry_of
+from flatout.engine.data.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.engine.parameters import Settings, SettingsError

@@ -20,19 +20,21 @@ from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.rows.token_facts import TokenFacts
 from flatout.engine.tasks import IGNORED, RankedRows, Task, names_classes
-from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
-from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, row_encoder
-from flatout.engine.tokenizing.encoders.joining import JOINED_SCHEMA, join_blocks
-from flatout.engine.tokenizing.encoders.on_ray import encode_on_ray
-from flatout.engine.tokenizing.encoders.pairs import (
+from flatout.engine.tokenizing.encoders.encoded import (
+    JOINED_SCHEMA,
     PAIRS_SCHEMA,
     PASSAGES,
     SCORED_SCHEMA,
+    Encoded,
+    TokensError,
     counts_of,
+    join_blocks,
     num_cut,
     pair_batch,
     passage_bytes,
 )
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, row_encoder
+from flatout.engine.tokenizing.encoders.on_ray import encode_on_ray
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)

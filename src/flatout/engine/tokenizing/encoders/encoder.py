@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from flatout.engine.tokenizing.encoders.chat import ChatEncoder
-from flatout.engine.tokenizing.encoders.encoded import Encoded, flat
-from flatout.engine.tokenizing.encoders.pairs import texts_of
+from flatout.engine.tokenizing.encoders.encoded import Encoded, flat, texts_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 MOST_CHARACTERS = 1_000

@@ -1,1 +1,0 @@
-"""Forms of rows other than one text column and one label column."""
