@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.benchmark.trials.trial_spec import ASKED
 from flatout.tracking.facts import plain_name
 from flatout.tracking.record import RunRecord
 
@@ -31,16 +32,7 @@ CURVES = "validation_"
 """Prefix of figures with one point per evaluation."""
 SORTED_BY = "test_accuracy"
 
-TRIAL_SETTINGS = frozenset(
-    {
-        "global_batch_size",
-        "token_budget",
-        "num_workers",
-        "prefetch_factor",
-        "world_size",
-        "bucket_mib",
-    }
-)
+TRIAL_SETTINGS = frozenset({*ASKED, "world_size"})
 """Numbers of a trial that were set, not measured."""
 
 PRUNED = "pruned"

@@ -9,7 +9,7 @@ import platform
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
@@ -126,7 +126,9 @@ class Sweep:
                     is_logged = True
                     logger.info("other machines train %d trials, waiting", len(others))
                 time.sleep(POLL_S)
-                self._take_over()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ExperimentalWarning)
+                    optuna.storages.fail_stale_trials(self.study)
             else:
                 break
         if self.signals.received:
@@ -152,11 +154,6 @@ class Sweep:
             if isinstance(error.__context__, FAULTS):
                 raise error.__context__ from None
             raise
-
-    def _take_over(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            optuna.storages.fail_stale_trials(self.study)
 
     def _stop_at_the_end(self, study: Study, _: FrozenTrial) -> None:
         if self.signals.received or not is_something_left(study, self.options):
@@ -195,7 +192,7 @@ class Sweep:
             raise NoValueError("stopped")
         if answer.status in (*KEPT, "pruned"):
             shutil.rmtree(folder / TRAINING, ignore_errors=True)
-        return self._tell(trial, answer, folder)
+        return self._record(trial, answer, folder)
 
     def _spec(self, changes: Changes, ranks: int) -> TrialSpec:
         fixed = {"train.distributed.num_processes": ranks, "train.resume": "auto"}
@@ -214,6 +211,8 @@ class Sweep:
         if kept and kept.status == "ok":  # more devices may have enough memory
             return kept
         pruning = Pruning(trial, folder, self.metric)
+        # Without a pruner there are no reports: every command would read all of them.
+        prunes = self.options.pruner != "none"
         answer = ask(
             spec,
             self._files_of(trial.params),
@@ -221,7 +220,7 @@ class Sweep:
             self.options.trial_timeout_s or math.inf,
             self.settings.benchmark.memory_headroom,
             devices,
-            self._stop_of(pruning),
+            lambda: bool(self.signals.received) or (prunes and pruning.look()),
         )
         if not pruning.is_worse or answer.status != "stopped":
             return answer
@@ -229,13 +228,7 @@ class Sweep:
         figures = {self.metric: pruning.value}
         return replace(answer, status="pruned", note=note, figures=figures)
 
-    def _stop_of(self, pruning: Pruning) -> Callable[[], bool]:
-        """Return a function that reports whether a training must end. Without a pruner
-        there are no reports, because every command would read all of them."""
-        prunes = self.options.pruner != "none"
-        return lambda: bool(self.signals.received) or (prunes and pruning.look())
-
-    def _tell(self, trial: Trial, answer: Answer, folder: Path) -> float:
+    def _record(self, trial: Trial, answer: Answer, folder: Path) -> float:
         value = answer.figures.get(self.metric)
         if answer.status == "ok" and (value is None or not math.isfinite(value)):
             answer = replace(answer, status="error", note=f"{self.metric} is {value}")

@@ -80,7 +80,9 @@ def ask(
     """Run a trial in `folder` and store its answer there. `headroom`: share of the
     machine's memory that stays free, if its device has no memory."""
     write_spec(spec, asdict(files), folder)
-    limit = resident_limit_bytes(headroom)
+    limit = None  # without separate memory, half of the headroom stays free
+    if not nvidia_gpu_count():
+        limit = int(available_memory_bytes() * (1 - headroom / 2))
     answer = run_isolated(
         spec, folder, timeout_s, limit, variables=variables, stop=stop
     )
@@ -116,9 +118,18 @@ def run_isolated(
     result.unlink(missing_ok=True)
     begin = time.perf_counter()
     own = {**training_environment(spec.settings.runtime, spec.world_size), **variables}
-    log = folder / "log.txt"
-    log.write_text(f"$ {by_hand(spec, folder, own)}\n")
-    process = _start(spec, folder, own)
+    given = [f"{name}={value}" for name, value in own.items()]
+    by_hand = shlex.join(["env", *given, *command(spec, folder)])
+    (folder / "log.txt").write_text(f"$ {by_hand}\n")
+    with (folder / "log.txt").open("a") as log:
+        process = subprocess.Popen(
+            command(spec, folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(own),
+            start_new_session=True,
+        )
     try:
         fault = wait_for(process, timeout_s, max_resident_bytes, stop)
     finally:
@@ -131,26 +142,6 @@ def run_isolated(
     stored = json.loads(result.read_text())
     note = shorten(stored["note"], MAX_NOTE, placeholder=" …")
     return Answer(stored["status"], note, elapsed_s, stored["figures"])
-
-
-def _start(
-    spec: TrialSpec, folder: Path, own: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    with (folder / "log.txt").open("a") as log:
-        return subprocess.Popen(
-            command(spec, folder),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(own),
-            start_new_session=True,
-        )
-
-
-def by_hand(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> str:
-    """Return a shell command without time limit, with its output in the terminal."""
-    given = [f"{name}={value}" for name, value in variables.items()]
-    return shlex.join(["env", *given, *command(spec, folder)])
 
 
 def command(spec: TrialSpec, folder: Path) -> list[str]:
@@ -179,14 +170,6 @@ def wait_for(
         with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_S)
     return None
-
-
-def resident_limit_bytes(headroom: float) -> int | None:
-    """Return the limit of a trial on a device without separate memory: half of
-    `headroom`, a share of the memory that is free now, stays free."""
-    if nvidia_gpu_count():
-        return None
-    return int(available_memory_bytes() * (1 - headroom / 2))
 
 
 def _resident_bytes(pid: int) -> int:
