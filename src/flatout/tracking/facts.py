@@ -22,6 +22,7 @@ from flatout.engine.machine.environment import (
     usable_cores,
 )
 from flatout.engine.parameters import Settings, SettingsModel
+from flatout.engine.parameters.common import by_path
 from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.store import process_tags
 
@@ -131,29 +132,17 @@ def _user() -> str:
 
 
 def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
-    """Return `train.loader.num_workers: auto` and the like from `params:` inputs."""
-    found = {
-        name.removeprefix(PARAMETERS): _plain(value)
+    """Return `train.loader.num_workers: auto` and the like from `params:` inputs, some
+    of which Kedro passes as settings objects."""
+    groups = {
+        name.removeprefix(PARAMETERS): (
+            value.model_dump() if isinstance(value, SettingsModel) else value
+        )
         for name, value in inputs.items()
         if name.startswith(PARAMETERS)
     }
     return {
         NOT_IN_NAMES.sub("_", name): without_password(str(value))
-        for name, value in _flat(found).items()
+        for name, value in by_path(groups)
+        if value != {}
     }
-
-
-def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's values under `group.name`."""
-    flat: dict[str, Any] = {}
-    for name, value in found.items():
-        inner = {"": value} if not isinstance(value, dict) else _flat(value)
-        flat |= {
-            f"{name}.{key}" if key else name: known for key, known in inner.items()
-        }
-    return flat
-
-
-def _plain(value: Any) -> Any:
-    """Convert a group of parameters, which Kedro passes as a settings object."""
-    return value.model_dump() if isinstance(value, SettingsModel) else value

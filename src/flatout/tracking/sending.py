@@ -47,10 +47,6 @@ class Sender:
     def _record(self) -> RunRecord:
         return self.folder.record
 
-    @property
-    def read_bytes(self) -> int:
-        return self._points.read_bytes if self._points else 0
-
     def client(self) -> MlflowClient:
         return connect(self.uri, self._record.registry_uri)
 

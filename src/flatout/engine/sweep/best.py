@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
@@ -16,6 +15,10 @@ from flatout.engine.sweep.space import FOLD, objective
 from flatout.engine.sweep.table import FIGURES, Row, shown
 
 logger = logging.getLogger(__name__)
+
+
+COMMAND = "kedro run --pipelines=train --env=best"
+"""Trains with the settings that the sweep wrote to conf/best."""
 
 
 class SweepError(RuntimeError):
@@ -41,25 +44,21 @@ def choose_best(
     sweep. Raises SweepError without a result."""
     name, groups = _ranked(rows, settings)
     best = next(iter(groups[0].values()))
-    chosen = settings_of(best)
-    given = ",".join(f"{path}={value}" for path, value in chosen.items())
-    env = f" --env={shlex.quote(environment)}" if environment else ""
-    command = f"kedro run --pipelines=train{env} --params={shlex.quote(given)}"
     names = dict.fromkeys([name, *FIGURES])
     found = {n: figures(groups[0].values(), n) for n in names}
     means = {n: fmean(values) if values else None for n, values in found.items()}
     logger.info(
         "best is the setting of trial %s, mean %s", best["trial_id"], shown(means)
     )
-    logger.info("train with it: %s", command)
+    logger.info("train with it: %s", COMMAND)
     return {
         "trial_id": best["trial_id"],
-        "settings": chosen,
+        "settings": settings_of(best),
         "chosen_by": name,
         **means,
         "is_winner": compared(groups, name)[0]["verdict"] == WINNER,
         "trials": dict(Counter(row["status"] for row in rows)),
-        "command": command,
+        "command": COMMAND,
         "environment": environment,
     }
 
