@@ -20,9 +20,7 @@ from flatout.engine.sweep.devices import sets_of
 def test_gpus_are_dealt_in_sets(visible, count, sets, monkeypatch, caplog):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = sets_of(count)
-    assert [one.variables for one in found] == [
-        {"CUDA_VISIBLE_DEVICES": names} for names in sets
-    ]
+    assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in sets]
     assert ("GPU 2 stays idle" in caplog.text) == (visible == "0,1,2" and count == 2)
 
 

@@ -80,7 +80,7 @@ def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
 @flatout.command()
 @env_option
 @DATA_DIR
-@click.option("--tracking-uri", help="Another store than the runs were meant for.")
+@click.option("--tracking-uri", help="Another store, for the runs that are not sent.")
 def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
     """Send the data that MLflow lacks of this folder's runs.
 

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -197,17 +196,11 @@ def follow(path: Path) -> None:
 
 
 def sync(parent: Path, uri: str | None = None) -> list[str]:
-    """Send missing data of the runs below `parent`; return one line per run.
-
-    `uri`: a store to use instead of each run's; the last training and the last other
-    run are sent there even if their own store has them.
-    """
-    found = run_folders(parent)
-    last = {folder.record.points: folder.path for folder in found}.values()
+    """Send missing data of the runs below `parent`, to the store at `uri` if given;
+    return one line per run."""
     lines = []
-    for folder in found:
-        is_wanted = uri and folder.path in last and not folder.is_complete(uri)
-        if is_wanted or not folder.is_complete():
+    for folder in run_folders(parent):
+        if not folder.is_complete():
             lines.append(_sync_one(folder, uri))
         if folder.record.reporting == str(folder.path) and folder.is_complete():
             shutil.rmtree(folder.path)  # it was a saved copy
@@ -219,15 +212,14 @@ def _sync_one(folder: RunFolder, uri: str | None) -> str:
     with alone(folder.path, waits=False) as is_alone:
         if not is_alone or (record.end_ms is None and process_lives(record.tags)):
             return f"{record.name}: still running, it sends its points itself"
-        sender = Sender(folder, uri)
-        place = without_password(sender.uri)
         if uri and uri != record.tracking_uri:
-            place_of_files = artifacts_beside(uri)
-            folder.record = replace(
-                record, artifact_location=place_of_files, registry_uri=None, run_id=None
-            )
+            record.tracking_uri, record.artifact_location = uri, artifacts_beside(uri)
+            record.registry_uri = record.run_id = None
+        place = without_password(record.tracking_uri)
         try:
+            sender = Sender(folder)
             run_id = sender.end(sender.client(), *end_of(record))
         except Exception as error:
             return f"{record.name}: not sent to {place} ({one_line(error)})"
+        folder.save()
     return f"{record.name}: sent to {place} as run {run_id}"

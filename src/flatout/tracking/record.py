@@ -20,8 +20,9 @@ SENT = "sent.json"
 
 @dataclass
 class Sent:
-    """State of one store. Other data of a run are requested from the store."""
+    """State of a run's store. Other data of a run are requested from the store."""
 
+    uri: str
     run_id: str | None = None
     steps: dict[str, int] = field(default_factory=dict)
     """Last step of each metric that the store has."""
@@ -33,22 +34,18 @@ class Sent:
     """Reason why the store accepted no data the last time."""
 
     @classmethod
-    def stores(cls, folder: Path) -> dict[str, Sent]:
-        """Return the states by the URI of the store."""
-        try:
-            found = json.loads((folder / SENT).read_text(encoding="utf-8"))
-            return {uri: cls(**known) for uri, known in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
-
-    @classmethod
     def load(cls, folder: Path, uri: str) -> Sent:
-        return cls.stores(folder).get(uri) or cls()
+        """Return what the store at `uri` has of the run in `folder`."""
+        try:
+            known = json.loads((folder / SENT).read_text(encoding="utf-8"))
+            # An earlier version had a state for each store.
+            found = cls(**{"uri": uri, **known.get(uri, known)})
+        except (OSError, ValueError, TypeError, AttributeError):
+            return cls(uri)
+        return found if found.uri == uri else cls(uri)
 
-    def save(self, folder: Path, uri: str) -> None:
-        stores = {**self.stores(folder), uri: self}
-        text = json.dumps({name: asdict(sent) for name, sent in stores.items()})
-        write_text(folder / SENT, text)
+    def save(self, folder: Path) -> None:
+        write_text(folder / SENT, json.dumps(asdict(self)))
 
 
 logger = logging.getLogger(__name__)
@@ -172,15 +169,13 @@ class RunFolder:
         except Exception as error:
             logger.warning("%s could not be written: %s", self.path / RECORD, error)
 
-    def is_complete(self, uri: str | None = None) -> bool:
-        """Return True if the store at `uri`, or any, has all data of an ended run."""
-        stores = Sent.stores(self.path)
-        asked = stores.values() if uri is None else filter(None, [stores.get(uri)])
-        ends = [sent.ended[1] for sent in asked if sent.ended]
+    def is_complete(self) -> bool:
+        """Return True if the store has all data of an ended run."""
         record = self.record
+        ended = Sent.load(self.path, record.tracking_uri).ended
         if record.end_ms is not None:
-            return record.status == DROPPED or record.end_ms in ends
-        return bool(ends) and not process_lives(record.tags)
+            return record.status == DROPPED or (ended or [""])[-1] == record.end_ms
+        return bool(ended) and not process_lives(record.tags)
 
     def end(self, status: str) -> None:
         self.record.status, self.record.end_ms = status, int(time.time() * 1000)

@@ -31,10 +31,9 @@ class Sender:
     """Send new data of one run to one store. The state of the store is read once;
     exceptions are those of the store."""
 
-    def __init__(self, folder: RunFolder, uri: str | None = None) -> None:
-        """`uri`: a store to use instead of the run's."""
+    def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.uri = uri or folder.record.tracking_uri
+        self.uri = folder.record.tracking_uri
         self.sent = Sent.load(folder.path, self.uri)
         self._run: Run | None = None
         self._settled: dict[str, str] = {}
@@ -94,7 +93,7 @@ class Sender:
         return run_id
 
     def save(self) -> None:
-        self.sent.save(self.folder.path, self.uri)
+        self.sent.save(self.folder.path)
 
     def _waits(self) -> bool:
         if self._points is None or self._record.end_ms is not None or self.sent.run_id:
@@ -112,15 +111,14 @@ class Sender:
         """Return the store's id of the run, new or, if it continues, RUNNING again."""
         if self._run is not None:
             return str(self._run.info.run_id)
-        named = self._record.run_id if self.uri == self._record.tracking_uri else None
-        run = find_run(client, self.sent.run_id or named)
+        run = find_run(client, self.sent.run_id or self._record.run_id)
         if run is None:
             run = client.create_run(
                 _experiment(self._record, client).experiment_id,
                 start_time=self._record.start_ms,
                 run_name=self._record.name,
             )
-            self.sent = Sent(run.info.run_id)
+            self.sent = Sent(self.uri, run.info.run_id)
         self.sent.run_id, self.sent.ended = run.info.run_id, None
         self.save()
         self._experiment_id = run.info.experiment_id
