@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import datasets
 import pytest
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, pipeline
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    pipeline,
+    trainer_utils,
+)
 
 from flatout.engine.families import usable_positions
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.launch.launch import run_job
+from flatout.engine.models.building import build
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from tests.engine.families import CONFIGS, VOCABULARY, task_of
 from tests.engine.runs import make_job
 
 TASK = "causal-lm"
@@ -109,6 +119,26 @@ def test_what_was_learnt_is_written_and_ended(tmp_path, form):
         (ids,) = write(prompt, return_tensors=True, **options)
         assert ids["generated_token_ids"][-1] == tokenizer.eos_token_id
         assert found["generated_text"].removeprefix(" ") == answer
+
+
+@pytest.mark.parametrize("known", [1, [1, 2], None])
+def test_a_checkpoint_also_stops_at_the_tokenizers_end(tmp_path, known):
+    """As after a training with the Trainer."""
+    plain = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **CONFIGS["llama"], vocab_size=100)
+    )
+    plain.config.eos_token_id = plain.generation_config.eos_token_id = known
+    plain.save_pretrained(tmp_path)
+    settings = ModelSettings(task=TASK, name_or_path=str(tmp_path))
+    model = build(settings, task_of(TASK), replace(VOCABULARY, end_token_id=3), 24)
+    ends = {"eos_token_id": 3, "bos_token_id": None, "pad_token_id": None}
+    trainer_utils.align_special_tokens(plain, SimpleNamespace(**ends))
+    for name in ("config", "generation_config"):
+        found, expected = (getattr(m, name).eos_token_id for m in (model, plain))
+        assert found == expected, name
+    same = build(settings, task_of(TASK), replace(VOCABULARY, end_token_id=1), 24)
+    if known:
+        assert same.generation_config.eos_token_id == known
 
 
 def test_nothing_is_lost_and_no_end_stands_behind_a_prompt(tmp_path):

@@ -70,7 +70,21 @@ def build(
     }
     model = _made(auto, config, settings, options, empty=empty)
     note_own_code(model)
+    if vocabulary and vocabulary.end_token_id is not None and model.can_generate():
+        _stop_at(vocabulary.end_token_id, model)
     return model
+
+
+def _stop_at(end_id: int, model: Any) -> None:
+    """Let generation stop at the tokenizer's end token too, as after a training with
+    the Trainer: the checkpoint may have stopped at other tokens."""
+    known = model.generation_config.eos_token_id
+    ids = known if isinstance(known, list) else [known]
+    if end_id not in ids:
+        ids = [end_id, *(id_ for id_ in ids if id_ is not None)]
+        listed = isinstance(model.config.eos_token_id, list)
+        model.config.eos_token_id = ids if listed else end_id
+        model.generation_config.eos_token_id = ids
 
 
 def _made(
