@@ -40,7 +40,7 @@ class ArrayFiles:
     """Columns of a table, or the array of .npz and HDF5; empty: all but the label."""
     label: str | None
     """Column or array; for x.npy the file x.<label>.npy."""
-    is_told: bool = True
+    is_labelled: bool = True
     """True if labels are required; if they are optional, they are not read."""
     kind: ClassVar = "arrays"
 
@@ -70,7 +70,7 @@ class ArrayFiles:
         beside = f".{self.label or 'label'}.npy"
         return [file for file in files if not file.name.endswith(beside)]
 
-    def told(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {}
 
     def labels(self) -> Iterator[Any]:
@@ -87,7 +87,7 @@ class ArrayFiles:
 
     @property
     def _read_label(self) -> str | None:
-        return self.label if self.is_told else None
+        return self.label if self.is_labelled else None
 
     def windows(self) -> Iterator[Window]:
         for file in self._files:
@@ -128,8 +128,8 @@ class ArrayFiles:
                 numbers, faults = as_numbers(values[start:stop]), {}
                 if numbers is None:
                     why = NO_SHAPE if values.dtype.kind == "O" else NO_NUMBER
-                    told = f"{why} ({values.dtype})"
-                    faults = dict.fromkeys(range(stop - start), told)
+                    why += f" ({values.dtype})"
+                    faults = dict.fromkeys(range(stop - start), why)
                     numbers = np.zeros((stop - start, 0))
                 if numbers.ndim == 1:  # one number per sample
                     numbers = numbers[:, None]

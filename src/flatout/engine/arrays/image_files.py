@@ -44,7 +44,7 @@ class ImageFiles:
     label: str | None
     image_column: str
     decoder: Decoder
-    is_told: bool = True
+    is_labelled: bool = True
     """True if labels are required; if they are optional, they are not read."""
     keeps_files: bool = False
     """True if rows store the files' bytes instead of pixels."""
@@ -66,20 +66,20 @@ class ImageFiles:
         manifest = [] if self.path.is_dir() else [self.path]
         return Files(self._root, [*there, *manifest])
 
-    def told(self) -> dict[str, Any]:
-        """See ArraySource; for a folder also class folders without an image, and the
+    def facts(self) -> dict[str, Any]:
+        """Slow transforms; for a folder also class folders without an image, and the
         number of files of other types."""
+        found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():
-            return self.decoder.told()
+            return found
         read = {file for file, _ in self._listed}
-        classes = {self._class_of(file) for file in read}
         folders = {f.name for f in self.path.iterdir() if f.is_dir()}
+        classes = {self._class_of(file) for file in read}
         empty = sorted(f for f in folders - classes if not f.startswith("."))
         others = sum(file not in read for file in files_below(self.path))
-        if empty and self.is_told:
+        if empty and self.is_labelled:
             logger.warning("%s: no image in the class folders %s", self.path, empty)
-        unread = {"empty_class_folders": empty, "files_of_other_kinds": others}
-        return {**self.decoder.told(), **unread}
+        return found | {"empty_class_folders": empty, "files_of_other_kinds": others}
 
     def labels(self) -> Iterator[Any]:
         yield from (label for _, label in self._listed)
@@ -91,10 +91,10 @@ class ImageFiles:
             pixels = np.zeros((len(files), *shape), np.uint8)
             faults = self._decode_into(pixels, files)
             names = [name_in(self._root, file) for file in files]
-            told = labels if self.is_told else None
+            given = labels if self.is_labelled else None
             kept = files if self.keeps_files else None
-            yield Window("", start, pixels, told, faults, names, kept)
-        for name, ms in self.decoder.told()["slow_transforms_ms"].items():
+            yield Window("", start, pixels, given, faults, names, kept)
+        for name, ms in self.decoder.slow_transforms_ms.items():
             logger.warning("images: %s takes %.1f ms an image", name, ms)
 
     @property
@@ -107,7 +107,7 @@ class ImageFiles:
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
             listed = [(file, self._class_of(file)) for file in files]
-            if self.is_told:
+            if self.is_labelled:
                 _check_classes(self.path, {name for _, name in listed if name})
             return listed
         table = read_manifest(self.path, self.image_column, self.label)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.arrays.opening import source_of
+from flatout.engine.arrays.opening import open_source
 from flatout.engine.arrays.sample_split import SampleSplit, label_names_of
 from flatout.engine.arrays.sources import ArraySource
 from flatout.engine.data.dropped import drop_key
@@ -63,7 +63,7 @@ def array_recipes(
 ) -> dict[str, Any]:
     """Return the recipes of the three splits, the rejected rows and the report, and the
     label names. Raises ArraysError, SplitError, SettingsError."""
-    source = source_of(raw, split, own)
+    source = open_source(raw, split.label_column, own)
     names = label_names_of(source, make_task(model))
     if len(names) == 1:
         raise SplitError(one_label_text(names[0]))

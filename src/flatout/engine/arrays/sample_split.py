@@ -131,7 +131,7 @@ class SampleSplit(SplitPlan):
                 split: {facts.label_sets[code][0]: n for code, n in counts.items()}
                 for split, counts in each.items()
             },
-            **self.source.told(),
+            **self.source.facts(),
         }
 
 

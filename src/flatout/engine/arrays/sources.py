@@ -131,7 +131,7 @@ class ArraySource(Protocol):
     def files(self) -> Files:
         """All files that are read."""
 
-    def told(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Facts for the report, after all rows were read."""
 
     def labels(self) -> Iterator[Any]:

@@ -150,6 +150,13 @@ class Family:
         return {}
 
 
+class Recurrent(Family):
+    """LSTMs without attention; their layers are kernels of cuDNN or oneDNN already."""
+
+    attends = False
+    schedule = Schedule(compiles=False, records_padded=True, launches_by_place=True)
+
+
 def lm_head(model: Any, hidden: Tensor) -> Any:
     """Output matrix over the vocabulary, under the name used by most models."""
     return model.lm_head(hidden)

@@ -6,13 +6,12 @@ from typing import ClassVar
 
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
-from flatout.engine.families._family import lm_head
+from flatout.engine.families._family import Recurrent, lm_head
 from flatout.engine.families._modeling.bilm import (
     BilmConfig,
     BilmForPreTraining,
     BilmModel,
 )
-from flatout.engine.families._recurrent import Recurrent
 from flatout.engine.tasks import HeadKind
 
 AutoConfig.register("bilm", BilmConfig, exist_ok=True)

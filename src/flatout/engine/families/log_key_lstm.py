@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flatout.engine.families._family import lm_head
+from flatout.engine.families._family import Recurrent, lm_head
 from flatout.engine.families._modeling.log_key_lstm import (
     LogKeyLstmConfig,
     LogKeyLstmForCausalLM,
 )
-from flatout.engine.families._recurrent import Recurrent
 from flatout.engine.tasks import HeadKind
 
 

@@ -28,13 +28,11 @@ def predict_samples(
 ) -> Predictions:
     """Return predictions of `model` (of `from_pretrained`) for the samples in `path`, a
     file or folder. `kind`: as in `train.rows`. Raises ModelError, SettingsError."""
-    predictor = Predictor(model, None, settings)
+    predictor, own = Predictor(model, None, settings), getattr(settings, kind)
     if kind == "images":
         height, _, channels = shape_of(model.config)
-        size = {"size": height, "channels": channels}
-        images = settings.images.model_copy(update=size)
-        settings = settings.model_copy(update={"images": images})
-    source = open_source(kind, path, settings, is_told=False)
+        own = own.model_copy(update={"size": height, "channels": channels})
+    source = open_source(path, settings.split.label_column, own, is_labelled=False)
     return Predictions(partial(_windows, source, predictor), PLACES, predictor)
 
 

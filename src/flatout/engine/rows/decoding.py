@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,12 +30,10 @@ class BadImage(ValueError):
 
 @dataclass
 class Decoder:
-    """Decodes to (size, size, channels) uint8, and counts conversions."""
+    """Decodes to (size, size, channels) uint8, and times its transforms."""
 
     size: int
     channels: int
-    converted: Counter[str] = field(default_factory=Counter)
-    """Converted images by their original kind."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     decoded: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -71,13 +69,9 @@ class Decoder:
 
     def _pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         with self._timed("decode"):
-            if getattr(image, "n_frames", 1) > 1:
-                self._convert("animated: its first frame")
-            image.load()
+            image.load()  # of an animation the first frame
         with self._timed("convert"):
-            if image.getexif().get(0x0112, 1) != 1:
-                self._convert("turned by its EXIF")
-                image = ImageOps.exif_transpose(image)
+            ImageOps.exif_transpose(image, in_place=True)
             plain = self._plain(image)
         with self._timed("resize"):
             size = (self.size, self.size)
@@ -91,9 +85,7 @@ class Decoder:
         """Convert to grey or RGB with 8 bits."""
         if image.mode.startswith(("I", "F")):
             image = _to_8_bits(image)
-            self._convert("16 bits, scaled to 8")
         elif image.mode not in ("L", "RGB"):
-            self._convert(image.mode)
             image.info.pop("transparency", None)  # Pillow warns if it is dropped
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
@@ -106,15 +98,11 @@ class Decoder:
         with self._counting:
             self.seconds[transform] += elapsed_s
 
-    def _convert(self, kind: str) -> None:
-        with self._counting:
-            self.converted[kind] += 1
-
-    def told(self) -> dict[str, Any]:
-        """Conversions, and transforms that are slow on average, in ms per image."""
+    @property
+    def slow_transforms_ms(self) -> dict[str, float]:
+        """Transforms that are slow on average, in ms per image."""
         each = {n: s / max(1, self.decoded) for n, s in self.seconds.items()}
-        slow = {name: round(1e3 * s, 1) for name, s in each.items() if s > SLOW_S}
-        return {"converted": dict(self.converted), "slow_transforms_ms": slow}
+        return {name: round(1e3 * s, 1) for name, s in each.items() if s > SLOW_S}
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:

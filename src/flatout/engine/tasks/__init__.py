@@ -84,8 +84,9 @@ def task_class(name: str) -> type[Task]:
     if name not in task_names():
         near = near_or_all(name, task_names(), "")
         raise SettingsError(f"model.task: there is no task {name!r}; {near}")
-    found: type[Task] = import_module(f"{__name__}.{name.replace('-', '_')}").TASK
-    return found
+    module = import_module(f"{__name__}.{name.replace('-', '_')}")
+    found = (kind for kind in vars(module).values() if isinstance(kind, type))
+    return next(k for k in found if k.__module__ == module.__name__)
 
 
 def names_classes(name: str) -> bool:

@@ -262,12 +262,12 @@ class Task(ABC):
 
     # Readable results.
 
-    @abstractmethod
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
         """Return predictions for logits, labels (K, ...); K small. `decode`: ids ->
-        text."""
+        text. Empty if a single target is not right or wrong."""
+        return []
 
     def answer_fields(self) -> list[Any]:
         """Arrow fields of a prediction; empty if rows have no answer."""

@@ -87,6 +87,3 @@ def _neighbours(ids: npt.NDArray[Any]) -> Ints:
     labels[:-1, 0] = ids[1:]
     labels[1:, 1] = ids[:-1]
     return labels if len(ids) > 1 else labels[:0]
-
-
-TASK = BidirectionalLM

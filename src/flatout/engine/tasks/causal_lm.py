@@ -38,6 +38,3 @@ class CausalLM(Pieces):
             views = rows.views(row_ids, "labels")
             return sum(int((view[1:] != IGNORED).sum()) for view in views)
         return int((rows.lengths(row_ids) - 1).clip(0).sum())
-
-
-TASK = CausalLM

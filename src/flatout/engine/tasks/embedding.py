@@ -7,7 +7,7 @@ sentence-transformers; for pairs with a score it is CosineSimilarityLoss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._task import Judged, Metrics, OwnPooling, Targets, Task, Texts
+from flatout.engine.tasks._task import Metrics, OwnPooling, Targets, Task, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -122,12 +122,6 @@ class Embedding(OwnPooling, Task):
 
         return Retrieval(self.settings.matryoshka)
 
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
-        """Return an empty list: a single text is not right or wrong."""
-        return []
-
     def answer_fields(self) -> list[Any]:
         """The vector of a text, of length 1."""
         return [pa.field("vector", pa.list_(pa.float32()))]
@@ -156,6 +150,3 @@ def _first(found: Tensor) -> tuple[Tensor, Tensor]:
     is one."""
     most, at = found.int().max(1)
     return at, most > 0
-
-
-TASK = Embedding

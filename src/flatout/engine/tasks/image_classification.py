@@ -59,6 +59,3 @@ def _uniform(row_ids: Ints, seed: int, epoch: int) -> npt.NDArray[np.float64]:
     hashes = scrambled(scrambled(keys, seed), epoch)
     found: npt.NDArray[np.float64] = hashes.astype(np.float64) / 2.0**64
     return np.minimum(found, np.nextafter(1, 0))
-
-
-TASK = ImageClassification

@@ -108,6 +108,3 @@ class MaskedLM(Pieces):
         drawn = rng.integers(0, self._known.size - len(below), count)
         # Shift each by the number of special pieces up to it.
         return drawn + np.searchsorted(below, drawn, side="right")
-
-
-TASK = MaskedLM

@@ -133,6 +133,3 @@ class MultiLabelClassification(Calibrated, Task):
             "label": [self._chosen(row) for row in given.tolist()],
             **{f"probability_{name}": share for name, share in named},
         }
-
-
-TASK = MultiLabelClassification

@@ -92,6 +92,3 @@ def _by_place(
     places = (batch["target_index"] + 1).clamp(max=rows * length - 1)
     found = values.new_full((rows * length,), empty)
     return found.scatter_reduce(0, places, values, reduce).view(rows, length)
-
-
-TASK = NextKey

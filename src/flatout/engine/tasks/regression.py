@@ -62,6 +62,3 @@ class Regression(Task):
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         return {"value": logits[:, 0]}
-
-
-TASK = Regression

@@ -85,6 +85,3 @@ class Reranking(RankedRows, Task):
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         return {"score": 1 / (1 + np.exp(-logits[:, 0]))}
-
-
-TASK = Reranking

@@ -93,6 +93,3 @@ def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     result: npt.NDArray[np.float32] = powers / powers.sum(-1, keepdims=True)
     return result
-
-
-TASK = SequenceClassification

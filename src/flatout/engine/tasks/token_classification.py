@@ -118,6 +118,3 @@ class TokenClassification(CrossEntropy):
                 shares[-1][word] = scores[at]
                 at += 1
         return {"tags": tags, "scores": shares}
-
-
-TASK = TokenClassification

@@ -93,7 +93,8 @@ def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     folders = [_folder(catalog, f"{split}_{kind}") for split in SPLITS]
     keys = [key for folder in folders if folder and (key := stored_key(folder))]
     try:
-        source = open_source(kind, catalog.load(f"raw_{kind}"), settings)
+        path, label = catalog.load(f"raw_{kind}"), settings.split.label_column
+        source = open_source(path, label, getattr(settings, kind))
         changes = {
             change
             for key in keys
