@@ -132,7 +132,7 @@ def write(path, found):
             [],
             "column a is string, no number",
         ),
-        ("a.csv", ["label", "1", "2"], [], "no column beside the label 'label'"),
+        ("a.csv", ["label", "1", "2"], [], "no column but the label 'label'"),
         ("a.csv", ["a,a,label", "1,2,3", "1,2,4"], [], "two columns are called a: re"),
     ],
 )

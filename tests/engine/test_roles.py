@@ -6,9 +6,9 @@ import pytest
 
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.common import (
-    BESIDE,
     EXECUTION,
     MACHINE,
+    UNTIMED,
     SettingsModel,
     by_path,
     parameter,
@@ -23,7 +23,7 @@ class Group(SettingsModel):
 
     plain: int = 1
     quick: int = parameter(1, EXECUTION, MACHINE)
-    beside: int = parameter(2, BESIDE, ge=2)
+    beside: int = parameter(2, UNTIMED, ge=2)
 
 
 class Own(SettingsModel):
@@ -37,7 +37,7 @@ class Own(SettingsModel):
 def test_names_follow_from_the_fields():
     assert in_role(EXECUTION, Own) == ("outer.quick", "whole")
     assert in_role(MACHINE, Own) == ("outer.quick", "whole.quick")
-    assert in_role(BESIDE, Own) == ("outer.beside", "whole.beside")
+    assert in_role(UNTIMED, Own) == ("outer.beside", "whole.beside")
     assert reported(Own) == {"rows": "size"}
     with pytest.raises(ValueError, match="greater than or equal to 2"):
         Group(beside=1)

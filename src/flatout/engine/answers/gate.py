@@ -169,11 +169,13 @@ def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     limit, faults = 1 - max(LEAST_RATE, noise), []
-    told = f"a rate of {100 * share:.0f} % of the baseline's"
+    sentence = f"a rate of {100 * share:.0f} % of the baseline's"
     if noise > MOST_RATE:
-        told += f", not compared: equal trainings differ by {100 * noise:.0f} % here"
+        sentence += (
+            f", not compared: equal trainings differ by {100 * noise:.0f} % here"
+        )
     elif not share >= limit:
-        faults.append(f"{told}, at least {100 * limit:.0f} % are expected")
+        faults.append(f"{sentence}, at least {100 * limit:.0f} % are expected")
     loss, worst = median(now.losses), max(before.losses)
     allowed = worst + max(LEAST_LOSS * abs(worst), worst - min(before.losses))
     if not loss <= allowed:
@@ -185,4 +187,4 @@ def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
         runs = [TrackedRun("", "", one.params, one.tags) for one in (before, now)]
         found = "; ".join(map(str, differences(*runs)))
         faults.append(f"what differs: {found or 'no setting or package'}")
-    return told, faults
+    return sentence, faults

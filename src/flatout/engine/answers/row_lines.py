@@ -57,19 +57,19 @@ def _asked(
     step of whose weights a replay is."""
     if row is not None:
         steps = steps_of_row(job, row)
-        told = ", ".join(map(str, steps))
+        shown = ", ".join(map(str, steps))
         if row in job.batches.skipped:
-            told = "none: train.skip_rows leaves it out"
+            shown = "none: train.skip_rows leaves it out"
         elif not steps:
-            told = f"none: the run ends at step {total_steps(job)}, before it"
-        head = f"row {row} is trained in steps {told}"
+            shown = f"none: the run ends at step {total_steps(job)}, before it"
+        head = f"row {row} is trained in steps {shown}"
         return head, [(row, 0)], max(steps, default=0)
     if step is not None:
         rows = rows_of_steps(job, [step])
         return f"step {step}: {len(rows)} rows", rows, step
-    steps_of_rise, told = largest_rise(job.metrics_file)
+    steps_of_rise, rise = largest_rise(job.metrics_file)
     rows = rows_of_steps(job, steps_of_rise)
-    return f"{told}: {len(rows)} rows", rows, steps_of_rise[0] - 1
+    return f"{rise}: {len(rows)} rows", rows, steps_of_rise[0] - 1
 
 
 def _other_rows(job: TrainJob, *, refused: bool) -> list[str]:
@@ -93,7 +93,7 @@ def _text(job: TrainJob, row: int, decode: Callable[..., str]) -> str:
     if isinstance(job.task, RankedRows):
         label = label[0]  # the other number is the query's
     if label.ndim:
-        told = " ".join(n for n, on in zip(names, label, strict=False) if on)
+        shown = " ".join(n for n, on in zip(names, label, strict=False) if on)
     else:
-        told = names[int(label)] if names else f"{float(label):g}"
-    return f"[{told}] {text}" if told else text
+        shown = names[int(label)] if names else f"{float(label):g}"
+    return f"[{shown}] {text}" if shown else text

@@ -102,5 +102,7 @@ def largest_rise(metrics_file: Path) -> tuple[range, str]:
             "first, or set train.log_every to fewer steps"
         )
     _, here, step = max(rises)
-    told = f"loss {losses[here]:.4f} at step {here}, {losses[step]:.4f} at step {step}"
-    return range(here + 1, step + 1), told
+    description = (
+        f"loss {losses[here]:.4f} at step {here}, {losses[step]:.4f} at step {step}"
+    )
+    return range(here + 1, step + 1), description

@@ -65,7 +65,7 @@ def verify(
     times = TIMES * (2.0 if trainer.resolved.residual == "bf16" else 1.0)
     judged = compare(plain, found, change, roundoff_of(runtime), times)
     seconds = time.perf_counter() - begin_s
-    return Verdict(_told(trainer), plain.described, *judged, seconds)
+    return Verdict(_summary(trainer), plain.described, *judged, seconds)
 
 
 def _change(trainer: Trainer, plain: PlainStep, found: Step) -> Check:
@@ -84,7 +84,7 @@ def _change(trainer: Trainer, plain: PlainStep, found: Step) -> Check:
     return compared("change of weights", own, theirs, rounded, 1e-3, times=1.0)
 
 
-def _told(trainer: Trainer) -> str:
+def _summary(trainer: Trainer) -> str:
     runtime, resolved = trainer.runtime, trainer.resolved
     return (
         f"step 1 of {trainer.total_steps}: {trainer.data[0].num_samples} rows on "

@@ -51,8 +51,8 @@ class ArrayFiles:
     @cached_property
     def files(self) -> Files:
         root = self.path if self.path.is_dir() else self.path.parent
-        beside = (_beside(file, self.label or "label") for file in self._files)
-        return Files(root, [*self._files, *filter(Path.is_file, beside)])
+        labels = (_label_file(file, self.label or "label") for file in self._files)
+        return Files(root, [*self._files, *filter(Path.is_file, labels)])
 
     @property
     def names(self) -> list[str]:
@@ -67,8 +67,8 @@ class ArrayFiles:
     @property
     def _files(self) -> list[Path]:
         files = files_of(self.path, ENDINGS)
-        beside = f".{self.label or 'label'}.npy"
-        return [file for file in files if not file.name.endswith(beside)]
+        suffix = f".{self.label or 'label'}.npy"
+        return [file for file in files if not file.name.endswith(suffix)]
 
     def facts(self) -> dict[str, Any]:
         return {}
@@ -101,7 +101,7 @@ class ArrayFiles:
         if missing := sorted(set(chosen) - set(names)):
             raise ArraysError(f"{file}: no column {missing[0]}; it has {names}")
         if not chosen:
-            raise ArraysError(f"{file}: no column beside the label {self.label!r}")
+            raise ArraysError(f"{file}: no column but the label {self.label!r}")
         label = self._read_label
         wanted = [*chosen, *([label] if label else [])]
         for batch in tables.batches(file, wanted, chosen):
@@ -178,9 +178,9 @@ def _arrays(file: Path, label: str | None) -> Iterator[Mapping[str, Any]]:
                 yield dict(opened)
         else:
             found = {"inputs": np.load(file, mmap_mode="r", allow_pickle=False)}
-            if label and _beside(file, label).is_file():
+            if label and _label_file(file, label).is_file():
                 found[label] = np.load(
-                    _beside(file, label), mmap_mode="r", allow_pickle=False
+                    _label_file(file, label), mmap_mode="r", allow_pickle=False
                 )
             yield found
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
@@ -189,7 +189,7 @@ def _arrays(file: Path, label: str | None) -> Iterator[Mapping[str, Any]]:
         raise ArraysError(f"{file} cannot be read: {error}") from error
 
 
-def _beside(file: Path, label: str) -> Path:
+def _label_file(file: Path, label: str) -> Path:
     """Path of the labels of a .npy file."""
     return file.with_name(f"{file.stem}.{label}.npy")
 

@@ -124,5 +124,5 @@ def _pick(lines: list[Line], figure: str) -> dict[str, str]:
     worse = ", ".join(line["format"] for line in lines if line not in good)
     reason = f"{ratio:.1f} times PyTorch's rows/s at batch 1, and {figure} is not worse"
     logger.info("export: pick %s, %s", best["format"], reason)
-    told = f" (worse: {worse})" if worse else ""
-    return {"pick": best["format"], "reason": reason + told}
+    note = f" (worse: {worse})" if worse else ""
+    return {"pick": best["format"], "reason": reason + note}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flatout.engine.parameters.common import BESIDE
+from flatout.engine.parameters.common import UNTIMED
 from flatout.engine.parameters.other_names import RENAMED
 from flatout.engine.parameters.roles import in_role, is_in, reported
 
@@ -84,7 +84,7 @@ def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
 
 def _facts(run: TrackedRun) -> dict[str, str]:
     params = {RENAMED.get(k, k): v for k, v in run.params.items()}
-    facts = {k: v for k, v in params.items() if not is_in(k, in_role(BESIDE))}
+    facts = {k: v for k, v in params.items() if not is_in(k, in_role(UNTIMED))}
     # Effective values of parameters: two spellings of one value are equal.
     effective = {**reported(), **{name: name for name in FACTS}}
     facts |= {effective[k]: v for k, v in run.tags.items() if k in effective}

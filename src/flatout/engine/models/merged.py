@@ -1,4 +1,4 @@
-"""Files beside an adapter in the folder of a model."""
+"""Files next to an adapter in the folder of a model."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class AdapterFiles:
     weights, which is saved after the adapter."""
 
     config: Any
-    beside: Sequence[Any]
+    parts: Sequence[Any]
     """Parts that the folder of the merged model also needs."""
     merged: bool
     trust_remote_code: bool = False
 
     @classmethod
     def of(
-        cls, model: Any, beside: Sequence[Any], settings: ModelSettings
+        cls, model: Any, parts: Sequence[Any], settings: ModelSettings
     ) -> tuple[AdapterFiles, ...]:
         """The files of `model`; none without an adapter."""
         if not has_adapter(model):
             return ()
         lora, trusts = settings.lora, settings.trust_remote_code
-        return (cls(model.config, beside, lora.merged, trusts),)
+        return (cls(model.config, parts, lora.merged, trusts),)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save next to the adapter."""
@@ -41,5 +41,5 @@ class AdapterFiles:
         trusts = self.trust_remote_code
         whole = load_pretrained(Path(folder), trust_remote_code=trusts)
         setattr(whole.config, MARK, True)
-        for part in (whole, *self.beside):
+        for part in (whole, *self.parts):
             part.save_pretrained(Path(folder, MERGED))

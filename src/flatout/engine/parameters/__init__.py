@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from flatout.engine.parameters.common import (
-    BESIDE,
     EXECUTION,
+    UNTIMED,
     Auto as Auto,
     SettingsError as SettingsError,
     SettingsModel as SettingsModel,
@@ -76,23 +76,23 @@ class Settings(SettingsModel):
     corpus: CorpusSettings = parameter(CorpusSettings(), EXECUTION)
     runtime: RuntimeSettings = RuntimeSettings()
     model: ModelSettings = ModelSettings(config={"model_type": "bert"})
-    split: SplitSettings = parameter(SplitSettings(), EXECUTION, BESIDE)
+    split: SplitSettings = parameter(SplitSettings(), EXECUTION, UNTIMED)
     tokenize: TokenizeSettings = TokenizeSettings()
     arrays: ArraySettings = parameter(ArraySettings(), EXECUTION)
     images: ImageSettings = parameter(ImageSettings(), EXECUTION)
     train: TrainSettings = TrainSettings()
-    benchmark: BenchmarkSettings = parameter(BenchmarkSettings(), EXECUTION, BESIDE)
-    predict: PredictSettings = parameter(PredictSettings(), EXECUTION, BESIDE)
-    mine: MineSettings = parameter(MineSettings(), EXECUTION, BESIDE)
-    export: ExportSettings = parameter(ExportSettings(), EXECUTION, BESIDE)
+    benchmark: BenchmarkSettings = parameter(BenchmarkSettings(), EXECUTION, UNTIMED)
+    predict: PredictSettings = parameter(PredictSettings(), EXECUTION, UNTIMED)
+    mine: MineSettings = parameter(MineSettings(), EXECUTION, UNTIMED)
+    export: ExportSettings = parameter(ExportSettings(), EXECUTION, UNTIMED)
     evaluate: EvaluateSettings = parameter(EvaluateSettings(), EXECUTION)
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
-    sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, BESIDE)
+    sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, UNTIMED)
     tuned: dict[str, Any] = parameter({}, EXECUTION)
     """Origin of the settings in conf/tuned; written by the benchmark, not by users."""
-    tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, BESIDE)
-    guard: GuardSettings = parameter(GuardSettings(), EXECUTION, BESIDE)
-    paths: PathSettings = parameter(PathSettings(), EXECUTION, BESIDE)
+    tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, UNTIMED)
+    guard: GuardSettings = parameter(GuardSettings(), EXECUTION, UNTIMED)
+    paths: PathSettings = parameter(PathSettings(), EXECUTION, UNTIMED)
 
     @property
     def max_length(self) -> int:

@@ -31,7 +31,7 @@ EXECUTION = "execution"
 runs, but not its result: a run may resume with another value."""
 MACHINE = "machine"
 """Role of a parameter that each of several machines may set differently."""
-BESIDE = "beside"
+UNTIMED = "untimed"
 """Role of a parameter outside of a step: it explains no difference in speed."""
 
 
@@ -64,8 +64,8 @@ class SettingsModel(BaseModel):
         """Refuse true and false as numbers: Pydantic would convert true to 1."""
         kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
         found = value if isinstance(value, list) else [value]
-        told = any(isinstance(one, bool) for one in found)
-        if told and kinds & {int, float} and bool not in kinds:
+        is_given = any(isinstance(one, bool) for one in found)
+        if is_given and kinds & {int, float} and bool not in kinds:
             raise ValueError("should be a number, not true or false")
         return value
 

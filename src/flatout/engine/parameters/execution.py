@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
-    BESIDE,
     EXECUTION,
     MACHINE,
+    UNTIMED,
     Auto,
     Count,
     CountOrZero,
@@ -95,13 +95,13 @@ class CheckpointSettings(SettingsModel):
 class DistributedSettings(SettingsModel):
     """Several devices and machines."""
 
-    num_processes: Count | Auto = parameter("auto", MACHINE, BESIDE)
+    num_processes: Count | Auto = parameter("auto", MACHINE, UNTIMED)
     """Processes on this machine. auto: one per GPU; one without GPU."""
     num_machines: int = Field(1, ge=1)
     """Number of machines that train together; each runs the same command."""
-    machine_rank: int = parameter(0, MACHINE, BESIDE, ge=0)
+    machine_rank: int = parameter(0, MACHINE, UNTIMED, ge=0)
     """Rank of this machine, 0 to `num_machines` - 1."""
-    rendezvous_endpoint: str | None = parameter(None, MACHINE, BESIDE)
+    rendezvous_endpoint: str | None = parameter(None, MACHINE, UNTIMED)
     """host:port of machine 0, required if `num_machines` is over 1."""
     max_restarts: int = Field(0, ge=0)
     """Number of times that a failed job resumes from its newest checkpoint."""

@@ -68,21 +68,21 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"unknown parameter; {_hint(location, model)}"
     message = str(fault["msg"]).removeprefix("Value error, ")
-    for told, ours in WORDS.items():
-        message = message.replace(told, ours)
+    for theirs, ours in WORDS.items():
+        message = message.replace(theirs, ours)
     return message
 
 
 def _hint(location: list[Any], model: type[BaseModel]) -> str:
     """Suggest a parameter of the same or a similar name, here or in other groups."""
-    name, beside = str(location[-1]), _names_beside(location, model)
+    name, siblings = str(location[-1]), _sibling_names(location, model)
     renamed = RENAMED.get(".".join(str(part) for part in location))
     found = [renamed] if renamed else known_by(name, model)
-    if not found and not _nearest(name, beside):
+    if not found and not _nearest(name, siblings):
         found = known_by(_nearest(name, _names(model)), model)
     if found:
         return f"did you mean {' or '.join(found)}?"
-    return near_or_all(name, beside, "".join(f"{part}." for part in location[:-1]))
+    return near_or_all(name, siblings, "".join(f"{part}." for part in location[:-1]))
 
 
 def _nearest(name: str, valid: Collection[str]) -> str:
@@ -148,7 +148,7 @@ def _is_union_branch(part: object) -> bool:
     )
 
 
-def _names_beside(location: list[Any], model: type[BaseModel]) -> list[str]:
+def _sibling_names(location: list[Any], model: type[BaseModel]) -> list[str]:
     """Return valid names on the level of the last part of `location`."""
     for part in location[:-1]:
         model = _model_of(model.model_fields[str(part)].annotation) or model

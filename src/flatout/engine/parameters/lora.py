@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
-    BESIDE,
     EXECUTION,
+    UNTIMED,
     Count,
     SettingsModel,
     parameter,
@@ -17,7 +17,7 @@ from flatout.engine.parameters.common import (
 
 class LoraSettings(SettingsModel):
     """LoRA (Hu et al. 2021) with peft: the checkpoint's weights are frozen, and a small
-    product of two matrices is trained beside each target layer."""
+    product of two matrices is trained next to each target layer."""
 
     rank: Count | None = None
     """Inner size of the product. null: no adapter, all weights are trained."""
@@ -30,7 +30,7 @@ class LoraSettings(SettingsModel):
     the blocks. A head of a classifier is trained whole."""
     use_dora: bool = False
     """Train the lengths of the columns separately (DoRA, Liu et al. 2024)."""
-    merged: bool = parameter(False, EXECUTION, BESIDE)
+    merged: bool = parameter(False, EXECUTION, UNTIMED)
     """Also save the model with the adapter merged into its weights."""
 
     @property

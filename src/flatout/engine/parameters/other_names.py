@@ -48,78 +48,62 @@ _NAMES = {
     "tokenize": "tokenizer tokenization",
     "data_dir": "out_dir output_dir",
     "model.name_or_path": "base_model checkpoint_name model_id model_name "
-    "model_name_or_path model_path pretrained pretrained_model "
-    "pretrained_model_name_or_path",
+    "model_name_or_path pretrained_model pretrained_model_name_or_path",
     "model.lora.alpha": "lora_alpha",
     "model.lora.dropout": "lora_dropout",
     "model.lora.rank": "lora_r lora_rank",
     "model.lora.targets": "lora_target_modules target_modules",
     "model.task": "problem_type task_name task_type",
-    "model.mask_probability": "mask_prob masking_probability mlm_probability",
-    "runtime.attention": "attn_impl attn_implementation flash_attention "
-    "flash_attention_2 flash_attn use_flash_attention use_flash_attention_2",
+    "model.mask_probability": "mlm_probability",
+    "runtime.attention": "attn_implementation flash_attention use_flash_attention_2",
     "runtime.deterministic": "cudnn_deterministic full_determinism",
-    "runtime.precision": "amp autocast bf16 dtype fp16 half mixed_precision "
-    "torch_dtype use_amp",
+    "runtime.precision": "amp bf16 dtype fp16 mixed_precision torch_dtype use_amp",
     "runtime.seed": "manual_seed random_seed",
-    "runtime.tf32": "allow_tf32 float32_matmul_precision matmul_precision use_tf32",
+    "runtime.tf32": "allow_tf32 float32_matmul_precision",
     "runtime.threads": "num_threads omp_num_threads",
-    "split.fractions": "test_size train_size val_size validation_size validation_split",
-    "split.label_column": "label_col label_field target_column",
+    "split.fractions": "test_size train_size val_size validation_split",
     "split.seed": "data_seed split_seed",
-    "split.text_column": "text_col text_field",
-    "tokenize.max_length": "block_size context_length max_len max_seq_len "
-    "max_seq_length model_max_length seq_len seq_length",
-    "train.adam_beta1": "beta1",
-    "train.adam_beta2": "beta2",
+    "tokenize.max_length": "block_size max_len max_seq_len max_seq_length "
+    "model_max_length seq_length",
     "train.adam_epsilon": "eps epsilon",
-    "train.batching": "dynamic_padding group_by_length pack packing pad_to_max_length "
-    "padding sequence_packing",
-    "train.checkpoint.every_steps": "checkpoint_every checkpoint_interval save_every "
-    "save_interval save_steps save_strategy",
+    "train.batching": "group_by_length packing pad_to_max_length padding",
+    "train.checkpoint.every_steps": "save_every save_interval save_steps save_strategy",
     "train.checkpoint.keep": "save_total_limit",
-    "train.compile": "compile_model torch_compile use_compile",
+    "train.compile": "compile_model torch_compile",
     "train.distributed.bucket_mib": "bucket_cap_mb ddp_bucket_cap_mb",
     "train.distributed.machine_rank": "node_rank",
     "train.distributed.num_machines": "nnodes num_nodes",
-    "train.distributed.num_processes": "device devices gpus n_gpu nproc_per_node "
-    "num_devices num_gpus world_size",
+    "train.distributed.num_processes": "device devices gpus nproc_per_node num_gpus",
     "train.distributed.rendezvous_endpoint": "master_addr master_port",
     "train.distributed.strategy": "fsdp sharding_strategy",
     "train.early_stopping_patience": "early_stopping patience",
     "train.empty_cache_every": "torch_empty_cache_steps",
     "train.epochs": "max_epochs n_epochs num_epochs num_train_epochs",
-    "train.evaluate_every": "eval_every eval_interval eval_steps eval_strategy "
-    "evaluation_strategy val_check_interval validation_interval",
+    "train.evaluate_every": "eval_steps eval_strategy evaluation_strategy "
+    "val_check_interval",
     "train.freeze": "freeze_layers frozen_layers",
-    "train.global_batch_size": "accumulate_grad_batches accumulation_steps batch_size "
-    "effective_batch_size grad_accum_steps gradient_accumulation_steps "
-    "per_device_train_batch_size per_gpu_train_batch_size train_batch_size",
-    "train.gradient_checkpointing": "activation_checkpointing "
-    "use_gradient_checkpointing",
+    "train.global_batch_size": "accumulate_grad_batches batch_size "
+    "gradient_accumulation_steps per_device_train_batch_size train_batch_size",
+    "train.gradient_checkpointing": "activation_checkpointing",
     "train.label_smoothing": "label_smoothing_factor",
-    "train.layer_decay": "layerwise_lr_decay layer_lr_decay llrd",
+    "train.layer_decay": "layerwise_lr_decay llrd",
     "train.learning_rate": "base_lr lr max_lr",
-    "train.loader.num_workers": "dataloader_num_workers loader_workers workers",
+    "train.loader.num_workers": "dataloader_num_workers workers",
     "train.loader.persistent_workers": "dataloader_persistent_workers",
     "train.loader.pin_memory": "dataloader_pin_memory",
     "train.loader.prefetch_factor": "dataloader_prefetch_factor",
-    "train.log_every": "log_every_n_steps log_interval log_steps logging_interval "
-    "logging_steps",
-    "train.max_grad_norm": "clip_grad_norm clipping grad_clip gradient_clip_val "
-    "gradient_clipping",
-    "train.metric": "best_metric eval_metric metric_for_best_model monitor",
+    "train.log_every": "log_every_n_steps log_interval logging_steps",
+    "train.max_grad_norm": "clip_grad_norm grad_clip gradient_clip_val",
+    "train.metric": "eval_metric metric_for_best_model monitor",
     "train.min_learning_rate_share": "min_lr min_lr_rate min_lr_ratio",
     "train.on_oom": "auto_find_batch_size",
     "train.optimizer": "optim",
     "train.resume": "resume_from resume_from_checkpoint",
-    "train.schedule": "lr_schedule lr_scheduler lr_scheduler_type scheduler",
-    "train.token_budget": "eval_batch_size max_tokens micro_batch_size "
-    "per_device_eval_batch_size",
-    "train.warmup_fraction": "warmup warmup_ratio warmup_steps",
-    "train.weight_decay": "decay wd",
+    "train.schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "train.token_budget": "max_tokens micro_batch_size per_device_eval_batch_size",
+    "train.warmup_fraction": "warmup_ratio warmup_steps",
+    "train.weight_decay": "wd",
 }
-
 HERE = {name: path for path, names in _NAMES.items() for name in names.split()}
 """flatout's parameter by the name that other programs use."""
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
-    BESIDE,
     EXECUTION,
     MACHINE,
+    UNTIMED,
     Auto,
     Count,
     RowNumbers,
@@ -123,11 +123,11 @@ class TrainSettings(SlowHabits):
     token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
     """Maximum tokens, padding included, of one micro-batch on one device. auto: by its
     memory, at most 65,536 on a GPU and 8,192 without one."""
-    epochs: float = parameter(3, BESIDE, gt=0)
+    epochs: float = parameter(3, UNTIMED, gt=0)
     """Passes over the training rows, if max_steps is null; fractions are allowed."""
-    max_steps: int | None = parameter(None, BESIDE, ge=1)
+    max_steps: int | None = parameter(None, UNTIMED, ge=1)
     """Optimizer steps, instead of `epochs`. null: the number that `epochs` needs."""
-    skip_rows: RowNumbers = parameter([], EXECUTION, BESIDE)
+    skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
     """Numbers of train rows that are left out, or a file of them: a text with a number
     per line, or a Parquet file with a column row. Their global batches are smaller. May
     change when a run resumes; then it is for the steps to come."""
@@ -197,7 +197,7 @@ class TrainSettings(SlowHabits):
     greater_is_better: bool | None = None
     """Direction of train.metric, if it is a figure of compute_metrics. null: true,
     unless its name ends with loss."""
-    callbacks: list[str] = parameter([], EXECUTION, BESIDE)
+    callbacks: list[str] = parameter([], EXECUTION, UNTIMED)
     """Dotted paths of functions (event, step, values), called on the main rank at log
     points, evaluations, checkpoints and the end. Figures that they return are kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
@@ -210,15 +210,15 @@ class TrainSettings(SlowHabits):
     """Use less memory, for about a third more compute."""
     fused_optimizer: bool = parameter(True, EXECUTION)
     """Use one kernel for all tensors (adamw)."""
-    resume: str = parameter("auto", EXECUTION, MACHINE, BESIDE)
+    resume: str = parameter("auto", EXECUTION, MACHINE, UNTIMED)
     """`auto` (resume from the newest valid checkpoint), `never`, or a folder."""
     on_oom: Literal["stop", "shrink"] = parameter("shrink", EXECUTION)
     """Reaction to a lack of memory: stop, or halve the token budget (the global batch
     stays). Several machines stop."""
-    deadline_hours: float | None = parameter(None, EXECUTION, MACHINE, BESIDE, gt=0)
+    deadline_hours: float | None = parameter(None, EXECUTION, MACHINE, UNTIMED, gt=0)
     """Hours to a deadline; a later projected end causes a warning."""
     loader: LoaderSettings = parameter(LoaderSettings(), EXECUTION, MACHINE)
-    checkpoint: CheckpointSettings = parameter(CheckpointSettings(), EXECUTION, BESIDE)
+    checkpoint: CheckpointSettings = parameter(CheckpointSettings(), EXECUTION, UNTIMED)
     distributed: DistributedSettings = parameter(DistributedSettings(), EXECUTION)
 
     @field_validator("class_weights", mode="before")

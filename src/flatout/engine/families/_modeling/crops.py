@@ -41,15 +41,15 @@ def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
     up, down, below = _between(_places(high, top, height), high)
     across = _places(wide, left, width)
     flipped = torch.where(mirrored[:, None] > 0, across.flip(1), across)
-    west, east, beside = _between(flipped, wide)
+    west, east, to_right = _between(flipped, wide)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
-    below, beside = below[:, :, None, None], beside[:, None, :, None]
+    below, to_right = below[:, :, None, None], to_right[:, None, :, None]
 
     def at(row: Tensor, column: Tensor) -> Tensor:
         return pixels[image, row[:, :, None], column[:, None, :]].float()
 
-    first = torch.lerp(at(up, west), at(up, east), beside)
-    second = torch.lerp(at(down, west), at(down, east), beside)
+    first = torch.lerp(at(up, west), at(up, east), to_right)
+    second = torch.lerp(at(down, west), at(down, east), to_right)
     return torch.lerp(first, second, below)
 
 

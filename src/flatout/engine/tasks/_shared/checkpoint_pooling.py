@@ -34,7 +34,7 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
         kind = str(module["type"]).rpartition(".")[2]
         if kind not in KNOWN_MODULES:
             raise TaskError(
-                f"model.name_or_path: {name} has a module {kind} behind its "
+                f"model.name_or_path: {name} has a module {kind} after its "
                 "transformer, which flatout does not train: take another checkpoint, "
                 "or set model.pooling, to train its transformer alone"
             )

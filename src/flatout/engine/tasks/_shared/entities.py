@@ -71,10 +71,10 @@ class Entities(Metrics):
         begins = inside & (opens | closed | other)
         last = torch.ones_like(starts)
         last[:-1] = starts[1:]
-        behind = prefix.roll(-1).where(~last, OUTSIDE)
+        after = prefix.roll(-1).where(~last, OUTSIDE)
         unlike = types.roll(-1).where(~last, -1) != types
         shut = (prefix == END) | (prefix == SINGLE)
-        cut = (behind == BEGIN) | (behind == SINGLE) | (behind == OUTSIDE)
+        cut = (after == BEGIN) | (after == SINGLE) | (after == OUTSIDE)
         ends = inside & (shut | cut | unlike)
         places = torch.arange(len(tags), device=tags.device)
         began = places.where(begins, -1).cummax(0).values
