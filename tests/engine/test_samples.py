@@ -119,9 +119,9 @@ def new_files(kind, folder, job):
     if kind == "arrays":
         values = np.concatenate([good, good])
         values[2, 0, 0], values[4, 1, 1] = np.nan, np.inf
-        np.save(folder / "a.npy", values[:6])
+        np.savez(folder / "a.npz", values=values[:6])
         np.savez(folder / "b.npz", values=good[:, :, :2])
-        return folder, good, {("a.npy", 2): "NaN", ("a.npy", 4): "an infinite value"}
+        return folder, good, {("a.npz", 2): "NaN", ("a.npz", 4): "an infinite value"}
     for number, pixels in enumerate(good):
         Image.fromarray(pixels).save(folder / f"{number}.png")
     (folder / "2.png").write_bytes((folder / "2.png").read_bytes()[:-30])

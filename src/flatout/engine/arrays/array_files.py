@@ -1,4 +1,4 @@
-"""Numbers in Parquet, CSV, .npy, .npz and HDF5 files."""
+"""Numbers in Parquet, CSV, .npz and HDF5 files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flatout.engine.arrays.sources import (
 )
 
 HDF5 = (".h5", ".hdf5", ".hdf")
-ENDINGS = (*tables.ENDINGS, ".npy", ".npz", *HDF5)
+ENDINGS = (*tables.ENDINGS, ".npz", *HDF5)
 NO_NUMBER = "the values are no numbers"
 NO_SHAPE = "the values are text, or lists that may differ in length"
 
@@ -39,7 +39,7 @@ class ArrayFiles:
     inputs: tuple[str, ...]
     """Columns of a table, or the array of .npz and HDF5; empty: all but the label."""
     label: str | None
-    """Column or array; for x.npy the file x.<label>.npy."""
+    """Column or array."""
     is_labelled: bool = True
     """True if labels are required; if they are optional, they are not read."""
     kind: ClassVar = "arrays"
@@ -51,37 +51,29 @@ class ArrayFiles:
     @cached_property
     def files(self) -> Files:
         root = self.path if self.path.is_dir() else self.path.parent
-        labels = (_label_file(file, self.label or "label") for file in self._files)
-        return Files(root, [*self._files, *filter(Path.is_file, labels)])
+        return Files(root, files_of(self.path, ENDINGS))
 
     @property
     def names(self) -> list[str]:
-        """Columns or arrays of the first file; for a .npy `inputs`, and `label` if its
-        label file exists."""
-        file = self._files[0]
+        """Columns or arrays of the first file."""
+        file = self.files.paths[0]
         if file.suffix.lower() in tables.ENDINGS:
             return tables.names(file)
-        with _arrays(file, "label") as arrays:
+        with _arrays(file) as arrays:
             return list(arrays)
-
-    @property
-    def _files(self) -> list[Path]:
-        files = files_of(self.path, ENDINGS)
-        suffix = f".{self.label or 'label'}.npy"
-        return [file for file in files if not file.name.endswith(suffix)]
 
     def facts(self) -> dict[str, Any]:
         return {}
 
     def labels(self) -> Iterator[Any]:
         label = self._read_label
-        for file in self._files if label else ():
+        for file in self.files.paths if label else ():
             if file.suffix.lower() in tables.ENDINGS:
                 self._check_label(file, tables.names(file))
                 for batch in tables.batches(file, [str(label)]):
                     yield from batch.column(0).to_pylist()
                 continue
-            with _arrays(file, label) as arrays:
+            with _arrays(file) as arrays:
                 self._check_label(file, arrays)
                 yield from _one_each(file, arrays[str(label)])[:].tolist()
 
@@ -90,7 +82,7 @@ class ArrayFiles:
         return self.label if self.is_labelled else None
 
     def windows(self) -> Iterator[Window]:
-        for file in self._files:
+        for file in self.files.paths:
             is_table = file.suffix.lower() in tables.ENDINGS
             yield from self._table(file) if is_table else self._stored(file)
 
@@ -111,7 +103,7 @@ class ArrayFiles:
             start += batch.num_rows
 
     def _stored(self, file: Path) -> Iterator[Window]:
-        with _arrays(file, self.label) as arrays:
+        with _arrays(file) as arrays:
             self._check_label(file, arrays)
             values = arrays[self._chosen(file, arrays)]
             if not values.ndim:
@@ -167,31 +159,23 @@ def _one_each(file: Path, labels: Any) -> Any:
 
 
 @contextmanager
-def _arrays(file: Path, label: str | None) -> Iterator[Mapping[str, Any]]:
-    """Arrays of a file by name, which are read in slices. Raises ArraysError."""
+def _arrays(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Arrays by name; those of HDF5 are read in slices. Raises ArraysError."""
+    if file.suffix.lower() not in (".npz", *HDF5):
+        raise ArraysError(
+            f"{file} is of no known kind ({', '.join(ENDINGS)}): use numpy.savez"
+        )
     try:
-        if file.suffix.lower() in HDF5:
-            with _h5py(file).File(file, "r") as opened:
-                yield {n: a for n, a in opened.items() if hasattr(a, "dtype")}
-        elif file.suffix.lower() == ".npz":
+        if file.suffix.lower() == ".npz":
             with np.load(file, allow_pickle=False) as opened:
                 yield dict(opened)
         else:
-            found = {"inputs": np.load(file, mmap_mode="r", allow_pickle=False)}
-            if label and _label_file(file, label).is_file():
-                found[label] = np.load(
-                    _label_file(file, label), mmap_mode="r", allow_pickle=False
-                )
-            yield found
+            with _h5py(file).File(file, "r") as opened:
+                yield {n: a for n, a in opened.items() if hasattr(a, "dtype")}
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         if isinstance(error, ArraysError):
             raise
         raise ArraysError(f"{file} cannot be read: {error}") from error
-
-
-def _label_file(file: Path, label: str) -> Path:
-    """Path of the labels of a .npy file."""
-    return file.with_name(f"{file.stem}.{label}.npy")
 
 
 def _h5py(file: Path) -> Any:

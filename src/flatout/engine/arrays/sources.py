@@ -13,11 +13,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.data.readers.file_reader import add_bytes
-from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.content_key import ContentKey, file_hash
 from flatout.engine.machine.environment import usable_cores
 
 logger = logging.getLogger(__name__)
@@ -109,12 +106,10 @@ class Files:
 
 def _bytes_digest(file: Path) -> str:
     """Hash of a file; the error text if it cannot be read: its row is rejected."""
-    state = xxhash.xxh3_128()
     try:
-        add_bytes(state, file)
-    except (OSError, RawTextsError) as error:
+        return file_hash(file)
+    except OSError as error:
         return str(error)
-    return str(state.hexdigest())
 
 
 class ArraySource(Protocol):

@@ -53,16 +53,21 @@ def batches(
         from pyarrow import csv
 
         table = csv.read_csv(file, parse_options=_parsing(file)).select(columns)
-    _check_numbers(file, table, numbers)
+    for at, name in enumerate(columns):
+        if name in numbers and pa.types.is_string(table.column(name).type):
+            table = table.set_column(at, name, _read(file, name, table.column(name)))
     yield from table.combine_chunks().to_batches(WINDOW_ROWS)
 
 
-def _check_numbers(file: Path, table: Any, numbers: Sequence[str]) -> None:
-    """Raise ArraysError if most values of a column are not numbers."""
-    for name in numbers:
-        column = table.column(name)
-        if _is_text(file, column) and 2 * _read(column).null_count >= len(column):
-            raise ArraysError(_no_number(file, name, column.type))
+def _read(file: Path, name: str, texts: Any) -> Any:
+    """Return a column of texts in fp64, with null if a text is not a number: one such
+    cell makes a column of a CSV text. Raises ArraysError if most are not numbers."""
+    import pandas as pd
+
+    values = pd.to_numeric(pd.Series(texts.to_pylist(), dtype=object), errors="coerce")
+    if 2 * values.isna().sum() >= len(values):
+        raise ArraysError(_no_number(file, name, texts.type))
+    return pa.array(values.astype(float), pa.float64(), from_pandas=True)
 
 
 def _parsing(file: Path) -> Any:
@@ -90,12 +95,11 @@ def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
         return _listed(columns[0])
     faults: dict[int, str] = {}
     found = []
-    for name, given in zip(batch.schema.names, columns, strict=True):
-        column = _read(given) if _is_text(file, given) else given
+    for name, column in zip(batch.schema.names, columns, strict=True):
         if not _is_number(column.type):
             raise ArraysError(_no_number(file, name, column.type))
         for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
-            faults.setdefault(row, f"{name} {_missing(given[row].as_py())}")
+            faults.setdefault(row, f"{name} is missing or no number")
         blank = pa.scalar(0).cast(column.type)
         found.append(as_numbers(column.fill_null(blank).to_numpy(False)))
     values = np.stack(found, 1)  # type: ignore[arg-type]
@@ -109,23 +113,6 @@ def _no_number(file: Path, name: str, kind: Any) -> str:
     )
 
 
-def _missing(value: Any) -> str:
-    return "is missing" if value is None else f"is no number: {value!r}"
-
-
-def _is_text(file: Path, column: Any) -> bool:
-    """True for a text column of a CSV file; one cell without a number causes this."""
-    return file.suffix.lower() != ".parquet" and pa.types.is_string(column.type)
-
-
-def _read(texts: Any) -> Any:
-    """Return fp64, with null if a text is not a number."""
-    import pandas as pd
-
-    values = pd.to_numeric(pd.Series(texts.to_pylist(), dtype=object), errors="coerce")
-    return pa.array(values.astype(float), pa.float64(), from_pandas=True)
-
-
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Lists of any depth; rows with another shape than most have an error."""
     rows = [_array(value) for value in column.to_pylist()]
@@ -133,7 +120,9 @@ def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
     known = Counter(found for found in shapes if found is not None)
     shape = known.most_common(1)[0][0] if known else (0,)
     faults = {
-        row: "missing, ragged or no numbers" if found is None else _other(found, shape)
+        row: f"of shape {found}, others are of {shape}"
+        if found is not None
+        else "missing, ragged or no numbers"
         for row, found in enumerate(shapes)
         if found != shape
     }
@@ -150,10 +139,6 @@ def _array(value: Any) -> npt.NDArray[Any] | None:
     except (TypeError, ValueError):  # ragged, or contains text
         return None
     return as_numbers(found)
-
-
-def _other(shape: Sequence[int], wanted: Sequence[int]) -> str:
-    return f"of shape {tuple(shape)}, others are of {tuple(wanted)}"
 
 
 def _is_list(kind: Any) -> bool:

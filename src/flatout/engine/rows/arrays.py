@@ -67,11 +67,9 @@ class ArrayRows(ArrowRows):
         return int(np.prod(like.shape[1:])) * np.dtype(like.dtype).itemsize
 
     def lengths(self, rows: Ints) -> Ints:
-        """Lengths (N,) of `rows` (N,): always 1."""
         return np.ones(len(rows), dtype=np.int64)
 
     def views(self, rows: Ints, column: str = INPUTS) -> Sequence[npt.NDArray[Any]]:
-        """Samples (...) of `rows` (N,)."""
         return list(self._stacked(rows))
 
     def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
@@ -79,7 +77,6 @@ class ArrayRows(ArrowRows):
         return self._gather(rows, lambda chunk, at: chunk.values[at])
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """Return the rows unchanged: each is a separate sequence."""
         return self, rows
 
     def lay_out(
@@ -113,7 +110,6 @@ class ArrayRows(ArrowRows):
             out[place] = values[row]
 
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
-        """Origin of the row, for messages."""
         if SOURCE not in self.column_names:
             return f"row {row}"
         return str(self._table.column(SOURCE)[row].as_py())

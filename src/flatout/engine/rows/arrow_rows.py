@@ -76,17 +76,14 @@ class ArrowRows(ABC):
 
     @property
     def table(self) -> pa.Table:
-        """All rows in an Arrow table."""
         return self._table
 
     @property
     def has_labels(self) -> bool:
-        """Return whether rows have labels; language models create theirs."""
         return "labels" in self.column_names
 
     @property
     def has_token_labels(self) -> bool:
-        """Return whether `labels` are lists with one value per token."""
         return False
 
     @cached_property
@@ -105,7 +102,6 @@ class ArrowRows(ABC):
         return chunks, rows - self._chunk_starts[chunks]
 
     def place_of(self, row: int) -> tuple[int, ...]:
-        """Position of a row in storage, which seeds its random choices."""
         return (row,)
 
     def labels_of(self, rows: Ints) -> npt.NDArray[Any]:

@@ -52,7 +52,6 @@ class TokenRows(ArrowRows):
 
     @property
     def has_token_labels(self) -> bool:
-        """Return whether `labels` are lists with one value per token, or IGNORED."""
         kind = self._table.schema.field("labels").type if self.has_labels else None
         return kind is not None and pa.types.is_list(kind)
 
@@ -70,11 +69,9 @@ class TokenRows(ArrowRows):
         ]
 
     def lengths(self, rows: Ints) -> Ints:
-        """Number of tokens (N,) of each of `rows` (N,)."""
         return self._gather(rows, lambda chunk, at: _lengths(chunk.offsets, at))
 
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
-        """Decoded text of a row."""
         return decode(np.asarray(self.views(np.array([row]))[0]))
 
     @cached_property
@@ -110,7 +107,6 @@ class TokenRows(ArrowRows):
     def lay_out(
         self, rows: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
     ) -> LaidOut:
-        """Arrays of `rows` (B,); `input_ids` replace their own, for masked tokens."""
         return _lay_out(self, self.column_names, rows, layout, input_ids)
 
 
@@ -152,22 +148,18 @@ class Documents:
         return len(self._lengths)
 
     def lengths(self, documents: Ints) -> Ints:
-        """Number of tokens (N,) of each of `documents` (N,)."""
         return self._lengths[documents]
 
     def views(self, documents: Ints, column: str = "input_ids") -> Sequence[Values]:
-        """See TokenRows.views."""
         rows = self._source.views(self._rows[documents], column)
         starts, lengths = self._starts[documents], self._lengths[documents]
         places = zip(rows, starts.tolist(), lengths.tolist(), strict=True)
         return [row[start : start + length] for row, start, length in places]
 
     def labels_of(self, documents: Ints) -> npt.NDArray[Any]:
-        """Raises TokenRowsError: joined texts have no labels."""
         raise TokenRowsError("joined texts have no labels")
 
     def sequences(self, documents: Ints) -> tuple[Rows, Ints]:
-        """Return the documents unchanged: attention stays within each."""
         return self, documents
 
     @property
@@ -181,7 +173,6 @@ class Documents:
     def lay_out(
         self, documents: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
     ) -> LaidOut:
-        """See TokenRows.lay_out."""
         names = self._source.column_names
         return _lay_out(self, names, documents, layout, input_ids)
 
