@@ -25,10 +25,6 @@ def _pooled_classifier(model: Any, hidden: Tensor) -> Any:
     return model.classifier(model.dropout(pooled))
 
 
-def _bert_pieces(model: Any, hidden: Tensor) -> Any:
-    return model.cls(hidden)
-
-
 class Bert(Family):
     """Family of `bert`."""
 
@@ -36,7 +32,7 @@ class Bert(Family):
     heads: ClassVar = {
         HeadKind.ROW: _pooled_classifier,
         HeadKind.TOKEN: tag_tokens,
-        HeadKind.VOCABULARY: _bert_pieces,
+        HeadKind.VOCABULARY: lambda model, hidden: model.cls(hidden),
     }
     packs = True
 
@@ -57,16 +53,12 @@ class Bert(Family):
         return fused
 
 
-def _classifier(model: Any, hidden: Tensor) -> Any:
-    return model.classifier(hidden.unsqueeze(1))
-
-
 class Roberta(Bert):
     """Family of `roberta`: BERT with other heads; positions begin after padding's."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {
-        HeadKind.ROW: _classifier,
+        HeadKind.ROW: lambda model, hidden: model.classifier(hidden.unsqueeze(1)),
         HeadKind.VOCABULARY: lm_head,
     }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from flatout.engine.families._family import (
     ATTENTION,
     Family,
@@ -17,18 +15,10 @@ from flatout.engine.ops.joined_blocks import fuse_decoder, fuse_gates
 from flatout.engine.tasks import HeadKind
 
 
-def _score(model: Any, hidden: Tensor) -> Any:
-    return model.score(hidden)
-
-
-def _score_tokens(model: Any, hidden: Tensor) -> Any:
-    return model.score(model.dropout(hidden))
-
-
 class _Decoder(Family):
     heads: ClassVar = {
-        HeadKind.ROW: _score,
-        HeadKind.TOKEN: _score_tokens,
+        HeadKind.ROW: lambda model, hidden: model.score(hidden),
+        HeadKind.TOKEN: lambda model, hidden: model.score(model.dropout(hidden)),
         HeadKind.VOCABULARY: lm_head,
     }
     matrix_heads = frozenset({HeadKind.VOCABULARY})

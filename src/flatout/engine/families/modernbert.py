@@ -19,10 +19,6 @@ def _classifier(model: Any, hidden: Tensor) -> Any:
     return model.classifier(model.drop(model.head(hidden)))
 
 
-def _pieces(model: Any, hidden: Tensor) -> Any:
-    return model.decoder(model.head(hidden))
-
-
 class ModernBert(Family):
     """Family of `modernbert`."""
 
@@ -30,7 +26,7 @@ class ModernBert(Family):
     heads: ClassVar = {
         HeadKind.ROW: _classifier,
         HeadKind.TOKEN: _classifier,
-        HeadKind.VOCABULARY: _pieces,
+        HeadKind.VOCABULARY: lambda model, hidden: model.decoder(model.head(hidden)),
     }
     packs = True
 

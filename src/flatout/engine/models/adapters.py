@@ -52,6 +52,7 @@ def add_adapter(
     targets = _targets(model, lora)
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
+    from transformers.pytorch_utils import Conv1D  # GPT-2's, with transposed weights
 
     config = LoraConfig(
         r=lora.rank,
@@ -60,7 +61,7 @@ def add_adapter(
         target_modules=targets,
         use_dora=lora.use_dora,
         modules_to_save=_trained_whole(model, task, new) or None,
-        fan_in_fan_out=_are_transposed(model, targets),
+        fan_in_fan_out=isinstance(model.get_submodule(targets[0]), Conv1D),
         task_type=TASK_TYPES.get(task.auto_class),
         revision=settings.revision,
     )
@@ -124,18 +125,14 @@ def adapter_faults(settings: ModelSettings) -> list[str]:
             f"model.name_or_path to its base, {base}, or train it whole with "
             "model.lora.rank: null"
         ]
-    if _is_merged(name):
+    file = Path(name or "", "config.json")
+    if name and file.is_file() and MARK in file.read_text("utf-8"):
         return [
             f"{here}: {name} has an adapter merged into it, and a second one would "
             "depend on both: set model.name_or_path to the first one's base, or remove "
             f"{MARK} from its config.json to go on from these weights"
         ]
     return []
-
-
-def _is_merged(name: str | None) -> bool:
-    file = Path(name or "", "config.json")
-    return bool(name) and file.is_file() and MARK in file.read_text("utf-8")
 
 
 def _targets(model: Any, lora: LoraSettings) -> list[str]:
@@ -176,13 +173,6 @@ def _linear_layers(model: Any) -> dict[str, bool]:
 
 def _ends(name: str, target: str) -> bool:
     return f".{name}".endswith(f".{target}")
-
-
-def _are_transposed(model: Any, targets: Sequence[str]) -> bool:
-    """Return whether the layers store their weights like GPT-2's."""
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(model.get_submodule(targets[0]), Conv1D)
 
 
 def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:

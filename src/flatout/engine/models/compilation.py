@@ -36,18 +36,15 @@ def compiled(model: Any, backend: str = "inductor") -> nn.Module:
     if model.family.samples.one_shape:
         return OneShape(model, backend)
     found = blocks(model)
-    for module in [*found, *_between(model)] if found else [model]:
+    between = _outside_blocks(model.model.base_model)
+    for module in [*found, *between] if found else [model]:
         module.compile(dynamic=True, backend=backend)
     plain: nn.Module = model
     return plain
 
 
-def _between(model: Any) -> list[nn.Module]:
+def _outside_blocks(base: nn.Module) -> list[nn.Module]:
     """Modules before and after the blocks: GPT-2's dropout, a decoder's norm."""
-    return _beside(model.model.base_model)
-
-
-def _beside(base: nn.Module) -> list[nn.Module]:
     found = base.children()
     return [m for m in found if type(m).__name__.endswith(("Norm", "Dropout"))]
 
@@ -76,7 +73,7 @@ def distinct_parts(model: Any) -> int:
     kinds = {type(m).__name__ for m in model.modules()} & names
     if not kinds:
         return int(getattr(model.config, "num_hidden_layers", 1) or 1)
-    between = {type(m).__name__ for m in _beside(model.base_model)}
+    between = {type(m).__name__ for m in _outside_blocks(model.base_model)}
     return len(kinds | between)
 
 

@@ -43,7 +43,8 @@ class TaskModel(nn.Module):
         kind = getattr(model.config, "problem_type", None)
         if kind == "regression" or getattr(model.config, "num_labels", None) == 1:
             keep_output_precise(model)
-        self.head = None if whole else self._chosen_head()
+        own = task.head if brings_head(task) else self.family.head(task.head_kind)
+        self.head: Head | None = None if whole else own
         self._caches = bool(getattr(model.config, "use_cache", False))
         self._set_cache(False)
         self.fused_head = False
@@ -51,16 +52,10 @@ class TaskModel(nn.Module):
         self.fused_layers: Mapping[str, int] = {}
         """Number of layers with each fused part (`Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
-        own = pooling_of(task)
-        self.pools_mean = own == "mean" if own else usual
+        pooling = pooling_of(task)
+        self.pools_mean = pooling == "mean" if pooling else usual
         one_state = self.head is not None and not self.pools_mean
         self.narrowed = one_state and self.family.narrow(model)
-
-    def _chosen_head(self) -> Head | None:
-        """Head of the task, else of its family; None: run the whole model."""
-        if brings_head(self.task):
-            return self.task.head
-        return self.family.head(self.task.head_kind)
 
     def _set_cache(self, enabled: bool) -> None:
         """Set generation's cache of keys and values, which training does not use."""
@@ -135,14 +130,12 @@ class TaskModel(nn.Module):
         if self.pools_mean:
             return row_means(hidden, batch)
         hidden = hidden.flatten(0, 1)
-        if self.narrowed or self._takes_all(batch, hidden):
+        padded = "cu_seqlens" not in batch and not self.task.head_kind.one_a_row
+        # All positions may be targets, in the collator's order.
+        takes_all = padded and len(batch["target_index"]) == len(hidden)
+        if self.narrowed or takes_all:
             return hidden
         return hidden[batch["target_index"]]
-
-    def _takes_all(self, batch: dict[str, Tensor], hidden: Tensor) -> bool:
-        """Return whether all positions are targets, in the collator's order."""
-        padded = "cu_seqlens" not in batch and not self.task.head_kind.one_a_row
-        return padded and len(batch["target_index"]) == len(hidden)
 
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         config, fields = self.model.config, batch

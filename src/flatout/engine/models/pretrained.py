@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import torch
 
-logger = logging.getLogger(__name__)
+from flatout.engine.parameters.faults import some_of
 
-SHOWN_NAMES = 5
+logger = logging.getLogger(__name__)
 
 
 class BodyMismatch(ValueError):
@@ -74,15 +74,15 @@ def _places(
     if kind and "regression" in (kind, was):
         return same if kind == was else None
     numbers = [label.removeprefix("LABEL_") for label in then]
-    for known, form in ((then, str), (then, _folded), (numbers, str)):
+    for known, form in (
+        (then, str),
+        (then, lambda label: label.strip().casefold()),
+        (numbers, str),
+    ):
         number = {form(label): place for place, label in enumerate(known)}
         if len(number) == len(now) and number.keys() == {form(n) for n in now}:
             return [number[form(label)] for label in now]
     return None
-
-
-def _folded(label: str) -> str:
-    return label.strip().casefold()
 
 
 def label_dimensions(
@@ -126,13 +126,8 @@ def _warn(name: str, then: Sequence[str], now: Sequence[str]) -> None:
     logger.warning(
         "%s has the labels %s, the data has %s: the head does not fit. If they mean "
         "the same, give the data the checkpoint's names",
-        *(name, _shown(then), _shown(now)),
+        *(name, some_of(then), some_of(now)),
     )
-
-
-def _shown(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - SHOWN_NAMES} more" * (len(labels) > SHOWN_NAMES)
-    return ", ".join(map(repr, labels[:SHOWN_NAMES])) + more
 
 
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:

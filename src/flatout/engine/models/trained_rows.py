@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,7 @@ def row_hashes(rows: SplitRows) -> Hashes:
         numbers = np.arange(len(rows))
         paired = SEQUENCES in rows.column_names
         parts, numbers = (rows, numbers) if paired else rows.sequences(numbers)
-        views = map(np.ascontiguousarray, _views(parts, numbers))
+        starts = range(0, len(numbers), ROWS_AT_ONCE)
+        found = (parts.views(numbers[start : start + ROWS_AT_ONCE]) for start in starts)
+        views = map(np.ascontiguousarray, chain.from_iterable(found))
     return np.array([xxhash.xxh3_64_intdigest(view) for view in views], np.uint64)
-
-
-def _views(parts: Any, numbers: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    for start in range(0, len(numbers), ROWS_AT_ONCE):
-        yield from parts.views(numbers[start : start + ROWS_AT_ONCE])

@@ -45,6 +45,12 @@ def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
     ]
 
 
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, quoted, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
+
+
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     """Return the nearest valid name after its `parent`, or all valid names."""
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)

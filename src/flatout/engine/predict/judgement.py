@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flatout.engine.parameters.faults import some_of
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -83,8 +84,7 @@ def baseline_figures(
     silent = (classes["rows"] > 0) & (classes["predicted"] == 0)
     never = classes["label"][silent].tolist()
     if never:
-        more = ", ..." if len(never) > SHOWN_NAMES else ""
-        shown = ", ".join(map(repr, never[:SHOWN_NAMES])) + more
+        shown = some_of(never, SHOWN_NAMES)
         logger.warning("classes that are never predicted: %d (%s)", len(never), shown)
     return {**figures, "never_predicted": never}
 

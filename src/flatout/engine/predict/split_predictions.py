@@ -24,6 +24,7 @@ from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
 from flatout.engine.models.trained_rows import TrainedRows
 from flatout.engine.parameters import Settings
+from flatout.engine.parameters.faults import some_of
 from flatout.engine.predict.checks import (
     check_tokens,
     label_names_of,
@@ -194,14 +195,9 @@ def _check_names(config: Any, label_names: Sequence[str]) -> None:
     known = label_names_of(config) if label_names else []
     if known != list(label_names):
         raise ModelError(
-            f"the model tells {_shown(known)} apart, the tokens have "
-            f"{_shown(label_names)}: evaluate it on rows of its own labels"
+            f"the model tells {some_of(known)} apart, the tokens have "
+            f"{some_of(label_names)}: evaluate it on rows of its own labels"
         )
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(map(repr, names[:5])) + more
 
 
 def _check_length(rows: SplitRows, most: int) -> None:
@@ -238,7 +234,8 @@ def _judged(task: Task, logits: Any, labels: Any) -> Iterator[Judged]:
 
 
 def _table(judged: Sequence[Judged], answers: Mapping[str, Any], task: Task) -> Any:
-    kind = pa.float64() if judged and _is_number(judged[0].label) else pa.string()
+    is_number = judged and isinstance(judged[0].label, float)
+    kind = pa.float64() if is_number else pa.string()
     fields = {"label": kind, "prediction": kind, "score": pa.float32()}
     fields |= {"loss": pa.float32(), "wrong": pa.bool_()}
     own = [field for field in task.answer_fields() if field.name not in TOLD]
@@ -248,7 +245,3 @@ def _table(judged: Sequence[Judged], answers: Mapping[str, Any], task: Task) -> 
     }
     columns |= {f.name: pa.array(answers[f.name], f.type) for f in own if judged}
     return pa.table({"row": pa.array(np.arange(len(judged))), **columns})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float)

@@ -12,12 +12,10 @@ from flatout.engine.parameters import (
     TrainSettings,
     near_or_all,
 )
+from flatout.engine.parameters.faults import some_of
 from flatout.engine.parameters.own_parts import own_part_faults
 from flatout.engine.tasks._calibration import calibration_faults
 from flatout.engine.tasks._task import HeadKind, LossOptions, OwnPooling, Task
-
-MAX_SHOWN = 5
-"""Number of classes named in a message."""
 
 
 def option_faults(settings: Settings, task: type[Task]) -> list[str]:
@@ -92,11 +90,10 @@ def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, .
             "class, as {a: 1.0, b: 2.5}"
         )
     if absent := [name for name, count in found.items() if not count]:
-        shown = ", ".join(map(repr, absent[:MAX_SHOWN]))
         raise SettingsError(
             f"train.class_weights: balanced needs train rows of every class; "
-            f"{len(absent)} of {len(names)} have none ({shown}): give a weight a "
-            "class, as {a: 1.0, b: 2.5}"
+            f"{len(absent)} of {len(names)} have none ({some_of(absent)}): give a "
+            "weight a class, as {a: 1.0, b: 2.5}"
         )
     rows = sum(found.values())
     return tuple(rows / (len(names) * count) for count in found.values())

@@ -96,15 +96,11 @@ class MaskedLM(Pieces):
     def _special(self) -> Ints:
         return np.array(self._known.special_token_ids, dtype=np.int64)
 
-    @cached_property
-    def _ordinary_below(self) -> Ints:
-        """For each special piece, in rising order, the number of others before it."""
-        return self._special - np.arange(len(self._special))
-
     def _random_pieces(self, rng: np.random.Generator, count: int) -> Ints:
         """Return (count,) pieces drawn evenly, without special ones such as padding,
         for which RoBERTa counts no position."""
-        below = self._ordinary_below
+        # For each special piece, in rising order, the number of others before it.
+        below = self._special - np.arange(len(self._special))
         drawn = rng.integers(0, self._known.size - len(below), count)
         # Shift each by the number of special pieces up to it.
         return drawn + np.searchsorted(below, drawn, side="right")
