@@ -19,7 +19,7 @@ from flatout.engine.parameters import ModelSettings, SettingsError, parse_settin
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.sweep.space import objective
 from flatout.engine.tasks import TaskError, make_task
-from flatout.engine.tasks._shared.retrieval import Retrieval
+from flatout.engine.tasks._shared.ranking import Retrieval
 from flatout.engine.train.loop import evaluate_split, train
 from flatout.engine.train.setup.assemble import assemble, build_model
 from tests.engine.families import CONFIGS

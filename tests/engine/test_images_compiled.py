@@ -11,7 +11,7 @@ from torch import nn
 
 from flatout.engine.families import FusePlan
 from flatout.engine.families._modeling.crops import gathered, sampled
-from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
+from flatout.engine.families._modeling.vit_blocks import FirstTokenLayer
 from flatout.engine.models import compilation
 from flatout.engine.models.compilation import OneShape, compiled
 from flatout.engine.models.model import TaskModel

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from flatout.engine.answers.row_lines import row_lines
 from flatout.engine.answers.row_steps import (
     largest_rise,
+    row_lines,
     rows_of_steps,
     steps_of_row,
 )

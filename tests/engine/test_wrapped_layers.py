@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from flatout.engine.families import OWN_CODE, family_of, note_own_code
-from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
+from flatout.engine.families._modeling.vit_blocks import FirstTokenLayer
 from flatout.engine.models.model import TaskModel
 from flatout.engine.ops import blocks, joined_blocks
 from flatout.engine.ops.attention import PACKED

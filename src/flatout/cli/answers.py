@@ -82,7 +82,7 @@ def rows(
     with plain_errors():
         context = context_of(env, params)
         job = training_job(context)
-        from flatout.engine.answers.row_lines import row_lines
+        from flatout.engine.answers.row_steps import row_lines
 
         lines = row_lines(job, step=step, row=row, replays=replay, most=most)
         if fault := data_fault(context.catalog, loader_of(context).settings):

@@ -195,19 +195,13 @@ class VisionTransformer(_Vision):
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Also join query, key and value; fuse bias and GELU; limit the last layer to
         one token."""
-        from flatout.engine.families._modeling.vit_blocks import (
-            fuse_attention,
-            fuse_feed_forward,
-        )
-        from flatout.engine.families._modeling.vit_last_layer import (
-            narrow_to_first_token,
-        )
+        from flatout.engine.families._modeling import vit_blocks
 
         super().fuse(model, plan)
-        narrow_to_first_token(model)
-        fused = {ATTENTION: fuse_attention(model)}
+        vit_blocks.narrow_to_first_token(model)
+        fused = {ATTENTION: vit_blocks.fuse_attention(model)}
         if plan.has_triton:
-            fused["bias and GELU"] = fuse_feed_forward(model)
+            fused["bias and GELU"] = vit_blocks.fuse_feed_forward(model)
         return fused
 
 

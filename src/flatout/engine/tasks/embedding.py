@@ -118,7 +118,7 @@ class Embedding(OwnPooling, Task):
         return labels[:, 1] == 0
 
     def metrics(self, device: torch.device) -> Metrics:
-        from flatout.engine.tasks._shared.retrieval import Retrieval
+        from flatout.engine.tasks._shared.ranking import Retrieval
 
         return Retrieval(self.settings.matryoshka)
 

@@ -81,7 +81,7 @@ class MultiLabelClassification(Calibrated, Task):
         return (right & real).sum(), real.sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        from flatout.engine.tasks._shared.label_counts import LabelCounts
+        from flatout.engine.tasks._shared.several_labels import LabelCounts
 
         return LabelCounts(len(self.label_names), self._given, device)
 

@@ -80,7 +80,7 @@ class TokenClassification(CrossEntropy):
 
     def metrics(self, device: torch.device) -> Metrics:
         """Return accuracy of tags; F1 of entities, if tags use B-, I- or similar."""
-        from flatout.engine.tasks._shared.entities import Entities
+        from flatout.engine.tasks._shared.several_labels import Entities
 
         return Entities(self.label_names, device)
 

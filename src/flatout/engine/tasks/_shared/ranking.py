@@ -1,19 +1,146 @@
-"""Figures of rankings: the ranks of each query's passages by their scores."""
+"""Metrics of ranks: those of the passages of each query by their scores; those of the
+anchors' positives among all passages of a split, or the correlation of scores."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from flatout.engine.tasks._shared.metrics import correlation
 from flatout.engine.tasks._task import Metrics
 
 DEPTH = 10
+"""Number of passages per query that are ranked."""
 RELEVANT = 0.5
 """Label from which a passage is relevant."""
+QUERIES_AT_ONCE = 1024
+FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10")
+Ints = npt.NDArray[np.int64]
+
+
+class Retrieval(Metrics):
+    """Queries are the distinct anchors, the corpus all distinct passages. A passage
+    that is the query itself is left out."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """`sizes`: lengths of vector prefixes that are also evaluated."""
+        self._sizes = sizes
+        self._vectors: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add vectors (k, H) and labels (k, 3) of `Members.labels_of`."""
+        self._vectors.append(logits.float())
+        self._labels.append(labels)
+
+    def kept(self) -> list[list[Tensor]]:
+        """Return all vectors and labels."""
+        return [self._vectors, self._labels]
+
+    def compute(self) -> dict[str, Any]:
+        """Return FIGURES of whole vectors, or `spearman` of scored pairs;
+        `<name>_dim_<size>` of shorter ones."""
+        vectors = torch.cat(self._vectors)
+        labels = torch.cat(self._labels).cpu().numpy()
+        if (labels[:, 1] == -1).any():
+            figures = partial(_correlation, *_pairs(labels))
+        elif (labels[:, 1] == 1).any():
+            figures = partial(_figures, _Wanted(labels))
+        else:
+            return {}
+        found = figures(vectors)
+        for size in self._sizes:
+            if size < vectors.shape[1]:
+                own = figures(vectors[:, :size])
+                found |= {f"{name}_dim_{size}": value for name, value in own.items()}
+        return found
+
+
+def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
+    """Return the rows (2, N) of both texts of scored pairs, and the scores (N,)."""
+    order = np.argsort(labels[:, 0], kind="stable")
+    places = labels[order, 1]
+    rows = np.stack([order[places == 0], order[places == -1]])
+    return rows, labels[rows[0], 2].astype(np.int32).view(np.float32)
+
+
+def _correlation(
+    rows: Ints, scores: npt.NDArray[np.float32], vectors: Tensor
+) -> dict[str, float]:
+    """Return Spearman's correlation of scores and cosines."""
+    from scipy.stats import rankdata
+
+    one, other = (
+        normalize(vectors[torch.from_numpy(own).to(vectors.device)], dim=1)
+        for own in rows
+    )
+    pairs = np.stack([(one * other).sum(1).cpu().numpy(), scores], 1)
+    return {"spearman": correlation(rankdata(pairs, axis=0))}
+
+
+class _Wanted:
+    """The passages that each query should find, from labels (K, 3)."""
+
+    def __init__(self, labels: npt.NDArray[Any]) -> None:
+        samples, places, hashes = labels.T
+        anchors, passages = np.flatnonzero(places == 0), np.flatnonzero(places > 0)
+        texts, first, query_of = np.unique(hashes[anchors], True, True)
+        self.queries: Ints = anchors[first]
+        """(Q,) rows of the queries' vectors."""
+        corpus, first, passage_of = np.unique(hashes[passages], True, True)
+        self.corpus: Ints = passages[first]
+        """(C,) rows of the passages' vectors."""
+        order = np.argsort(samples[anchors])
+        is_positive = places[passages] == 1
+        own = samples[passages[is_positive]]
+        at = order[np.searchsorted(samples[anchors], own, sorter=order)]
+        size = len(self.corpus)
+        self.pairs: Ints = np.unique(query_of[at] * size + passage_of[is_positive])
+        """query * C + passage of all matching pairs, sorted."""
+        self.counts: Ints = np.bincount(self.pairs // size, minlength=len(texts))
+        """(Q,) number of passages to find."""
+        place = np.minimum(np.searchsorted(corpus, texts), size - 1)
+        themselves = np.arange(len(texts)) * size + place
+        same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
+        self.themselves: Ints = np.where(same, place, -1)
+        """(Q,) the passage that is the query itself; -1 if there is no such passage."""
+
+
+def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
+    hits = _hits(wanted, normalize(vectors, dim=1))
+    counts = wanted.counts
+    ranks = np.arange(1, DEPTH + 1)
+    gains = 1 / np.log2(ranks + 1)
+    best = np.cumsum(gains)[np.minimum(counts, DEPTH) - 1]
+    recalls = [(hits[:, :k].sum(1) / counts).mean() for k in (1, 5, 10)]
+    mrr = (hits / ranks).max(1).mean()
+    ndcg = ((hits * gains).sum(1) / best).mean()
+    return dict(zip(FIGURES, map(float, (*recalls, mrr, ndcg)), strict=True))
+
+
+def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
+    """Return (Q, DEPTH): whether the passage of each rank matches the query."""
+    size, hits = len(wanted.corpus), []
+    corpus = vectors[torch.from_numpy(wanted.corpus).to(vectors.device)]
+    for start in range(0, len(wanted.queries), QUERIES_AT_ONCE):
+        rows = wanted.queries[start : start + QUERIES_AT_ONCE]
+        scores = vectors[torch.from_numpy(rows).to(vectors.device)] @ corpus.T
+        themselves = wanted.themselves[start : start + QUERIES_AT_ONCE]
+        same = np.flatnonzero(themselves >= 0)
+        scores[same, themselves[same]] = -torch.inf
+        best = scores.topk(min(DEPTH, size)).indices.cpu().numpy()
+        numbers = np.arange(start, start + len(rows))[:, None] * size + best
+        found = np.zeros((len(rows), DEPTH), bool)
+        found[:, : best.shape[1]] = np.isin(numbers, wanted.pairs)
+        hits.append(found)
+    return np.concatenate(hits)
 
 
 class Ranking(Metrics):
