@@ -25,34 +25,20 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from flatout.engine.families._family import Family, Schedule
 from flatout.engine.families._samples import Samples
 
-PRESETS = {"small": (3, 16), "middle": (6, 64), "large": (12, 128)}
-"""Number of blocks, and width."""
-
 
 class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
-    """`preset` sets blocks and width; `num_hidden_layers` and `hidden_size` override
-    it."""
+    """Sizes, and the statistics of the inputs."""
 
     model_type = "residual_mlp"
 
-    preset: str = "small"
-    num_hidden_layers: int | None = None
-    hidden_size: int | None = None
+    num_hidden_layers: int = 3
+    hidden_size: int = 16
     dropout: float = 0.0
     input_shape: Any = (1,)
     """Shape of a sample."""
     input_mean: Any = None
     """One number per value of a sample, in both of these."""
     input_deviation: Any = None
-
-    def __post_init__(self, **more: Any) -> None:
-        if self.preset not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ValueError(f"preset: {self.preset!r} is not one of {known}")
-        depth, width = PRESETS[self.preset]
-        self.num_hidden_layers = self.num_hidden_layers or depth
-        self.hidden_size = self.hidden_size or width
-        super().__post_init__(**more)
 
 
 class ResidualBlock(nn.Module):
@@ -82,7 +68,7 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
 
     def __init__(self, config: ResidualMlpConfig) -> None:
         super().__init__(config)
-        size, width = _size(config), int(config.hidden_size or 0)
+        size, width = int(torch.Size(config.input_shape).numel()), config.hidden_size
         mean = config.input_mean or [0.0] * size
         deviation = config.input_deviation or [1.0] * size
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
@@ -91,7 +77,7 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
         self.embedding = nn.Linear(size, width)
         layers = (
             ResidualBlock(width, config.dropout)
-            for _ in range(config.num_hidden_layers or 0)
+            for _ in range(config.num_hidden_layers)
         )
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(width)
@@ -119,10 +105,6 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
             )
         exact: Tensor = (flat - self._exact_mean) / self.deviation
         return exact.float()
-
-
-def _size(config: ResidualMlpConfig) -> int:
-    return int(torch.Size(config.input_shape).numel())
 
 
 class Tables(Samples):

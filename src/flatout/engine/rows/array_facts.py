@@ -37,7 +37,7 @@ class ArrayFacts(TokenFacts):
     def add(self, batch: Any) -> None:
         if not batch.num_rows:
             return
-        values = values_in(batch.column("inputs"))
+        values = self._inputs(batch)
         self.shape = list(values.shape[1:])
         pixels = values.dtype == np.uint8 and len(self.shape) == IMAGE_DIMENSIONS
         features = self.shape[-1] if pixels else values[0].size
@@ -50,6 +50,10 @@ class ArrayFacts(TokenFacts):
         self.num_tokens += batch.num_rows
         self.longest = 1
         self._count_labels(batch)
+
+    def _inputs(self, batch: Any) -> Any:
+        """Samples (N, ...) of a record batch."""
+        return values_in(batch.column("inputs"))
 
     def _values_each(self, rows: int) -> int:
         """Number of values of `rows` that each mean covers."""

@@ -18,7 +18,6 @@ from flatout.engine.machine.environment import usable_cores
 from flatout.engine.rows.array_facts import ArrayFacts
 from flatout.engine.rows.arrays import INPUTS, ArrayRows
 from flatout.engine.rows.decoding import Decoder
-from flatout.engine.rows.fixed_lists import array_of
 from flatout.engine.rows.layout import Ints
 
 ENCODED = "encoded"
@@ -69,14 +68,10 @@ def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
 class EncodedFacts(ArrayFacts):
     """Statistics of the decoded pixels."""
 
-    def add(self, batch: Any) -> None:
-        if ENCODED in batch.schema.names and batch.num_rows:
-            pixels = EncodedColumn.of(batch)[np.arange(batch.num_rows)]
-            columns = {INPUTS: array_of(pixels)}
-            if "labels" in batch.schema.names:
-                columns["labels"] = batch.column("labels")
-            batch = pa.record_batch(columns)
-        super().add(batch)
+    def _inputs(self, batch: Any) -> Any:
+        if ENCODED not in batch.schema.names:
+            return super()._inputs(batch)
+        return EncodedColumn.of(batch)[np.arange(batch.num_rows)]
 
 
 class EncodedImages(ArrayRows):
