@@ -347,21 +347,13 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
             f"model.config: no model for task {settings.task} can be built from "
             f"{settings.config}: {reason}"
         )
-    folder = Path(name)
-    if folder.is_dir():
-        needed = [
-            f for f in ("config.json", "model.safetensors") if not (folder / f).exists()
-        ]
-        missing = f"; missing there: {', '.join(needed)}" if needed else ""
-        return (
-            f"model.name_or_path: {folder} cannot be loaded for task "
-            f"{settings.task}{missing}: {reason}"
-        )
+    fault = f"model.name_or_path: {name} cannot be loaded for task {settings.task}"
+    if Path(name).is_dir():
+        return f"{fault}: {reason}"
     return (
-        f"model.name_or_path: {name!r} is not a local folder and could not be "
-        f"fetched from the Hub (looked for config.json and model.safetensors; "
-        f"revision {settings.revision or 'main'}): {reason}. Set it to a folder that "
-        "has them, or to null with model.config to train from scratch"
+        f"{fault} from the Hub (revision {settings.revision or 'main'}): {reason}. Set "
+        "it to a folder with config.json and model.safetensors, or to null with "
+        "model.config to train from scratch"
     )
 
 
