@@ -22,7 +22,7 @@ from flatout.engine.batches.collation import Collator
 from flatout.engine.families import family_of
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import Rows, SplitRows
-from flatout.engine.tasks import Task, brings_head, pooling_of
+from flatout.engine.tasks import Task, brings_head
 
 ROWS_AT_ONCE = 16
 TYPES = "token_type_ids"
@@ -182,7 +182,7 @@ class Plain:
             return logits if one_a_row else logits.flatten(0, 1)[index]
         hidden = model.base_model(**inputs).last_hidden_state
         means = family.pools_mean(task.head_kind, model.config)
-        if pooling_of(task) == "mean" or (pooling_of(task) is None and means):
+        if task.pooling == "mean" or (task.pooling is None and means):
             mask = batch["attention_mask"][..., None]
             return task.head(model, (hidden * mask).sum(1) / mask.sum(1))
         return task.head(model, hidden.flatten(0, 1)[index])

@@ -22,8 +22,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from flatout.engine.families._family import Family, Schedule
-from flatout.engine.families._samples import Samples
+from flatout.engine.families._family import Family, Samples, Schedule
 
 
 class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]

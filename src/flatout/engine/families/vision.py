@@ -17,9 +17,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from flatout.engine.families._family import ATTENTION, Family, FusePlan, Schedule
+from flatout.engine.families._family import (
+    ATTENTION,
+    Family,
+    FusePlan,
+    Samples,
+    Schedule,
+)
 from flatout.engine.families._modeling.crops import cropped
-from flatout.engine.families._samples import Samples
 from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"

@@ -17,7 +17,7 @@ from flatout.engine.parameters import (
     SettingsError,
     near_or_all,
 )
-from flatout.engine.tasks import HeadKind, Task, pooling_of
+from flatout.engine.tasks import HeadKind, Task
 
 if TYPE_CHECKING:
     import torch
@@ -192,7 +192,7 @@ def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
         for name, module in model.named_children()
         if any(id(p) not in body for p in module.parameters())
     ]
-    unused = "pooler." if pooling_of(task) else "?"
+    unused = "pooler." if task.pooling else "?"
     others = {name.rpartition(".")[0] for name in new if not name.startswith(unused)}
     return heads + sorted(n for n in others if n.partition(".")[0] not in heads)
 

@@ -31,7 +31,7 @@ from flatout.engine.ops import attention
 from flatout.engine.parameters import ModelSettings, SettingsError
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks import Task, pooling_of
+from flatout.engine.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -241,8 +241,8 @@ def _config(
     if fault := family_of_type(config.model_type).samples.fault(config):
         raise ModelError(fault)
     config.flatout_task = settings.task
-    if pooling := pooling_of(task):
-        config.flatout_pooling = pooling
+    if task.pooling:
+        config.flatout_pooling = task.pooling
     if vocabulary:
         _fit_vocabulary(config, vocabulary)
     return config

@@ -15,7 +15,7 @@ from flatout.engine.families import family_of
 from flatout.engine.families._family import Head, row_means
 from flatout.engine.models.adapters import save_model
 from flatout.engine.ops.precision import keep_output_precise
-from flatout.engine.tasks import Task, brings_head, pooling_of
+from flatout.engine.tasks import Task, brings_head
 
 GRADIENT = "logits_gradient"
 """Gradient (K, ...) of the logits in a micro-batch, instead of the task's loss."""
@@ -52,8 +52,7 @@ class TaskModel(nn.Module):
         self.fused_layers: Mapping[str, int] = {}
         """Number of layers with each fused part (`Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
-        pooling = pooling_of(task)
-        self.pools_mean = pooling == "mean" if pooling else usual
+        self.pools_mean = task.pooling == "mean" if task.pooling else usual
         one_state = self.head is not None and not self.pools_mean
         self.narrowed = one_state and self.family.narrow(model)
 

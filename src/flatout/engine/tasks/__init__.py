@@ -40,7 +40,6 @@ from flatout.engine.tasks._task import (
     Judged as Judged,
     LossOptions as LossOptions,
     Metrics as Metrics,
-    OwnPooling as OwnPooling,
     RankedRows as RankedRows,
     RowAnswers as RowAnswers,
     Targets as Targets,
@@ -49,7 +48,6 @@ from flatout.engine.tasks._task import (
     Texts as Texts,
     brings_head as brings_head,
     ignored_label as ignored_label,
-    pooling_of as pooling_of,
     without_options as without_options,
 )
 

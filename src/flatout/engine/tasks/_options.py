@@ -15,7 +15,7 @@ from flatout.engine.parameters import (
 from flatout.engine.parameters.faults import some_of
 from flatout.engine.parameters.own_parts import own_part_faults
 from flatout.engine.tasks._calibration import calibration_faults
-from flatout.engine.tasks._task import HeadKind, LossOptions, OwnPooling, Task
+from flatout.engine.tasks._task import HeadKind, LossOptions, Task
 
 
 def option_faults(settings: Settings, task: type[Task]) -> list[str]:
@@ -36,7 +36,7 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
     """Return the task's figures like `Task.figures`, and those of shorter vectors
     (`model.matryoshka`)."""
-    sizes = model.matryoshka if issubclass(task, OwnPooling) else []
+    sizes = model.matryoshka if task.texts.form == "pairs" else []
     own = {name: higher for name, higher in task.figures.items() if name != "loss"}
     found = dict(task.figures)
     for size in sizes:

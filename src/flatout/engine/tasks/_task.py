@@ -144,6 +144,9 @@ class Task(ABC):
     contrastive losses, with one target each. If a step has several micro-batches or
     ranks, logits are computed twice (train/cached_gradients.py). Evaluations compare
     COMPARED_ROWS rows at a time (train/evaluate.py)."""
+    pooling: str | None = None
+    """Pooling of the states of a row's tokens to its vector: mean, first or last; None:
+    the default of the model's family."""
     label_type: ClassVar[Any] = None
     """Arrow type of a label in the output of split; None: rows have no labels. string:
     the name of a class; float64: a number; list(...): several."""
@@ -298,16 +301,6 @@ class RowAnswers(ABC):
         `target_outputs` (K, ...) of all of its targets; on the device."""
 
 
-class OwnPooling(ABC):
-    """Second base class of a task that chooses the pooling of a row's states, with
-    models of sentence-transformers."""
-
-    @property
-    @abstractmethod
-    def pooling(self) -> str:
-        """Pooling of the states of a row's tokens: mean, first or last."""
-
-
 class RankedRows(ABC):
     """Second base class of a task whose figures compare the rows of a query."""
 
@@ -325,11 +318,6 @@ def ignored_label(dtype: Any) -> float:
 def brings_head(task: Task) -> bool:
     """Return whether the task defines `head`."""
     return type(task).head is not Task.head
-
-
-def pooling_of(task: Task) -> str | None:
-    """Return mean, first or last; None: the default of the model's family."""
-    return task.pooling if isinstance(task, OwnPooling) else None
 
 
 def without_options(task: Task) -> Task:

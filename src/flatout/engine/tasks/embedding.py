@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._task import Metrics, OwnPooling, Targets, Task, Texts
+from flatout.engine.tasks._task import Metrics, Targets, Task, Texts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 
-class Embedding(OwnPooling, Task):
+class Embedding(Task):
     """Logits are the vectors (K, hidden) of K texts. Labels (K, 3) are those of
     `Members.labels_of`. Equal texts are not negatives of one another."""
 

@@ -30,7 +30,7 @@ from flatout.engine.ops.flash4 import choose_flash_kernel
 from flatout.engine.ops.plain import are_matrices
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
-from flatout.engine.tasks import brings_head, pooling_of
+from flatout.engine.tasks import brings_head
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
@@ -145,7 +145,7 @@ def seeded_model(
         with torch.device("meta") if empty else nullcontext():
             add_adapter(model, job.settings.model, job.task, new)
     freeze(model, job.settings.train.freeze)
-    if pooling_of(job.task) and getattr(model, "pooler", None) is not None:
+    if job.task.pooling and getattr(model, "pooler", None) is not None:
         model.pooler.requires_grad_(False)  # states are pooled without it
     return model
 
