@@ -53,15 +53,6 @@ class ArrayFiles:
         root = self.path if self.path.is_dir() else self.path.parent
         return Files(root, files_of(self.path, ENDINGS))
 
-    @property
-    def names(self) -> list[str]:
-        """Columns or arrays of the first file."""
-        file = self.files.paths[0]
-        if file.suffix.lower() in tables.ENDINGS:
-            return tables.names(file)
-        with _arrays(file) as arrays:
-            return list(arrays)
-
     def facts(self) -> dict[str, Any]:
         return {}
 
