@@ -73,11 +73,11 @@ def _labels(
         )
     parts = []
     for batch in raw.batches([column, *([session] if session else [])]):
-        names = batch.columns[session].cast(pa.string()) if session else None
+        texts = {n: c.cast(pa.string()).to_pandas() for n, c in batch.columns.items()}
         part = pd.DataFrame({"row": batch.rows}).assign(
             source=batch.source,
-            session=names.to_pandas() if session else None,
-            label=batch.columns[column].cast(pa.string()).to_pandas(),
+            session=texts[session] if session else None,
+            label=texts[column],
         )
         parts.append(part)
     return pd.concat(parts).drop_duplicates(NUMBERED, keep="last") if parts else None
@@ -88,11 +88,12 @@ def _judged(rows: pd.DataFrame, detect: DetectSettings, most: int) -> pd.DataFra
     session has no end."""
     good = rows[rows["rank"].notna()]
     keys = good["text"].str.split()
-    is_cut = keys.str.len() + 2 > most  # start and end count, too
+    count = keys.map(len)
+    is_cut = count + 2 > most  # start and end count, too
     breaks_off = (good["end_probability"] < detect.min_end_probability) & ~is_cut
     unexpected = good["rank"] >= detect.top_keys
     at_the_end = breaks_off & ~unexpected
-    place = good["place"].mask(at_the_end, keys.str.len() + 1).astype(int)
+    place = good["place"].mask(at_the_end, count + 1).astype(int)
     found = pd.DataFrame(
         {
             "abnormal": unexpected | breaks_off,

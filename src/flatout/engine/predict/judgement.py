@@ -34,7 +34,7 @@ def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
     }
     counts = pd.DataFrame(
         {
-            name: column.value_counts().reindex(names, fill_value=0).to_numpy()
+            name: column.value_counts().reindex([*names], fill_value=0).to_numpy()
             for name, column in columns.items()
         }
     )
@@ -57,8 +57,8 @@ def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]
     count, number = len(names), {name: place for place, name in enumerate(names)}
     if not 0 < count <= MOST_CONFUSED:
         return []
-    cells = predictions["label"].map(number) * count
-    cells = (cells + predictions["prediction"].map(number)).to_numpy(np.int64)
+    rows = predictions["label"].map(number) * count
+    cells = (rows + predictions["prediction"].map(number)).to_numpy(np.int64)
     found: list[list[int]] = (
         np.bincount(cells, minlength=count**2).reshape(count, count).tolist()
     )
