@@ -57,6 +57,8 @@ def test_figures_are_those_of_the_predictions(finished):
     wrong = pd.read_csv(finished / "08_reporting/wrong_predictions.csv")
     assert len(wrong) == (table["prediction"] != table["label"]).sum()
     assert all(wrong["source"].str.endswith(".png"))
+    card = (finished / "06_models/model/README.md").read_text()
+    assert f"| accuracy | {right:.4f} |" in card
 
 
 def test_mlflow_has_the_sheet_and_the_model(finished):

@@ -144,6 +144,14 @@ def test_onnx_gives_the_outputs_of_transformers_and_its_figures(classes):
     assert (found["figure"], found["rows"]) == ("accuracy", 40)
 
 
+@pytest.mark.slow
+def test_the_compiled_format_gives_the_same_outputs(tmp_path):
+    made = Made(tmp_path, "bert", CLASSES)
+    line = made.export("compiled")["compiled"]
+    assert line["fault"] is None and line["largest_difference"] < 1e-4
+    assert "dynamic=True" in (made.to / "compiled/README.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["onnx", "torch_export"])
 def test_the_readme_predicts_without_flatout(classes, name):
     made, _ = classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flatout.datasets import TransformersModel
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.common import EXECUTION, by_path
 from flatout.engine.parameters.roles import in_role, is_in
+from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.record import SavedModel, newest_ns
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,16 @@ def saved_model(
         setting=_setting(settings),
         seed=settings.runtime.seed,
     )
+
+
+def write_own_card(entry: Any, name: str, settings: Settings) -> None:
+    """Write the card of the model in `entry` of the catalog, if flatout has trained
+    it. `name`: its title."""
+    from flatout.engine.export.hub import is_own, write_card
+
+    if isinstance(entry, TransformersModel) and is_own(entry.path):
+        command = without_password(" ".join(["kedro", *sys.argv[1:]]))
+        write_card(entry.path, name, Path(settings.paths.metrics).parent, command)
 
 
 def _setting(settings: Settings) -> str:

@@ -20,7 +20,7 @@ from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import task_class
 
 CARD, DRAWS = "README.md", 1_000
-MARK = "<!-- kedro flatout push writes this card again, unless this line is removed -->"
+MARK = "<!-- flatout writes this card again, unless this line is removed -->"
 SPEED = ("samples_per_s", "device", "precision", "steps", "global_batch_size")
 ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
@@ -35,7 +35,7 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     if card.is_file() and MARK not in card.read_text(encoding="utf-8"):
         return
     config, saved_s = _json(folder / "config.json"), _time(folder / "config.json")
-    if "flatout_task" not in config:
+    if not is_own(folder):
         raise ModelError(
             f"{folder} has a model of another tool: push it with `hf upload`"
         )
@@ -62,6 +62,12 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     )
     head = f"---\n{data}\n---\n{MARK}\n# {name}"
     write_text(card, "\n\n".join([head, *filter(None, lines)]) + "\n")
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether `folder` has a model that flatout has trained."""
+    path = folder / "config.json"
+    return path.is_file() and "flatout_task" in _json(path)
 
 
 def _training(trained: dict[str, Any]) -> list[str]:

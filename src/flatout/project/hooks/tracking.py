@@ -25,7 +25,7 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 from flatout.project.guard import Guard
 from flatout.project.hooks.run import Run
 from flatout.project.mlflow_options import login
-from flatout.project.saved_model import saved_model
+from flatout.project.saved_model import saved_model, write_own_card
 from flatout.tracking import RunFolder, RunRecord, begin, facts, outcomes
 from flatout.tracking.program import Program
 from flatout.tracking.record import DROPPED
@@ -114,6 +114,9 @@ class TrackingHooks:
         if folder and "split_report" in pipeline.all_outputs():
             # The node returned a recipe; the catalog has its result.
             folder.record.figures |= split_metrics(catalog.load("split_report"))
+        if self._run.is_main and "evaluation_report" in pipeline.all_outputs():
+            name = self._run.context.project_path.name
+            write_own_card(catalog.get("model"), name, self._run.settings)
         self._end("FINISHED", "finished")
         if "train_model" in short_names(pipeline):
             finish(self._run.checkpoints)
