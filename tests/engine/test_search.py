@@ -428,8 +428,8 @@ def test_a_rung_that_became_something_else_is_not_kept(name, tmp_path):
 
 def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(rungs_module, "nvidia_gpu_count", lambda: 1)
-    climb = Climb(bench(tmp_path, mode="ladder"), {"train.fused_optimizer": True})
-    chosen = {rung.name: rung for rung in rungs(climb.bench.settings)}
+    climb = Climb({"train.fused_optimizer": True})
+    chosen = {rung.name: rung for rung in rungs(settings(mode="ladder"))}
     packed = climb.complete(chosen["packed: no padding"])
     assert packed.changes == {
         "runtime.precision": "bf16",

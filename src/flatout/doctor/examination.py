@@ -121,15 +121,13 @@ class Patient:
         )
 
     def _disk(self) -> Finding:
-        written = local_paths(self._context) if self._context else []
-        return checks.disk_space(self._folder, self._disk_bytes(), written)
-
-    def _disk_bytes(self) -> int:
-        config = self._config_or_none() if self._context else None
-        if config is None:
-            return checks.LEAST_FREE_BYTES
-        keep = self.settings.train.checkpoint.keep
-        return model.disk_bytes(config, self.settings.model, keep)
+        needed, written = checks.LEAST_FREE_BYTES, []
+        if self._context:
+            written = local_paths(self._context)
+            if config := self._config_or_none():
+                keep = self.settings.train.checkpoint.keep
+                needed = model.disk_bytes(config, self.settings.model, keep)
+        return checks.disk_space(self._folder, needed, written)
 
     def _memory(self) -> Finding:
         config = self._config_or_none()

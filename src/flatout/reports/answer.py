@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +64,7 @@ def _ladder(steps: pd.DataFrame) -> str:
     rungs = [r for r in steps.to_dict("records") if r["kept"] and r["status"] == "ok"]
     if not rungs:
         return "No rung of the ladder was measured to its end."
-    gains = [row for row in rungs if _is_rate(row["individual"])]
+    gains = [row for row in rungs if row["individual"] and row["individual"] > 0]
     top = max(gains, key=lambda row: float(row["individual"]), default=None)
     largest = (
         f"; the largest step is {top['name']} ({top['individual']:.2f}x)" if top else ""
@@ -75,7 +74,3 @@ def _ladder(steps: pd.DataFrame) -> str:
         f"All kept optimisations together give {number_text(times)} times conf/slow, "
         f"{number_text(rate)} samples/s{largest}."
     )
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0

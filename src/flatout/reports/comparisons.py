@@ -22,7 +22,9 @@ def ladder_text(steps: pd.DataFrame) -> str:
         return ""
     rows = steps.fillna({"note": ""}).to_dict("records")
     columns: Columns = {
-        "rung": _rung_name,
+        "rung": lambda row: (
+            f"{row['name']}{' (another optimisation)' * row['changes_optimisation']}"
+        ),
         "samples/s": "samples_per_s",
         "alternating": times("individual"),
         "± %": "spread_pct",
@@ -32,11 +34,6 @@ def ladder_text(steps: pd.DataFrame) -> str:
     if any(_end(row) != "ok" for row in rows):
         columns = {**columns, "status": _end}
     return section("Ladder", table(rows, columns), ALTERNATING)
-
-
-def _rung_name(row: Row) -> str:
-    other = " (another optimisation)" if row["changes_optimisation"] else ""
-    return f"{row['name']}{other}"
 
 
 def _end(row: Row) -> str:

@@ -9,18 +9,20 @@ rungs that do not change the optimisation are compared first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from flatout.engine.benchmark.pairs import compare
 from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import (
+    ASKED,
     Changes,
     TrialResult,
     with_changes,
 )
-from flatout.engine.parameters import Settings
 
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
 """Labels of the last rungs: with a larger global batch, and without."""
@@ -54,21 +56,11 @@ class Step:
 class Climb:
     """The changes to conf/slow that were kept so far."""
 
-    bench: Bench
     changes: Changes = field(default_factory=dict)
     same: Changes = field(default_factory=dict)
     """The kept changes that do not affect the optimizer."""
     gained: float = 1.0
     """Product of the gains that were kept."""
-
-    @property
-    def base(self) -> Settings:
-        return with_changes(self.bench.settings, SLOW)
-
-    def compare(
-        self, number: int, label: str, changes: Changes, reference: Changes
-    ) -> tuple[TrialResult, float | None]:
-        return compare(self.bench, self.base, number, label, changes, reference)
 
     def complete(self, rung: Rung) -> Rung:
         """Return `rung` with the required changes that the rungs below lack."""
@@ -86,13 +78,8 @@ class Climb:
             self.same = dict(self.changes)
 
 
-SETTLED = {
-    "train.batching": "strategy",
-    "runtime.precision": "precision",
-    "train.compile": "compile",
-    "train.cuda_graphs": "cuda_graphs",
-}
-"""Settings by path, and the column of a trial with their resolved values."""
+SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
+"""Columns of a trial with resolved values."""
 
 
 def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
@@ -101,16 +88,18 @@ def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
     if "runtime.attention" in rung.changes and trial.attention == "none":
         return True
     return any(
-        rung.changes.get(path, "auto") not in ("auto", getattr(trial, name))
-        for path, name in SETTLED.items()
+        rung.changes.get(ASKED[name], "auto") not in ("auto", getattr(trial, name))
+        for name in SETTLED
     )
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
     """Climb the ladder; every rung is an end-to-end trial."""
     bench.run("device", label="the device's peak")
-    chosen, climb = rungs(bench.settings), Climb(bench)
-    slow = bench.run("end_to_end", base=climb.base, label="conf/slow", world_size=1)
+    chosen, climb = rungs(bench.settings), Climb()
+    slowest = with_changes(bench.settings, SLOW)
+    measured = partial(compare, bench, slowest)
+    slow = bench.run("end_to_end", base=slowest, label="conf/slow", world_size=1)
     yield _step(0, Rung("conf/slow", {}), slow, 1.0, 1.0, kept=slow.ok)
     if not slow.ok:
         return
@@ -118,7 +107,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
     for number, asked in enumerate(chosen, start=1):
         rung = climb.complete(asked)
         changes = {**climb.changes, **rung.changes}
-        trial, ratio = climb.compare(number, rung.name, changes, climb.changes)
+        trial, ratio = measured(number, rung.name, changes, climb.changes)
         if trial.ok and _is_elsewhere(rung, trial):
             trial, ratio = replace(trial, status="not here"), None
         keeps = ratio is not None and ratio >= KEPT_FROM
@@ -126,17 +115,17 @@ def ladder(bench: Bench) -> Iterator[Step]:
         if keeps:
             climb.keep(rung, ratio or 1.0)
     if climb.changes == climb.same:
-        yield _end(climb, number + 1, Rung(ALL, climb.same))
+        yield _end(measured, number + 1, Rung(ALL, climb.same))
         return
-    yield _end(climb, number + 1, Rung(ALL_SAME, climb.same))
+    yield _end(measured, number + 1, Rung(ALL_SAME, climb.same))
     end = Rung(ALL, climb.changes, changes_optimisation=True)
-    yield _end(climb, number + 2, end)
+    yield _end(measured, number + 2, end)
 
 
-def _end(climb: Climb, number: int, rung: Rung) -> Step:
+def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
     """Measure all kept changes, alternating with the ladder's first configuration."""
     label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
-    top, times = climb.compare(number, label, changes, {})
+    top, times = measured(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
 

@@ -131,24 +131,19 @@ def provenance(
     `rates`: samples/s of each trial with them; `gain`: rate divided by that of the
     configured settings."""
     rate, several = median(rates) if rates else 0.0, len(rates) > 1
+    model = settings.model.model_dump_json() + str(settings.tokenize.max_length)
     return {
         "device": device,
         "devices": devices,
         "versions": versions(),
         "token_key": token_key,
-        "model": model_key(settings),
+        "model": xxhash.xxh3_64_hexdigest(model.encode()),
         "date": time.strftime("%Y-%m-%d"),
         "samples_per_s": rate,
         "samples_per_s_low": min(rates) if several else None,
         "samples_per_s_high": max(rates) if several else None,
         "samples_per_s_before": rate / gain if gain else None,
     }
-
-
-def model_key(settings: Settings) -> str:
-    """Return a digest of the model's parameters and max_length."""
-    text = settings.model.model_dump_json() + str(settings.tokenize.max_length)
-    return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def versions() -> dict[str, str]:

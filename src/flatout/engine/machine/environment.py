@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,19 +117,12 @@ def device_name() -> str:
 
 
 def cpu_name() -> str:
-    return _of_first_cpu("model name") or "CPU"
-
-
-def _of_first_cpu(field: str) -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == field:
-                    return value.strip()
-    except OSError:
-        pass
-    return ""
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    return "CPU"
 
 
 def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:

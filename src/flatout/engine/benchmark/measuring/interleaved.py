@@ -60,20 +60,6 @@ class Baseline:
     process: psutil.Popen
     connection: Connection
 
-    @classmethod
-    @contextmanager
-    def of(cls, spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
-        """Start the baseline at once, so that it loads while this process does; end it
-        when the block ends. Yield None if the spec has no `below`."""
-        if "below" not in spec.options:
-            yield None
-            return
-        baseline = _start(spec, folder)
-        try:
-            yield baseline
-        finally:
-            baseline.end()
-
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return the result of this method of its `Warm`. Raises BaselineError."""
         with suppress(OSError):  # it has ended: the missing answer shows it
@@ -104,8 +90,14 @@ class Baseline:
             return self.process.wait()
 
 
-def _start(spec: TrialSpec, folder: Path) -> Baseline:
-    """Start the baseline with the trial's data, in a sub-folder of `folder`."""
+@contextmanager
+def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
+    """Start the baseline at once, with the trial's data in a sub-folder of `folder`, so
+    that it loads while this process does; end it when the block ends. Yield None if the
+    spec has no `below`."""
+    if "below" not in spec.options:
+        yield None
+        return
     ours, theirs = Pipe()
     below = parse_settings(spec.options["below"])
     settings = below.model_copy(update={"benchmark": spec.measure})
@@ -119,7 +111,11 @@ def _start(spec: TrialSpec, folder: Path) -> Baseline:
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
-    return Baseline(process, ours)
+    baseline = Baseline(process, ours)
+    try:
+        yield baseline
+    finally:
+        baseline.end()
 
 
 def interleave(warm: Warm, baseline: Baseline) -> list[InterleavedPair]:

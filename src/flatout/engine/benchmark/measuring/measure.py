@@ -20,6 +20,7 @@ from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Feed
 from flatout.engine.benchmark.measuring.interleaved import (
     Baseline,
     InterleavedPair,
+    baseline_of,
     interleave,
     middle_half_pct,
 )
@@ -51,7 +52,7 @@ FeedOf = Callable[[Trainer, int], Feed]
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     """Measure loader, copies, steps and log points, like training. If the spec has a
     configuration `below`, interleave both, because a host's speed changes both."""
-    with Baseline.of(spec, folder) as below:
+    with baseline_of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
 
 

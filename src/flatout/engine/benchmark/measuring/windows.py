@@ -88,7 +88,7 @@ class Warm:
         window = driver.window_clock.close(int(compiles))
         self.gpu_util_pct.append(gpu_util_pct(runtime))
         # Replayed graphs are faster than the warm-up was.
-        self.step_s = agreed(min(self.step_s, step_seconds(window)), runtime)
+        self.step_s = agreed(min(self.step_s, window.wall_s / window.steps), runtime)
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
@@ -153,10 +153,6 @@ def enough(
 def middle(windows: Sequence[Window]) -> Window:
     """Return the window with the median rate; of two, the slower one."""
     return sorted(windows, key=rate)[(len(windows) - 1) // 2]
-
-
-def step_seconds(window: Window) -> float:
-    return window.wall_s / window.steps
 
 
 def rate(window: Window) -> float:
