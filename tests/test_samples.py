@@ -14,6 +14,7 @@ from kedro_viz.integrations.kedro.data_loader import load_data
 from mlflow import MlflowClient
 from PIL import Image
 from sklearn import metrics
+from transformers import pipeline
 
 from tests.conftest import PROJECT, kedro
 from tests.engine.test_images import pictures
@@ -83,6 +84,16 @@ def test_every_file_is_predicted_or_told_of(finished):
     rejected = pd.read_parquet(finished / "02_intermediate/rejected_images.parquet")
     assert rejected["source"].tolist() == ["dark/empty.png"]
     assert set(table["label"].dropna()) <= {"dark", "light"}
+
+
+def test_transformers_reads_the_images_as_the_model_was_trained_to(finished):
+    table = pd.read_parquet(finished / "07_model_output/predictions.parquet")
+    classify = pipeline("image-classification", model=str(finished / "06_models/model"))
+    for row in table[table["reason"].isna()].head(5).itertuples():
+        answers = classify(str(finished / "01_raw/digits" / row.source))
+        found = {answer["label"]: answer["score"] for answer in answers}
+        expected = {"dark": row.probability_dark, "light": row.probability_light}
+        assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_kedro_viz_shows_the_sheet(finished):

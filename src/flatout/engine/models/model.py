@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,21 @@ GRADIENT = "logits_gradient"
 LOGITS_AT_ONCE = 2**27
 """Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces need 37
 GiB, and their loss makes a copy."""
+
+
+@dataclass(frozen=True)
+class SampleFiles:
+    """Files that the model with this config needs in its folder to read samples in
+    transformers, for example the way from an image to its pixels."""
+
+    config: Any
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save next to the weights of the model."""
+        files = family_of(self.config).samples.files_beside(self.config)
+        for name, content in files.items():
+            text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+            Path(folder, name).write_text(text, encoding="utf-8")
 
 
 class TaskModel(nn.Module):
@@ -68,11 +84,7 @@ class TaskModel(nn.Module):
             save_model(self.model, folder, weights)
         finally:
             self._set_cache(False)
-        for name, content in self.family.samples.files_beside(
-            self.model.config
-        ).items():
-            text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-            (folder / name).write_text(text, encoding="utf-8")
+        SampleFiles(self.model.config).save_pretrained(folder)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         if self.fused_head:

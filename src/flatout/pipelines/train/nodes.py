@@ -29,6 +29,7 @@ def train_model(
     from flatout.engine.launch.launch import launch, make_job
     from flatout.engine.launch.results import take_over
     from flatout.engine.models.merged import AdapterFiles
+    from flatout.engine.models.model import SampleFiles
     from flatout.engine.models.sentence_files import SentenceFiles
     from flatout.engine.models.trained_rows import TrainedRows
     from flatout.engine.tokenizing.token_keys import (
@@ -48,6 +49,7 @@ def train_model(
     tell_replaced(keys, splits)
     rows = TrainedRows.of(train_rows, train_key, settings.runtime.seed)
     files = (rows,) if tokenizer is None else (tokenizer, rows)
+    files += (SampleFiles(result.model.config),)
     files += SentenceFiles.of(result.model.config, settings.tokenize.max_length)
     files += AdapterFiles.of(result.model, files, settings.model)
     report = {**result.report.as_dict(), "token_key": rows.key}
