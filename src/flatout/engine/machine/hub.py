@@ -6,10 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 5.0
-"""Seconds until the Hub's first answer; its client tries for half a minute per file.
-HF_HUB_ETAG_TIMEOUT takes precedence if it is set."""
-
 
 def names_a_folder(name: str) -> bool:
     """Return whether `name` must be a path: repositories are `model` or `org/model`."""
@@ -34,20 +30,14 @@ def where_to_look(name: str) -> dict[str, Any]:
     return {"local_files_only": path or not answers()}
 
 
-def _limit_s() -> float:
-    from huggingface_hub.constants import DEFAULT_ETAG_TIMEOUT, HF_HUB_ETAG_TIMEOUT
-
-    is_set = HF_HUB_ETAG_TIMEOUT != DEFAULT_ETAG_TIMEOUT
-    return HF_HUB_ETAG_TIMEOUT if is_set else LIMIT_S
-
-
 @cache
 def answers() -> bool:
-    """Return whether the Hub can be reached from here, through the user's proxies."""
+    """Return whether the Hub can be reached from here, through the user's proxies. It
+    is asked once: its client tries for half a minute per file."""
     from huggingface_hub import constants, get_session
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=_limit_s())
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception:  # the client's transport fails, or it is offline
         return False
     return True
