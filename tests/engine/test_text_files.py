@@ -92,14 +92,15 @@ def test_each_kind_of_file_gives_the_same_rows(tmp_path, suffix):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_an_empty_line_of_a_file_of_one_column_is_a_row(tmp_path, encoding, end):
+def test_an_empty_line_is_no_row_but_part_of_a_quoted_text(tmp_path, encoding, end):
+    """As pandas reads it."""
     lines = ["text", "a", "", "b,c", '"d', "", 'd"', "", "e"]
     content = (end.join(lines) + end).encode(encoding)
     path = write(tmp_path / "a.csv", content)
     (batch,) = TextFiles(path, Format(encoding=encoding)).batches(["text"])
-    assert batch.columns["text"].to_pylist() == ["a", "", f"d{end}{end}d", "", "e"]
-    assert batch.rows.tolist() == [0, 1, 3, 4, 5]
-    assert [(b.row, b.excerpt) for b in batch.broken] == [(2, "b,c")]
+    assert batch.columns["text"].to_pylist() == ["a", f"d{end}{end}d", "e"]
+    assert batch.rows.tolist() == [0, 2, 3]
+    assert [(b.row, b.excerpt) for b in batch.broken] == [(1, "b,c")]
 
 
 def test_a_folder_of_shards_is_read_in_the_order_of_names(tmp_path):
@@ -275,7 +276,7 @@ def test_an_empty_line_before_a_header_is_no_row(tmp_path):
 @pytest.mark.parametrize(
     ("content", "columns", "found"),
     [
-        ("text\na\n\nb\n", TEXTS, [(1, "text is empty", "")]),
+        ('text\na\n""\nb\n', TEXTS, [(1, "text is empty", "")]),
         (
             b"text,label\na\x00b,x\n",
             CLASSES,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,12 @@ _TOO_LONG = (
 
 class CsvReader(FileReader):
     def column_names(self) -> list[str]:
-        names = self._names(keep_empty=False)
+        with self.errors("is it really a CSV file?"):
+            try:
+                _, found = self._parse([], [], HEAD_BYTES)
+            except pa.ArrowInvalid:  # the first row may be longer
+                _, found = self._parse([], [], BLOCK_BYTES)
+        names = list(found.schema.names)
         if names and names[0].strip().lower().startswith("sep="):
             raise RawTextsError(
                 f"{self.path} begins with Excel's line {names[0]!r}: take that line "
@@ -41,26 +45,11 @@ class CsvReader(FileReader):
             )
         return names
 
-    def _names(self, keep_empty: bool) -> list[str]:
-        with self.errors("is it really a CSV file?"):
-            try:
-                _, found = self._parse([], [], keep_empty, HEAD_BYTES)
-            except pa.ArrowInvalid:  # the first row may be longer
-                _, found = self._parse([], [], keep_empty, BLOCK_BYTES)
-        return list(found.schema.names)
-
-    @cached_property
-    def _keep_empty(self) -> bool:
-        """Return true if an empty line is a row: in a file with one column it cannot be
-        distinguished from an empty value. False if one precedes the header."""
-        names = self._names(keep_empty=False)
-        return len(names) == 1 and self._names(keep_empty=True) == names
-
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         broken: list[BrokenRow] = []
         start, last, sent, records = 0, None, 0, _Records(self)
         with self.errors("is it really a CSV file?"):
-            stream, found = self._parse(columns, broken, self._keep_empty, BLOCK_BYTES)
+            stream, found = self._parse(columns, broken, BLOCK_BYTES)
             for batch in found:
                 rows, start = _rows_between(start, batch.num_rows, broken)
                 arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -84,11 +73,7 @@ class CsvReader(FileReader):
         return "\t" if is_tab else self.form.delimiter
 
     def _parse(
-        self,
-        columns: list[str],
-        broken: list[BrokenRow],
-        keep_empty: bool,
-        block_bytes: int,
+        self, columns: list[str], broken: list[BrokenRow], block_bytes: int
     ) -> tuple[Utf8, Any]:
         quote, names = self.form.quote_char, self.form.column_names
         stream = self.utf8(mark=quote or "")
@@ -103,7 +88,6 @@ class CsvReader(FileReader):
                 delimiter=self.delimiter,
                 quote_char=quote if quote else False,
                 newlines_in_values=bool(quote),
-                ignore_empty_lines=not keep_empty,
                 invalid_row_handler=lambda row: self._note(row, broken),
             ),
             convert_options=pacsv.ConvertOptions(
