@@ -25,6 +25,14 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ bos_token + 'assistant\\n' }}{% endif %}"
 )
 """Each message begins with its role and has an end token, which stops the model."""
+OPTIONS: dict[str, Any] = {
+    "pad_token": PAD,
+    "bos_token": START,
+    "eos_token": END,
+    "clean_up_tokenization_spaces": False,
+    "chat_template": CHAT_TEMPLATE,
+}
+"""Options of transformers' tokenizer."""
 
 
 def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:

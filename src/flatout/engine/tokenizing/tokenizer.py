@@ -156,11 +156,29 @@ class TokenizerRecipe:
         return tokenizer
 
     def _trained(self) -> Any:
+        import pyarrow as pa
+        from transformers import PreTrainedTokenizerFast
+
+        chunks = [chunk for column in self.texts for chunk in column.chunks]
+        texts, size, typed = pa.chunked_array(chunks), self.vocab_size, False
         if _writes(self.model):
-            return _train_to_write(self.texts, self.vocab_size)
-        typed = len(self.texts) > 1 and _tells_apart(self.model)
-        whole = task_class(self.model.task).texts.whole_words
-        return _train(self.texts, self.vocab_size, typed=typed, whole_words=whole)
+            logger.info("training a tokenizer of %s byte-level pieces", f"{size:,}")
+            made = byte_pieces.train_byte_pieces(texts, size)
+            options = {**byte_pieces.OPTIONS, ENDS_TEXTS: True}
+        else:
+            if task_class(self.model.task).texts.whole_words:
+                made = _words(texts, size)
+            else:
+                logger.info("training a tokenizer of %s word pieces", f"{size:,}")
+                made = word_pieces.train_word_pieces(texts, size)
+            options = dict(word_pieces.OPTIONS)
+            typed = len(self.texts) > 1 and _tells_apart(self.model)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=made,
+            model_max_length=NO_LIMIT,
+            model_input_names=["input_ids", *TYPE_IDS[:typed], "attention_mask"],
+            **options,
+        )
 
 
 def tokenizer_recipe(
@@ -241,60 +259,9 @@ def _writes(model: ModelSettings) -> bool:
     return task.texts.completions and not task.texts.whole_words
 
 
-def _train_to_write(texts: tuple[Any, ...], vocab_size: int) -> Any:
-    """Train a tokenizer that keeps case, spaces and line breaks for output."""
-    from transformers import PreTrainedTokenizerFast
-
-    logger.info("training a tokenizer of %s byte-level pieces", f"{vocab_size:,}")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=byte_pieces.train_byte_pieces(_joined(texts), vocab_size),
-        pad_token=byte_pieces.PAD,
-        bos_token=byte_pieces.START,
-        eos_token=byte_pieces.END,
-        model_max_length=NO_LIMIT,
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        chat_template=byte_pieces.CHAT_TEMPLATE,
-        **{ENDS_TEXTS: True},
-    )
-
-
-def _joined(texts: tuple[Any, ...]) -> Any:
-    import pyarrow as pa
-
-    return pa.chunked_array([chunk for column in texts for chunk in column.chunks])
-
-
-def _train(
-    texts: tuple[Any, ...], vocab_size: int, *, typed: bool, whole_words: bool
-) -> Any:
-    """`typed`: transformers returns `token_type_ids` of pairs with it."""
-    from transformers import PreTrainedTokenizerFast
-
-    joined = _joined(texts)
-    pad, unknown, start, end, mask = word_pieces.SPECIAL_TOKENS
-    if whole_words:
-        trained = _words(joined, vocab_size)
-    else:
-        logger.info("training a tokenizer of %s word pieces", f"{vocab_size:,}")
-        trained = word_pieces.train_word_pieces(joined, vocab_size)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=trained,
-        pad_token=pad,
-        unk_token=unknown,
-        cls_token=start,
-        sep_token=end,
-        mask_token=mask,
-        model_max_length=NO_LIMIT,
-        model_input_names=["input_ids", *TYPE_IDS[:typed], "attention_mask"],
-    )
-
-
 def _words(texts: Any, vocab_size: int) -> Any:
     """Train on whole words. Raises TokenizerError if there is only one word."""
-    from flatout.engine.tokenizing.word_pieces import commonest_words, word_tokenizer
-
-    words, num_all = commonest_words(texts, vocab_size)
+    words, num_all = word_pieces.commonest_words(texts, vocab_size)
     if num_all < 2:
         raise TokenizerError(
             f"train_rows holds one key alone, {words[0]!r}: there is nothing to "
@@ -307,7 +274,7 @@ def _words(texts: Any, vocab_size: int) -> Any:
             *(f"{num_all - len(words):,}", f"{num_all:,}"),
         )
     logger.info("a tokenizer of %s keys", f"{len(words):,}")
-    return word_tokenizer(words)
+    return word_pieces.word_tokenizer(words)
 
 
 def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:

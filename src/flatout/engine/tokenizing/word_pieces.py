@@ -22,6 +22,9 @@ from tokenizers import (
 from flatout.engine.machine.environment import tokenizer_parallelism
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+OPTIONS = dict(zip(_NAMES, SPECIAL_TOKENS, strict=True))
+"""Options of transformers' tokenizer."""
 TRAINING_BYTES = 16 << 20
 """More text than this hardly changes the pieces; rows are sampled at even distances."""
 COUNTED_TEXTS = 10_000
