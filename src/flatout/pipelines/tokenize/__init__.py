@@ -6,9 +6,9 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
+from flatout.engine.tokenizing.token_recipes import label_names_of
 from flatout.pipelines import SPLITS
 from flatout.pipelines.tokenize.nodes import (
-    collect_label_names,
     describe_tokens,
     encode_rows,
     make_tokenizer,
@@ -28,7 +28,7 @@ def create_pipeline(**_: Any) -> Pipeline:
     return Pipeline(
         [
             Node(make_tokenizer, made, views, name="make_tokenizer"),
-            Node(collect_label_names, "train_rows", names, name="collect_label_names"),
+            Node(label_names_of, "train_rows", names, name="collect_label_names"),
             Node(encode_rows, encoded, tokens, name="encode_rows"),
             Node(describe_tokens, described, reports, name="describe_tokens"),
         ]

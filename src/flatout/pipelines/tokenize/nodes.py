@@ -10,7 +10,7 @@ from flatout.engine.families import usable_positions
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
 from flatout.engine.tokenizing.statistics import token_report
-from flatout.engine.tokenizing.token_recipes import label_names_of, split_recipes
+from flatout.engine.tokenizing.token_recipes import split_recipes
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,
     TokenizerRecipe,
@@ -23,18 +23,8 @@ def make_tokenizer(
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
     """Return the checkpoint's tokenizer, or one trained on `train_rows`; one recipe for
     the two views of the folder."""
-    recipe = tokenizer_recipe(
-        train_rows,
-        model,
-        tokenize,
-        usable_positions,
-    )
+    recipe = tokenizer_recipe(train_rows, model, tokenize, usable_positions)
     return recipe, recipe
-
-
-def collect_label_names(train_rows: Any) -> list[str]:
-    """Names of the classes in the order of their numbers; empty without classes."""
-    return label_names_of(train_rows)
 
 
 def encode_rows(

@@ -6,7 +6,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.engine.files.owner import start_ticks
+from flatout.engine.files.writable import shown
 from flatout.project.hooks.run import Run
 from flatout.reports.summary import summary_lines
 
@@ -156,8 +156,5 @@ class ClockHooks:
         Console(stderr=True).print(Text("\n".join(lines)), soft_wrap=True)
 
     def _place(self, entry: str) -> str:
-        """Return the path relative to the working directory, if it is below it."""
         known = self._run.loader["catalog"].get(entry, {})
-        path = self._run.context.project_path / known.get("filepath", "")
-        in_sight = path.is_relative_to(Path.cwd())
-        return str(path.relative_to(Path.cwd()) if in_sight else path)
+        return shown(self._run.context.project_path / known.get("filepath", ""))
