@@ -145,6 +145,8 @@ def test_onnx_gives_the_outputs_of_transformers_and_its_figures(classes):
 
 
 @pytest.mark.slow
+@pytest.mark.wide
+@pytest.mark.timeout(900)
 def test_the_compiled_format_gives_the_same_outputs(tmp_path):
     made = Made(tmp_path, "bert", CLASSES)
     line = made.export("compiled")["compiled"]
