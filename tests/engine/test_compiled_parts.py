@@ -161,6 +161,7 @@ def test_what_is_compiled(family, names):
     assert sorted(found) == names
 
 
+@pytest.mark.slow
 def test_a_narrowed_gated_layer_is_compiled_as_it_is():
     found = []
     for compile_blocks in (False, True):

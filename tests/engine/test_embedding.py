@@ -242,8 +242,8 @@ def assert_near(found, expected):
 MODELS = [("bert", "mean", 0), ("bert", "first", 1), ("qwen3", "last", 0)]
 SLOW = pytest.mark.slow
 CUTS = [
-    pytest.param(*model, budget, marks=SLOW if n and budget != "8 pairs" else ())
-    for n, model in enumerate(MODELS)
+    pytest.param(*model, budget, marks=SLOW if budget != "8 pairs" else ())
+    for model in MODELS
     for budget in BUDGETS
 ]
 

@@ -20,18 +20,17 @@ from flatout.engine.train.recording.report import LogPoint
 from tests.engine.runs import NO_DROPOUT, make_job
 
 LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
-STEPS = 40
 CPU = set_up(RuntimeSettings(threads=1))
 
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """Warnings of a training of 40 steps with an illness, each with the step at whose
+    """Warnings of a training with an illness, each with the step at whose
     log point it came, and those of its report."""
 
-    def of(**options):
+    def of(steps=12, **options):
         threads = options.pop("threads", 1)
-        found, job = [], make_job(tmp_path, epochs=20, max_steps=STEPS, **options)
+        found, job = [], make_job(tmp_path, epochs=20, max_steps=steps, **options)
         runtime = job.settings.runtime.model_copy(update={"threads": threads})
         settings = job.settings.model_copy(update={"runtime": runtime})
         judge = recorder.Recorder.judge_health
@@ -97,7 +96,7 @@ def test_a_starved_loader_is_told_of_with_what_to_do(told, monkeypatch):
         return lay_out(self, step)
 
     monkeypatch.setattr(StepRows, "__getitem__", slow)
-    found, _ = told(loader={"num_workers": 0})
+    found, _ = told(steps=20, loader={"num_workers": 0})
     step = only(found, "steps waited for the loader .* raise train.loader.num_workers")
     assert step <= 5 * 3
 
@@ -112,7 +111,7 @@ def test_a_neighbour_on_the_cores_is_told_of(told, monkeypatch):
 
 
 def test_a_healthy_training_is_told_of_nothing(told):
-    found, reported = told(config={"initializer_range": 0.05})
+    found, reported = told(steps=40, config={"initializer_range": 0.05})
     ill = [t for _, t in found if "loader" not in t and "core" not in t]
     assert ill == []
     assert not [text for text in reported if "gradient" in text or "loss" in text]
@@ -128,6 +127,6 @@ def test_health_is_judged_at_evaluations_too(told, monkeypatch):
         look(self, first_loss, history, *rest)
 
     monkeypatch.setattr(recorder.HealthWatch, "look", noted)
-    told(evaluate_every=10)
+    told(steps=40, evaluate_every=10)
     assert looked[:4] == [3, 6, 9, 9]
     assert {18, 40} <= set(looked)

@@ -80,9 +80,11 @@ def assert_two_steps_alike(plain, model, fast, batch):
         torch.testing.assert_close(kept[name], buffer, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "config", [VIT, CONVNEXT, RESNET], ids=lambda c: c["model_type"]
-)
+def type_of(config):
+    return config["model_type"]
+
+
+@pytest.mark.parametrize("config", [VIT, CONVNEXT, RESNET], ids=type_of)
 def test_fused_parts_change_neither_logits_nor_gradients(tmp_path, config):
     job, model = task_model(tmp_path, config)
     batch = batch_of(job)
@@ -133,9 +135,10 @@ class Backend:
         return graph.forward
 
 
-@pytest.mark.parametrize(
-    "config", [VIT, CONVNEXT, RESNET], ids=lambda c: c["model_type"]
-)
+SLOW = [pytest.param(c, marks=pytest.mark.slow) for c in (RESNET, CONVNEXT)]
+
+
+@pytest.mark.parametrize("config", [VIT, *SLOW], ids=type_of)
 def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
     """Crops, model and loss; the last batch of an epoch makes no second one."""
     job, model = task_model(tmp_path, config)
@@ -156,7 +159,7 @@ def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
     assert len(backend.graphs) == 2
 
 
-@pytest.mark.parametrize("config", [VIT, RESNET], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize("config", [VIT, SLOW[0]], ids=type_of)
 def test_a_compiled_step_with_fused_parts_is_the_plain_one(tmp_path, config):
     job, plain = task_model(tmp_path, config)
     model, batch = copy.deepcopy(plain), batch_of(job)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TENSORS, MIB = 10, 8
+TENSORS, MIB = 4, 8
 SCRIPT = f"""
 import ctypes, resource, torch
 from flatout.engine.machine.garbage import keep_freed_memory

@@ -561,6 +561,7 @@ def test_a_row_longer_than_a_block_says_what_to_do(tmp_path, monkeypatch):
         rows_of(TextFiles(path))
 
 
+@pytest.mark.slow
 def test_a_text_of_50_mb(tmp_path):
     path = write(
         tmp_path / "a.csv", "text,label\n" + "word " * 10_000_000 + ",x\nb,y\n"

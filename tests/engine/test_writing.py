@@ -96,7 +96,10 @@ def trained(folder, form):
     return result.model_folder
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("texts", "completions")]
+
+
+@pytest.mark.parametrize("form", ["messages", *SLOW])
 def test_what_was_learnt_is_written_and_ended(tmp_path, form):
     folder = trained(tmp_path, form)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -116,9 +119,9 @@ def test_what_was_learnt_is_written_and_ended(tmp_path, form):
             prompt = [{"role": "user", "content": question}]
         options = {"max_new_tokens": 60, "do_sample": False}
         (found,) = write(prompt, return_full_text=False, **options)
-        (ids,) = write(prompt, return_tensors=True, **options)
-        assert ids["generated_token_ids"][-1] == tokenizer.eos_token_id
         assert found["generated_text"].removeprefix(" ") == answer
+    (ids,) = write(prompt, return_tensors=True, **options)
+    assert ids["generated_token_ids"][-1] == tokenizer.eos_token_id
 
 
 @pytest.mark.parametrize("known", [1, [1, 2], None])
