@@ -30,6 +30,7 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.train import loop
 from flatout.engine.train.keeping.snapshots import (
+    MODEL,
     Snapshots,
     UnsoundStateError,
     named_tensors,
@@ -181,7 +182,9 @@ def test_a_snapshot_does_not_change_with_the_training(trainer):
     trainer.stepper(trainer.data[2])
     changed = named_tensors(trainer.model)
     assert any(not torch.equal(changed[name], before[name]) for name in before)
-    assert all(torch.equal(snapshot.model[name], before[name]) for name in before)
+    assert all(
+        torch.equal(snapshot.files[MODEL][name], before[name]) for name in before
+    )
 
 
 def test_all_state_comes_back(trainer, tmp_path):
@@ -204,7 +207,7 @@ def test_all_state_comes_back(trainer, tmp_path):
 def test_weights_of_another_shape_are_refused_by_name(trainer, tmp_path):
     snapshot = Snapshots(trainer, Recorder(trainer, 0.0)).take()
     name = "model.classifier.weight"
-    snapshot.model[name] = torch.zeros(7, 16)
+    snapshot.files[MODEL][name] = torch.zeros(7, 16)
     saved = write_checkpoint(tmp_path, manifest(2), snapshot.write)
     with pytest.raises(CheckpointError, match=r"classifier\.weight: \(7, 16\) there"):
         restore(saved, trainer, Recorder(trainer, 0.0), None)
@@ -212,7 +215,7 @@ def test_weights_of_another_shape_are_refused_by_name(trainer, tmp_path):
 
 def test_weights_that_are_not_finite_are_never_saved(trainer, tmp_path):
     snapshot = Snapshots(trainer, Recorder(trainer, 0.0)).take()
-    snapshot.model["model.classifier.bias"][1] = float("nan")
+    snapshot.files[MODEL]["model.classifier.bias"][1] = float("nan")
     with pytest.raises(UnsoundStateError, match=r"classifier\.bias"):
         write_checkpoint(tmp_path, manifest(2), snapshot.write)
     assert list(tmp_path.glob("*step-*")) == []

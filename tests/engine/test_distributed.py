@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from hypothesis import given, strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForSequenceClassification
 
@@ -27,14 +27,12 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     read_manifest,
     step_folders,
 )
-from flatout.engine.checkpoints.shards import own_parts
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.compilation import blocks
 from flatout.engine.parameters import DistributedSettings, SettingsError
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.keeping.saved_model import _gathered
-from flatout.engine.train.keeping.snapshots import named_tensors
 from flatout.engine.train.process_group import (
     Agreement,
     Decision,
@@ -271,38 +269,38 @@ def test_frozen_parts_of_sharded_weights_stay_as_they_are(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank):
-    """Rows of weights that three do not divide, and vectors shorter than three."""
+    """In files of 0.1: rows of weights that three do not divide, and short vectors."""
     job, kept = two_ranks(tmp_path / "two", "fsdp"), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
     keeper.start()
     run_forked(job)
     keeper.join()
-    check_parts(kept)
+    in_parts(kept, 2)
     three = two_ranks(tmp_path / "three", "fsdp", ranks=3, resume=str(kept))
     result = run_forked(three)
     assert result.report.resumed_from_step in range(2, 12)
     check_equal(result, one_rank, world_size=3)
 
 
-def check_parts(folder) -> None:
-    """Each rank has half of the rows of each weight. PyTorch's own reader, to which the
-    files are no pickles, makes of the two what their rows are one after another."""
-    names = ["model.safetensors", "optimizer.safetensors"]
-    parts = [load_file(folder / name) for name in names]
-    others = [load_file(folder / n.replace(".", ".00001.")) for n in names]
-    whole = {}
-    for first, second in zip(parts, others, strict=True):
-        both = first.keys() & second.keys()
-        whole |= {name: torch.cat([first[name], second[name]]) for name in both}
-        assert all(n.endswith("/step") for n in first if n not in second)
-    assert len(whole) == 3 * len(parts[0])  # weights, and two moments of each
-    for name, tensor in whole.items():
-        rows = len(parts["/" in name][name])
-        assert rows == -(-len(tensor) // 2), name
-    found = {name: torch.full_like(tensor, -1.0) for name, tensor in whole.items()}
-    reader = HuggingFaceStorageReader(str(folder))
-    dcp.load(dict(found), storage_reader=reader, no_dist=True)
-    assert all(torch.equal(found[name], whole[name]) for name in whole)
+def in_parts(folder: Path, ranks: int) -> None:
+    """Cut the files of a checkpoint into those that version 0.1 wrote for each rank."""
+    manifest = read_manifest(folder)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        whole = load_file(folder / name)
+        for rank in range(ranks):
+            parts, begins = {}, {}
+            for key, tensor in whole.items():
+                rows = -(-len(tensor) // ranks) if tensor.dim() else 1
+                begin = rows * rank
+                if tensor.dim() and begin < len(tensor):
+                    parts[key] = tensor[begin : begin + rows].clone()
+                    begins[key] = {"saved_offsets": [begin] + [0] * (tensor.dim() - 1)}
+                elif not tensor.dim() and rank == 0:
+                    parts[key], begins[key] = tensor, {"saved_offsets": []}
+            file = folder / (name if not rank else name.replace(".", f".{rank:05d}."))
+            save_file(parts, file, {"DCP_SHARDING_INFO": json.dumps(begins)})
+            manifest.files[file.name] = [file.stat().st_size, file_hash(file)]
+    (folder / "manifest.json").write_text(manifest.text())
 
 
 @pytest.fixture()
@@ -315,15 +313,12 @@ def alone_in_a_group(tmp_path):
 
 
 def test_of_a_sharded_model_nothing_whole_is_kept(alone_in_a_group):
-    """By ranks that gather weights for another, and by snapshots."""
+    """By ranks that gather weights for another."""
     model = task_model("bert", "sequence-classification", "sdpa")
     for unit in (*blocks(model), model):
         fully_shard(unit)
     kept = _gathered(model.model, is_main=False)
     assert kept and all(t.untyped_storage().nbytes() == 0 for t in kept.values())
-    weights = named_tensors(model)
-    for name, part in own_parts(weights, is_main=False).items():
-        assert part.data.data_ptr() == weights[name].to_local().data_ptr()
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])

@@ -36,23 +36,23 @@ def test_long_rows_take_it_and_the_next_model_gives_it_back(active):
 
 
 @pytest.mark.parametrize(
-    ("given", "longest", "reason"),
+    ("given", "longest"),
     [
-        (config(), 512, "short"),
-        (config(sliding_window=4096), 1200, "windows"),
-        (config(sliding_window=128), 1200, "windows"),
-        (SimpleNamespace(attention_probs_dropout_prob=0.1), 1200, "no dropout"),
+        (config(), 512),
+        (config(sliding_window=4096), 1200),
+        (config(sliding_window=128), 1200),
+        (SimpleNamespace(attention_probs_dropout_prob=0.1), 1200),
     ],
 )
-def test_pytorchs_own_kernel_serves_otherwise(active, given, longest, reason):
+def test_pytorchs_own_kernel_serves_otherwise(active, given, longest):
     flash4.choose_flash_kernel(given, GPU, longest)
     assert active == [None]
-    assert reason in flash4.flash4_fault(given, GPU, longest)
 
 
 def test_it_is_not_asked_for_the_same_bits_again(active, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "not deterministic" in flash4.flash4_fault(config(), GPU, 1200)
+    flash4.choose_flash_kernel(config(), GPU, 1200)
+    assert active == [None]
 
 
 def test_a_broken_package_is_told_of(active, monkeypatch, caplog):

@@ -512,7 +512,7 @@ def test_the_budget_fits_a_card_that_is_small(tmp_path, checkpointing):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert trainer.resolved.token_budget < 65_536
-    expected = trainer.demand.peak(trainer.resolved.token_budget, several=True)
+    expected = trainer.demand.peak(trainer.resolved.token_budget)
     assert needed == pytest.approx(expected, rel=0.15)
 
 

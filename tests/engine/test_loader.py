@@ -11,7 +11,7 @@ from flatout.engine.batches import loader
 from flatout.engine.batches.collation import StepRows
 from flatout.engine.batches.loader import StepLoader, resolve_workers
 from flatout.engine.machine.runtime import set_up
-from flatout.engine.parameters import LoaderSettings, RuntimeSettings, SettingsError
+from flatout.engine.parameters import LoaderSettings, RuntimeSettings
 from flatout.engine.train.recording.timing import CompileClock
 from tests.engine.families import step_rows
 
@@ -51,29 +51,10 @@ def test_workers_by_cores_and_ranks(
     monkeypatch, cores, is_cuda, ranks, decodes, workers
 ):
     monkeypatch.setattr(loader, "usable_cores", lambda: cores)
-    device = torch.device("cuda" if is_cuda else "cpu")
-    runtime = set_up(RuntimeSettings())
-    local = replace(runtime.ranks, local_world_size=ranks)
-    runtime = replace(runtime, device=device, ranks=local)
     settings = LoaderSettings(num_workers="auto")
-    assert resolve_workers(settings, runtime, decodes=decodes) == workers
+    assert resolve_workers(settings, is_cuda, ranks, decodes=decodes) == workers
     seven = LoaderSettings(num_workers=7)
-    assert resolve_workers(seven, runtime, decodes=decodes) == 7
-
-
-def test_workers_that_shared_memory_cannot_hold_are_refused(monkeypatch):
-    """12 rows of at most 24 tokens, 40 bytes a token, 32 steps a message, 2 workers,
-    3 messages ahead."""
-    data, settings = slow_rows(), LoaderSettings(prefetch_factor=3)
-    needed = 40 * 12 * 24 * 32 * 2 * 3
-    monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: needed)
-    loader.check_shared_memory(data, settings, 2)
-    monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: needed - 1)
-    loader.check_shared_memory(data, settings, 0)
-    with pytest.raises(SettingsError, match="2 workers x 3 batches"):
-        loader.check_shared_memory(data, settings, 2)
-    monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: None)
-    loader.check_shared_memory(data, settings, 2)
+    assert resolve_workers(seven, is_cuda, ranks, decodes=decodes) == 7
 
 
 def test_waiting_for_a_batch_is_what_the_host_was_blocked(monkeypatch):

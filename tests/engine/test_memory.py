@@ -55,32 +55,22 @@ BERT = Demand(
     per_token=1.0 * MIB,
 )
 """Of BERT-base's size: a token takes 1 MiB."""
-BOUNDS = Bounds(least=512, most=8_192, several=False, step=3_000.0)
-WANTED = Fit(65_536, cuda_graphs=False)
+BOUNDS = Bounds(least=512, most=8_192)
+WANTED = 65_536
 
 
 def test_a_step_takes_what_is_held_and_a_pass_or_an_update():
-    states = (440 + 840) * MIB
-    assert BERT.peak(1_000, several=False) == states + 1_200 * MIB
-    assert BERT.peak(1_000, several=True) == states + (1_200 + 420) * MIB
-    # Gradients alone are more than the passes of few tokens.
-    assert BERT.peak(100, several=False) == states + 420 * MIB
+    assert BERT.peak(1_000) == (440 + 840 + 420 + 1_200) * MIB
     unfused = Demand(440, 420, 840, update=420, fixed=0, per_token=1)
-    assert unfused.peak(100, several=True) == 440 + 840 + 840
+    assert unfused.peak(100) == 440 + 840 + 840
 
 
-def test_a_recorded_step_has_memory_of_its_own():
-    plain = BERT.peak(1_000, several=False)
-    assert BERT.peak(1_000, several=False, graphs=True) == plain + (420 + 1_200) * MIB
-
-
-@given(st.integers(1, 10**6), st.booleans())
-def test_the_most_tokens_fit_and_more_do_not(tokens, graphs):
-    room = BERT.peak(tokens, several=True, graphs=graphs)
-    most = BERT.most_tokens(room, graphs=graphs)
-    assert most == pytest.approx(tokens, abs=1) or BERT.passes(tokens) < 420 * MIB
-    if most:
-        assert BERT.peak(most, several=True, graphs=graphs) <= room + 1
+@given(st.integers(1, 10**6))
+def test_the_most_tokens_fit_and_more_do_not(tokens):
+    room = BERT.peak(tokens)
+    most = BERT.most_tokens(room)
+    assert most == pytest.approx(tokens, abs=1)
+    assert BERT.peak(most) <= room + 1
 
 
 def test_nothing_fits_where_states_do_not():
@@ -126,9 +116,9 @@ def test_moments_are_those_that_pytorch_keeps(optimizer, bytes_a_weight):
 
 def test_plenty_of_memory_leaves_the_budget_alone():
     found = choose_budget(BERT, BOUNDS, 80 * GIB, WANTED)
-    assert (found.token_budget, found.cuda_graphs) == (65_536, False)
+    assert found.token_budget == 65_536
     assert found.reason == (
-        "token budget 65,536: steps need about 9.4 of the 80.0 GiB of GPU memory "
+        "token budget 65,536: steps need about 9.9 of the 80.0 GiB of GPU memory "
         "within reach"
     )
 
@@ -137,31 +127,16 @@ def test_a_small_card_has_a_smaller_budget():
     # 0.9 x 6 GiB - 1,700 MiB of states - 200 of a pass: 3,629 tokens.
     found = choose_budget(BERT, BOUNDS, 6 * GIB, WANTED)
     assert found.token_budget == 3_584
-    assert BERT.peak(3_584, several=True) <= 0.9 * 6 * GIB
+    assert BERT.peak(3_584) <= 0.9 * 6 * GIB
     assert "token budget 3,584: steps need about 5.4 of the 6.0 GiB" in found.reason
 
 
-def test_graphs_go_where_a_step_does_not_fit_twice():
-    wanted = Fit(65_536, cuda_graphs=True)
-    # States, gradients twice and passes of 3,000 tokens twice: 8,520 MiB.
-    assert choose_budget(BERT, BOUNDS, int(8_530 / 0.9 * MIB), wanted).cuda_graphs
-    short = choose_budget(BERT, BOUNDS, int(8_510 / 0.9 * MIB), wanted)
-    assert not short.cuda_graphs
-    assert short.token_budget == 6_144
-    assert short.reason.endswith("no CUDA graphs, which would need the same again")
-
-
-def test_a_row_that_does_not_fit_is_told_of():
-    told = (
-        "one row of 512 tokens {} in the 2.0 GiB of GPU memory within reach: set "
-        "train.gradient_checkpointing: true, lower tokenize.max_length, or use a "
+def test_a_row_that_does_not_fit_is_refused():
+    found = choose_budget(None, BOUNDS, 2 * GIB, WANTED)
+    assert found.fault == (
+        "one row of 512 tokens does not fit in the 2.0 GiB of GPU memory within reach: "
+        "set train.gradient_checkpointing: true, lower tokenize.max_length, or use a "
         "smaller model"
-    )
-    found = choose_budget(BERT, BOUNDS, 2 * GIB, WANTED)
-    assert (found.token_budget, found.fault) == (512, "")
-    assert found.reason == told.format("hardly fits")
-    assert choose_budget(None, BOUNDS, 2 * GIB, WANTED).fault == told.format(
-        "does not fit"
     )
 
 
@@ -170,35 +145,18 @@ def test_a_model_whose_states_alone_are_too_large_is_refused_on_all_ranks():
     assert not choose_budget(BERT, BOUNDS, 1_701 * MIB, WANTED).fault
     found = choose_budget(BERT, BOUNDS, 1_699 * MIB, WANTED)
     assert "moments need 1.7 of the 1.7 GiB of GPU memory within reach" in found.fault
-    assert together(WANTED, [WANTED, found]).fault == found.fault
+    assert together(Fit(WANTED), [Fit(WANTED), found]).fault == found.fault
 
 
-def test_a_resumed_run_keeps_its_budget_where_it_nearly_fits():
-    assert (
-        choose_budget(BERT, BOUNDS, 6 * GIB, WANTED, kept=3_840).token_budget == 3_840
-    )
-    assert (
-        choose_budget(BERT, BOUNDS, 80 * GIB, WANTED, kept=3_840).token_budget == 3_840
-    )
-    assert (
-        choose_budget(BERT, BOUNDS, 5 * GIB, WANTED, kept=3_840).token_budget == 2_560
-    )
-
-
-def test_where_nothing_is_measured_a_resumed_run_keeps_its_budget_too():
-    for guess in (None, 2_000, 100_000):
-        assert by_guess(WANTED, BOUNDS, guess, kept=3_840).token_budget == 3_840
+def test_ranks_use_what_fits_on_all():
+    small, large = Fit(1_024, "small", tight=True), Fit(65_536, "large")
+    assert together(large, [large, small]) == small
     assert by_guess(WANTED, BOUNDS, 2_000).token_budget == 1_920
 
 
-def test_ranks_take_what_fits_on_all():
-    small, large = Fit(1_024, True, "small", tight=True), Fit(65_536, False, "large")
-    assert together(large, [large, small]) == Fit(1_024, False, "small", tight=True)
-
-
 def test_memory_is_tight_from_three_fifths_on():
-    # 9,672 MiB for a step of 8,192 tokens, gradients not ready before it.
-    for memory_mib, tight in ((9_672 / 0.6 + 1, False), (9_672 / 0.6 - 1, True)):
+    # 10,092 MiB for a step with micro-batches of 8,192 tokens.
+    for memory_mib, tight in ((10_092 / 0.6 + 1, False), (10_092 / 0.6 - 1, True)):
         found = choose_budget(BERT, BOUNDS, int(memory_mib * MIB), WANTED)
         assert (found.token_budget, found.tight) == (65_536, tight)
 
@@ -215,10 +173,8 @@ def test_the_allocator_is_left_as_its_user_set_it(monkeypatch):
 
 
 def test_plenty_is_far_beyond_all_that_may_be_needed():
-    assert is_plenty(12_288, BOUNDS, graphs=False)
-    assert not is_plenty(12_287, BOUNDS, graphs=False)
-    large_steps = Bounds(512, 8_192, several=False, step=8_000)
-    assert not is_plenty(12_288, large_steps, graphs=True)
+    assert is_plenty(12_288, BOUNDS)
+    assert not is_plenty(12_287, BOUNDS)
 
 
 def measuring(demand: Demand, memory: float, asked: list[int]):
@@ -250,7 +206,7 @@ def test_few_passes_end_near_what_fits(start, memory_mib):
 def test_passes_of_whole_rows_end_too(start, rows_that_fit):
     """One that asks for more tokens may be the pass that was."""
     asked: list[int] = []
-    row, bounds = 1_000, Bounds(1_000, 8_192, several=True, step=16_384)
+    row, bounds = 1_000, Bounds(1_000, 8_192)
     free = BERT.passes(rows_that_fit * row)
 
     def measure(tokens: int):
@@ -330,8 +286,7 @@ def test_what_a_micro_batch_may_hold(tmp_path):
     job = make_job(tmp_path, token_budget="auto")
     trainer = assemble(job, set_up(job.settings.runtime))
     found = bounds_of(job, trainer.resolved, trainer.stepper)
-    assert (found.least, found.most, found.several) == (24, 16 * 24, False)
-    assert found.step == pytest.approx(312.2, abs=0.1)  # 217.1 and two deviations
+    assert (found.least, found.most) == (24, 16 * 24)
 
 
 def test_on_a_cpu_nothing_is_measured(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Optimizers, rates by depth and frozen parts against PyTorch's own."""
+"""Optimizers and frozen parts against PyTorch's own."""
 
 from __future__ import annotations
 
@@ -33,22 +33,13 @@ def plain_optimizers(name, model):
     decayed = [p for p in model.parameters() if p.dim() > 1]
     spared = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": spared, "weight_decay": 0.0}]
-    if name == "muon":
-        inner = [p for p in model.base_model.encoder.parameters() if p.dim() == 2]
-        ids = set(map(id, inner))
-        decayed = [p for p in decayed if id(p) not in ids]
-        muon = torch.optim.Muon(
-            inner, lr=RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        )
-        groups.append({"params": decayed, "weight_decay": 0.01})
-        return [muon, torch.optim.AdamW(groups, lr=RATE)]
     groups.append({"params": decayed, "weight_decay": 0.01})
     if name == "sgd":
         return [torch.optim.SGD(groups, lr=RATE, momentum=0.9)]
     return [torch.optim.Adafactor(groups, lr=RATE)]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "adafactor"])
 def test_steps_are_those_of_pytorchs_optimizer(name):
     model = task_model("bert", TASK, "sdpa")
     plain = copy.deepcopy(model)
@@ -74,7 +65,7 @@ def test_steps_are_those_of_pytorchs_optimizer(name):
     )
 
 
-@pytest.mark.parametrize("name", ["sgd", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "adafactor"])
 def test_a_resumed_training_has_the_optimizers_state(tmp_path, name):
     settings = {"optimizer": name, "checkpoint": {"every_steps": 2, "keep": 2}}
     undisturbed = run_job(make_job(tmp_path / "whole", **settings))
@@ -85,23 +76,6 @@ def test_a_resumed_training_has_the_optimizers_state(tmp_path, name):
     result = run_job(job)
     assert result.report.resumed_from_step in range(4, 9)
     assert curve(result) == curve(undisturbed)
-
-
-@pytest.mark.parametrize("capturable", [True, False])
-@pytest.mark.parametrize("family", ["bert", "gpt2", "qwen3", "distilbert"])
-def test_each_layer_learns_at_a_share_of_the_one_above(family, capturable):
-    model = task_model(family, TASK, "sdpa")
-    settings = TrainSettings(layer_decay=0.5)
-    found = build_optimizer(model, settings, fused=True, capturable=capturable)
-    set_learning_rate(found, 0.8)
-    rates = {id(p): float(g["lr"]) for g in found.param_groups for p in g["params"]}
-    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
-    for place, rate in ((0, 0.4), (1, 0.8)):
-        own = {rates[id(p)] for p in layers[place].parameters()}
-        assert list(own) == [pytest.approx(rate)]
-    below = next(m for m in model.modules() if isinstance(m, nn.Embedding)).weight
-    assert rates[id(below)] == pytest.approx(0.2)
-    assert rates[id(list(model.parameters())[-1])] == pytest.approx(0.8)
 
 
 def test_frozen_parts_stay_and_have_no_gradient_and_no_state(tmp_path):
@@ -167,23 +141,14 @@ def test_patterns_that_cannot_serve_are_refused(pattern, said):
         freeze(built("bert", TASK), [pattern])
 
 
-def test_muon_without_a_matrix_of_a_layer_is_refused():
-    model = built("bert", TASK)
-    freeze(model, ["encoder.layer"])
-    with pytest.raises(SettingsError, match="muon needs matrices of layers"):
-        build_optimizer(
-            model, TrainSettings(optimizer="muon"), fused=False, capturable=False
-        )
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"optimizer": "lion"}, "'adamw', 'adafactor', 'muon' or 'sgd'"),
+        ({"optimizer": "lion"}, "'adamw', 'adafactor' or 'sgd'"),
         ({"freeze": ["layer.["]}, "is no pattern"),
         (
-            {"optimizer": "muon", "distributed": {"strategy": "fsdp"}},
-            "optimizer muon needs whole matrices",
+            {"optimizer": "adafactor", "distributed": {"strategy": "fsdp"}},
+            "optimizer adafactor needs whole matrices",
         ),
     ],
 )

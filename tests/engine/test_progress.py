@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 
 import pytest
-from rich.console import Console
 
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.train.loop import evaluation_due, train
@@ -97,16 +95,3 @@ def test_without_a_terminal_the_first_and_the_last_line_of_a_short_run(
     train(job, set_up(job.settings.runtime))
     said = [r.message for r in caplog.records if r.name.endswith("recording.progress")]
     assert [line.split("  ")[0] for line in said] == ["step 1/4", "step 4/4"]
-
-
-def test_on_a_terminal_one_line_is_written_over(trainer):
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=60)
-    with Progress(trainer, console) as progress:
-        for step in (3, 12):
-            progress._next_s = 0.0
-            progress.window(point(step), [window(160, 10.0)], 0, 0.0)
-    written = screen.getvalue()
-    assert "step 3/12" in written
-    assert "\r\x1b[2K" in written.split("step 3/12")[1].split("step 12/12")[0]
-    assert written.count("\n") == 1

@@ -153,23 +153,6 @@ def test_a_gpu_that_is_slower_than_the_others_is_named():
     assert "rank 2 computes 400 TFLOP/s, the median of all ranks is 695" in note
 
 
-def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
-    config = BertConfig(hidden_size=512, num_attention_heads=8)
-
-    def notes(runtime=H200, batch=16, **train):
-        train = {"token_budget": 10**7, **train}
-        job = make_job(tmp_path, global_batch_size=batch, **train)
-        return resolve(job, runtime, config).notes
-
-    text = (
-        "a step waits for the host: a GPU's share of it is 109 tokens, and launching "
-        "costs the time of about 57,668. Raise train.global_batch_size"
-    )
-    assert notes(PAIR, batching="grouped") == (text,)  # padded: no graphs
-    assert notes(PAIR, batch=8_502, batching="grouped") == ()
-    assert notes() == notes(PAIR) == notes(PAIR, cuda_graphs=False) == ()
-
-
 @pytest.mark.parametrize(("batch", "multiple"), [(16, 256), (1_818, 256), (1_819, 512)])
 def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
     """And rows of a rank to a quarter more than its share."""

@@ -11,7 +11,6 @@ from scipy.stats import binom
 from torch import nn
 from transformers import Trainer
 
-from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.benchmark.measuring.driver import Driver
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
@@ -348,23 +347,6 @@ def test_hash_dropout_takes_the_place_of_dropout_and_keeps_the_mean():
     assert torch.equal(model(torch.ones(200, 500)), out)  # same seed, same mask
     model.eval()
     assert torch.equal(model(torch.ones(3)), torch.ones(3))
-
-
-def test_a_bad_step_says_all_that_is_needed():
-    bad = health.BadStep(
-        step=41,
-        row_ids=GlobalBatches(100, 10, seed=0).rows(4),
-        learning_rate=0.001,
-        loss=math.nan,
-        grad_norm=math.inf,
-        last_checkpoint=None,
-    )
-    text = str(bad.error())
-    assert text.startswith(
-        "step 41: loss or gradient is not finite (last loss nan, gradient norm inf) at "
-        "learning rate 0.001; rows of the batch: "
-    )
-    assert "and 2 more" in text and "there is no checkpoint yet" in text
 
 
 def test_health_warnings():

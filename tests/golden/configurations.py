@@ -116,12 +116,10 @@ TRAININGS: dict[str, dict[str, Any]] = {
     # optimizers and schedules
     "sgd": of(optimizer="sgd", learning_rate=0.1),
     "adafactor": of(optimizer="adafactor"),
-    "muon": of(optimizer="muon", learning_rate=3e-4),
     "unfused": of(fused_optimizer=False, adam_beta1=0.8, adam_beta2=0.95),
     "cosine": of(schedule="cosine", min_learning_rate_share=0.1, warmup_fraction=0.3),
     "constant": of(schedule="constant", max_grad_norm=None, weight_decay=0.5),
     "wsd": of(schedule="wsd", decay_fraction=0.5, learning_rate_at_batch=64),
-    "layer decay": of(layer_decay=0.5),
     "frozen": of(freeze=["embeddings", "encoder.layer.[0-0]"]),
     "checkpointed layers": of(gradient_checkpointing=True),
     # losses

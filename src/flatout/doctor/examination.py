@@ -108,10 +108,10 @@ class Patient:
             return None
 
     def _shared_memory(self) -> Finding:
-        from flatout.engine.batches.loader import shared_memory_bytes, workers_a_rank
+        from flatout.engine.batches.loader import resolve_workers, shared_memory_bytes
 
         train, count = self.settings.train, processes_here(self.settings)
-        workers = workers_a_rank(train.loader, self.torch.gpus > 0, count)
+        workers = resolve_workers(train.loader, self.torch.gpus > 0, count)
         length = self.settings.max_length
         needed = shared_memory_bytes(
             train.loader, workers, train.global_batch_size, length

@@ -51,9 +51,9 @@ INDENT = 10
 
 
 class LineHandler(logging.Handler):
-    """Print one line per message on the console that draws the progress line. In a
-    terminal, long messages continue below their text; Rich's own handler would wrap at
-    80 columns without a terminal."""
+    """Print one line per message on Rich's console. In a terminal, long messages
+    continue below their text; Rich's own handler would wrap at 80 columns without a
+    terminal."""
 
     def __init__(self) -> None:
         super().__init__()

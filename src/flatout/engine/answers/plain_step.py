@@ -147,7 +147,7 @@ def _plain_optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
     """Return AdamW or SGD of PyTorch; for any other, the run's own on this model."""
     train = job.settings.train
     rate = train.peak_learning_rate
-    if train.layer_decay or train.optimizer not in ("adamw", "sgd"):
+    if train.optimizer not in ("adamw", "sgd"):
         optimizer = build_optimizer(model, train, fused=False, capturable=False)
         set_learning_rate(optimizer, rate)
         return optimizer

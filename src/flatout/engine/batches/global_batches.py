@@ -192,12 +192,12 @@ class Planner:
         """Assign rows to the emptiest bin, longest first (LPT: Graham 1969)."""
         bins = -(-int(lengths.sum()) // (self.token_budget * self.world_size))
         while True:
-            dealt, fullest = _deal(lengths, bins * self.world_size)
+            contents, fullest = _fill_bins(lengths, bins * self.world_size)
             if fullest <= self.token_budget:
                 break
             bins += 1
         ranks = tuple(
-            tuple(dealt[rank :: self.world_size]) for rank in range(self.world_size)
+            tuple(contents[rank :: self.world_size]) for rank in range(self.world_size)
         )
         return Plan(ranks)
 
@@ -210,9 +210,11 @@ class Planner:
         else:
             cuts = self._cuts(np.maximum.reduceat(lengths[order], begins))
         ranks = range(self.world_size)
-        return Plan(tuple(tuple(self._dealt(order, c, r) for c in cuts) for r in ranks))
+        return Plan(
+            tuple(tuple(self._rank_rows(order, c, r) for c in cuts) for r in ranks)
+        )
 
-    def _dealt(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
+    def _rank_rows(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
         """Rows of one rank in the slots of `cut`; the order of the ranks alternates
         between slots, so that no rank gets the longer row every time."""
         slots = np.arange(*cut)
@@ -231,7 +233,7 @@ class Planner:
         return greedy_cuts(slot_lengths, self.token_budget)
 
 
-def _deal(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
+def _fill_bins(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
     """Fill `bins` bins almost equally; also return the fullest bin's tokens."""
     heap = [(0, index) for index in range(bins)]
     contents: list[list[int]] = [[] for _ in range(bins)]

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from flatout.engine.batches.collation import StepBatch, StepRows, StepRun
 from flatout.engine.batches.ring import InPlaces, Ring
-from flatout.engine.machine.environment import free_shared_memory_bytes, usable_cores
+from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.parameters import LoaderSettings, SettingsError
+from flatout.engine.parameters import LoaderSettings
 
 BATCHES_A_WORKER = 2
 """Number of batches per worker for an estimate; fewer are too noisy."""
@@ -46,7 +46,7 @@ class WorkerTimes:
         self._workers = num_workers
         shared = mmap.mmap(-1, max(1, num_workers) * 2 * np.dtype(np.float64).itemsize)
         self._sums = np.frombuffer(shared, np.float64).reshape(-1, 2)
-        self._told = np.zeros(2)
+        self._counted = np.zeros(2)
         self._batch_s = 0.0
 
     def add(self, worker: int, batches: int, seconds: float) -> None:
@@ -56,10 +56,10 @@ class WorkerTimes:
     def batch_s(self) -> float:
         """Seconds between two batches if workers never wait, over the batches since the
         last call with enough of them; 0 if unknown or without workers."""
-        made, busy_s = self._sums.sum(axis=0) - self._told
+        made, busy_s = self._sums.sum(axis=0) - self._counted
         if made and (made >= self._least or not self._batch_s):
             self._batch_s = float(busy_s / made / self._workers)
-            self._told += (made, busy_s)
+            self._counted += (made, busy_s)
         return self._batch_s
 
 
@@ -67,27 +67,16 @@ MAX_AUTO_WORKERS = 4
 
 
 def resolve_workers(
-    settings: LoaderSettings, runtime: Runtime, *, decodes: bool = False
+    settings: LoaderSettings, is_cuda: bool, ranks_here: int, *, decodes: bool = False
 ) -> int:
     """Number of workers for `auto`: 0 on a CPU, because a worker needs a core of the
     step (measured: collation is under 1 % of a step); with a GPU up to half of a rank's
     cores, and all of them if rows are decoded."""
-    local = runtime.ranks.local_world_size
-    return workers_a_rank(settings, runtime.is_cuda, local, decodes=decodes)
-
-
-def workers_a_rank(
-    settings: LoaderSettings,
-    is_cuda: bool,
-    local_world_size: int,
-    *,
-    decodes: bool = False,
-) -> int:
     if settings.num_workers != "auto":
         return settings.num_workers
     if not is_cuda:
         return 0
-    cores = usable_cores() // max(1, local_world_size)
+    cores = usable_cores() // max(1, ranks_here)
     if decodes:
         return max(1, cores)
     return max(1, min(MAX_AUTO_WORKERS, cores // 2))
@@ -118,9 +107,10 @@ class StepLoader:
 
     def __post_init__(self) -> None:
         decodes = getattr(self.data.rows, "decodes", False)
-        self.num_workers = resolve_workers(self.settings, self.runtime, decodes=decodes)
-        if not self._in_ring:
-            check_shared_memory(self.data, self.settings, self.num_workers)
+        is_cuda, ranks = self.runtime.is_cuda, self.runtime.ranks.local_world_size
+        self.num_workers = resolve_workers(
+            self.settings, is_cuda, ranks, decodes=decodes
+        )
         self.times = WorkerTimes(self.num_workers)
 
     def __iter__(self) -> Iterator[StepBatch]:
@@ -288,21 +278,3 @@ def _ready(run: StepRun, copied: Any) -> StepRun:
     current.wait_event(copied)
     run.buffer.record_stream(current)
     return run
-
-
-def check_shared_memory(
-    data: StepRows, settings: LoaderSettings, num_workers: int
-) -> None:
-    """Check the space in /dev/shm for batches. Raises SettingsError."""
-    free = free_shared_memory_bytes()
-    if not num_workers or free is None:
-        return
-    run = batch_bytes(data) * run_steps(data)
-    needed = run * num_workers * settings.prefetch_factor
-    if needed > free:
-        raise SettingsError(
-            f"train.loader: {num_workers} workers x {settings.prefetch_factor} batches "
-            f"ahead need up to {needed / 2**20:.0f} MiB of /dev/shm, "
-            f"{free / 2**20:.0f} MiB are free: lower num_workers or prefetch_factor, "
-            "or give the container more (docker run --shm-size)"
-        )

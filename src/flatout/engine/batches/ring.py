@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SPARE = 3
 """Extra slots: for the batch in use, for the one that the device copies, and for the
 one that is requested."""
-BESIDE_BYTES = 128
+EXTRA_BYTES = 128
 """Bytes per row for targets, labels and crops. A larger batch is sent normally."""
 
 
@@ -68,7 +68,7 @@ class Ring:
     def of(cls, data: StepRows, ahead: int) -> Ring:
         """Ring for batches of `data`, of which `ahead` are in progress."""
         rows = -(-data.batches.batch_size // data.planner.world_size)
-        row_bytes = data.rows.row_bytes + BESIDE_BYTES  # type: ignore[attr-defined]
+        row_bytes = data.rows.row_bytes + EXTRA_BYTES  # type: ignore[attr-defined]
         return cls(ahead + SPARE, rows * row_bytes + 64 * ALIGNMENT)
 
     def __len__(self) -> int:

@@ -29,7 +29,6 @@ from flatout.engine.files.atomic_write import (
     sync,
 )
 from flatout.engine.files.content_key import file_hash
-from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -105,71 +104,27 @@ def best_folder(step: int) -> str:
     return f"best-{step:09d}"
 
 
-class Alone:
-    """Communication between the ranks that write a checkpoint, if there is only one."""
-
-    def broadcast(self, value: Any) -> Any:
-        """Return the main rank's value."""
-        return value
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Return the values of all ranks on the main rank, None on others."""
-        return [value]
-
-
 def write_checkpoint(
-    folder: Path,
-    manifest: Manifest,
-    fill: Callable[[Path], list[str]],
-    ranks: Alone | None = None,
-) -> Checkpoint | None:
-    """Write the files of all `ranks`, which `fill` writes and names, and their manifest
-    to `folder/step-...`. Returns None except on the main rank."""
-    ranks = ranks or Alone()
+    folder: Path, manifest: Manifest, fill: Callable[[Path], list[str]]
+) -> Checkpoint:
+    """Write the files, which `fill` writes and names, and their manifest to
+    `folder/step-...`."""
     target = folder / step_folder(manifest.step)
-    hidden = ranks.broadcast(hidden_path(target))
-    fault: Exception | None = None
+    hidden = hidden_path(target)
     try:
         hidden.mkdir(parents=True, exist_ok=True)
-        manifest.files.update(_facts(hidden, fill(hidden)))
-    except Exception as error:  # the others wait for this rank's answer
-        fault = error
-    answers = ranks.gather((manifest.files, fault and first_line(fault)))
-    if answers is None:
-        return None
-    try:
-        if fault is not None:
-            raise fault
-        _seal(hidden, manifest, answers)
+        for name in fill(hidden):
+            path = hidden / name
+            sync(path)
+            manifest.files[name] = [path.stat().st_size, file_hash(path)]
+        (hidden / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+        sync(hidden / MANIFEST)
+        sync(hidden)
         replace_atomically(hidden, target)
     except BaseException:
         remove(hidden)
         raise
     return Checkpoint(target, manifest)
-
-
-def _facts(hidden: Path, names: list[str]) -> dict[str, list[Any]]:
-    for name in names:
-        sync(hidden / name)
-    return {n: [(hidden / n).stat().st_size, file_hash(hidden / n)] for n in names}
-
-
-def _seal(hidden: Path, manifest: Manifest, answers: list[Any]) -> None:
-    """Write the manifest once all ranks have written their part."""
-    for rank, (files, fault) in enumerate(answers):
-        if fault is not None:
-            raise CheckpointError(f"rank {rank}: {fault}")
-        manifest.files.update(files)
-        for name, (size, _) in files.items():
-            path = hidden / name
-            if not path.is_file() or path.stat().st_size != size:
-                raise CheckpointError(
-                    f"{name} of rank {rank} is not in {hidden.parent}: a model sharded "
-                    "over several machines needs a folder that all of them see"
-                )
-    (hidden / MANIFEST).write_text(manifest.text(), encoding="utf-8")
-    sync(hidden / MANIFEST)
-    sync(hidden)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flatout.engine.checkpoints.checkpoint_folder import (
-    Alone,
     Checkpoint,
     Manifest,
     prune,
@@ -27,14 +26,11 @@ class CheckpointWriter:
         self,
         folder: Path,
         keep: int,
-        ranks: Alone | None = None,
         sealed: Callable[[Checkpoint], None] = lambda _: None,
     ) -> None:
-        """`ranks`: all that write a part, if there are several. `sealed` is called on
-        the main rank with each checkpoint."""
+        """`sealed` is called with each checkpoint."""
         self._folder = folder
         self._sealed = sealed
-        self._ranks = ranks
         self._keep = keep
         self._thread: threading.Thread | None = None
         self.newest: Checkpoint | None = None
@@ -65,9 +61,7 @@ class CheckpointWriter:
 
     def _write(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        written = write_checkpoint(self._folder, manifest, write, self._ranks)
-        if written is None:  # only the main rank gets it
-            return
+        written = write_checkpoint(self._folder, manifest, write)
         self.newest = written
         self._sealed(written)
         try:

@@ -51,7 +51,10 @@ class Resume:
             return None
         check_identity(found.folder, found.manifest, self.identity)
         forget_finished(self.folder)
-        self._set_aside(*self._names_kept(found))
+        newest = best = ""
+        if found.folder.parent.resolve() == self.folder.resolve():
+            newest, best = found.folder.name, found.manifest.best or ""
+        self._set_aside(newest, best)
         self._fetch_best(found)
         return found
 
@@ -74,11 +77,6 @@ class Resume:
             )
         return found
 
-    def _names_kept(self, found: Checkpoint) -> tuple[str, str]:
-        if found.folder.parent.resolve() != self.folder.resolve():
-            return "", ""
-        return found.folder.name, found.manifest.best or ""
-
     def _set_aside(self, newest: str, best: str) -> None:
         late = [p for p in step_folders(self.folder) if p.name > newest]
         late += [p for p in self.folder.glob("best-*") if p.name > best]
@@ -98,7 +96,7 @@ class Resume:
             ]
             write_folder(
                 self.folder / name,
-                lambda hidden: _copy_files(files, hidden),
+                lambda hidden: [shutil.copy2(path, hidden) for path in files],
             )
 
 
@@ -125,18 +123,20 @@ def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str
     unknown = {n: defaults[n] for n in identity if n in defaults}
     # Earlier versions kept no digest of a custom task's code.
     unknown |= {n: v for n, v in identity.items() if n.startswith("code of ")}
-    before = {**unknown, **found}
+    # Earlier versions had more settings, which count if they were set.
+    known = {n: v for n, v in found.items() if n in identity or v is not None}
+    before = {**unknown, **known}
     return differing({**before, **_raised(before, identity)}, identity)
 
 
 def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers of steps and epochs that are larger now."""
-    known = [name for name in LENGTHS if name in before]
-    return {n: identity[n] for n in known if _is_raised(before[n], identity[n])}
-
-
-def _is_raised(before: float | None, now: float | None) -> bool:
-    return before is not None and now is not None and now > before
+    raised = {}
+    for name in LENGTHS:
+        earlier, now = before.get(name), identity[name]
+        if earlier is not None and now is not None and now > earlier:
+            raised[name] = now
+    return raised
 
 
 def glimpse(wanted: str, folder: Path) -> Checkpoint | None:
@@ -151,11 +151,6 @@ def glimpse(wanted: str, folder: Path) -> Checkpoint | None:
         except CheckpointError:
             continue
     return None
-
-
-def _copy_files(files: list[Path], target: Path) -> None:
-    for path in files:
-        shutil.copy2(path, target)
 
 
 def open_named(wanted: str) -> Checkpoint:

@@ -21,7 +21,6 @@ from flatout.engine.guard.differences import (
 )
 from flatout.engine.parameters import GuardSettings, Settings
 
-MEAN = "samples_per_s"
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 PROBE = "cpu_probe_ms"
@@ -138,94 +137,60 @@ def _against(
     baseline_rate: float,
     settings: GuardSettings,
 ) -> Verdict:
-    rate_pct = 100 * median(rates) / baseline_rate
-    found = differences(baseline, now)
-    excuse = _excuse(now, rates, baseline_rate, found, settings)
-    state = _state(rate_pct, excuse, settings)
-    begin = (
-        f"guard: {_rate_text(now, median(rates))}, {rate_pct:.0f} % of the baseline's "
-        f"{baseline_rate:.0f} (run {baseline.name}, {baseline.run_id})"
+    rate, found = median(rates), differences(baseline, now)
+    rate_pct = 100 * rate / baseline_rate
+    text = (
+        f"guard: {rate:.0f} samples/s in the median window, {rate_pct:.0f} % of the "
+        f"baseline's {baseline_rate:.0f} (run {baseline.name}, "
+        f"{baseline.run_id})"
     )
-    step_pct = _step_pct(now, baseline)
+    before, here = baseline.figures.get(STEP), now.figures.get(STEP)
+    step_pct = 100 * here / before if before and here else None
     if step_pct is not None:
-        begin += f"; a step needs {step_pct:.0f} % of its time"
-    ends = {
-        "healthy": "",
-        "fast": _fast_text(settings),
-        "busy": f". No alarm: {excuse}",
-        "slow": _slow_text(found, settings),
-    }
-    return Verdict(
-        state, begin + ends[state], baseline.run_id, rate_pct, step_pct, found
-    )
-
-
-def _rate_text(now: TrackedRun, rate: float) -> str:
-    """Rate of the median window, with the mean that the report shows."""
-    mean = now.figures.get(MEAN)
-    shown = f" (mean {mean:.0f})" if mean else ""
-    return f"{rate:.0f} samples/s in the median window{shown}"
-
-
-def _state(rate_pct: float, excuse: str | None, settings: GuardSettings) -> State:
+        text += f"; a step needs {step_pct:.0f} % of its time"
+    state: State = "healthy"
     if rate_pct > settings.healthy_high_pct:
-        return "fast"
-    if rate_pct >= settings.healthy_low_pct:
-        return "healthy"
-    return "busy" if excuse else "slow"
+        state = "fast"
+        if settings.baseline is not None:
+            text += ". guard.baseline still names the slower run: set it to this one"
+    elif rate_pct < settings.healthy_low_pct:
+        upper = quantiles(rates, n=4, method="inclusive")[2]
+        excuse = _excuse(now, rate_pct, 100 * upper / baseline_rate, found, settings)
+        state = "busy" if excuse else "slow"
+        text += f". No alarm: {excuse}" if excuse else _slow_text(found, settings)
+    return Verdict(state, text, baseline.run_id, rate_pct, step_pct, found)
 
 
 def _excuse(
     now: TrackedRun,
-    rates: Sequence[float],
-    baseline_rate: float,
+    rate_pct: float,
+    upper_pct: float,
     found: Sequence[Difference],
     settings: GuardSettings,
 ) -> str | None:
-    """Reason outside of the settings for a low rate; None if a setting explains it."""
+    """Return a reason outside of the settings for a low rate; None if a setting differs
+    or there is no such reason. `upper_pct`: the upper quartile of the windows."""
     if any(d.is_setting and not d.name.startswith("git_") for d in found):
         return None
     wait_pct = now.figures.get(WAIT, 0.0)
     if wait_pct > BUSY_WAIT_PCT:
-        return (
-            f"the training thread had no core for {wait_pct:.0f} % of the time, other "
-            "programs run here"
-        )
-    slower = next((d.ratio or 1.0 for d in found if d.name == PROBE), 1.0)
-    if 100 * slower * median(rates) / baseline_rate >= settings.healthy_low_pct:
-        return (
-            f"a fixed piece of work between steps needed {100 * slower:.0f} % of its "
-            "time, too: the cores were slower, or shared with a neighbour"
-        )
-    upper_pct = 100 * quantiles(rates, n=4, method="inclusive")[2] / baseline_rate
+        return f"other programs had the cores for {wait_pct:.0f} % of the time"
+    slower = next((d for d in found if d.name == PROBE), None)
+    if slower and (slower.ratio or 1.0) * rate_pct >= settings.healthy_low_pct:
+        return str(slower)
     if upper_pct >= settings.healthy_low_pct:
         return f"a quarter of its windows reach {upper_pct:.0f} %"
     return None
 
 
-def _step_pct(now: TrackedRun, baseline: TrackedRun) -> float | None:
-    before, here = baseline.figures.get(STEP), now.figures.get(STEP)
-    return 100 * here / before if before and here else None
-
-
-def _fast_text(settings: GuardSettings) -> str:
-    if settings.baseline is None:
-        return ". It is the baseline from now on"
-    return ". guard.baseline still names the slower run: give this one's id, or null"
-
-
 def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
-    band = f"{settings.healthy_low_pct:g} to {settings.healthy_high_pct:g} %"
     if not found:
         return (
-            f". Healthy is {band}. No recorded setting differs: look at what else "
-            "runs on the machine (top, nvidia-smi) and at the disk"
+            ". No recorded setting differs: look at what else runs on the machine "
+            "(top, nvidia-smi) and at the disk"
         )
-    shown = [f"\n  {difference}" for difference in found[: settings.max_differences]]
-    more = len(found) - len(shown)
-    rest = f"\n  and {more} more, in guard.json" if more else ""
+    shown = "".join(f"\n  {one}" for one in found[: settings.max_differences])
     return (
-        f". Healthy is {band}. What differs:{''.join(shown)}{rest}\n"
-        "Set the parameters back; or, if this is intended, set guard.baseline to the "
-        "run's id"
+        f". What differs (all {len(found)} are in guard.json):{shown}\nSet the "
+        "parameters back; or, if this is intended, set guard.baseline to the run's id"
     )

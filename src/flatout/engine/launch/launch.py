@@ -78,25 +78,20 @@ def run_job(job: TrainJob) -> TrainResult:
 def launch(job: TrainJob) -> TrainResult:
     """Train `job` in this process, or in one process per device."""
     distributed = job.settings.train.distributed
-    _fetch_mirrored(job)
+    train_settings = job.settings.train
+    url, resume = train_settings.checkpoint.mirror, train_settings.resume
+    if url and resume == "auto" and distributed.machine_rank == 0:
+        fetch_newest(url, job.work_folder, identity(job))
     if environment.launched_from_outside():
         return _train_with_launcher(job)
-    if job.settings.train.resume not in ("auto", "never"):
-        open_named(job.settings.train.resume)  # refused before any process starts
+    if resume not in ("auto", "never"):
+        open_named(resume)  # refused before any process starts
     processes = resolve_processes(distributed)
     if processes * distributed.num_machines > 1:
         return _start_ranks(job, processes)
     result = train(job, set_up(job.settings.runtime))
     write_result(job, result)
     return result
-
-
-def _fetch_mirrored(job: TrainJob) -> None:
-    """Download the newest checkpoint of the mirror, if it is newer than those here."""
-    settings = job.settings.train
-    url, machine = settings.checkpoint.mirror, settings.distributed.machine_rank
-    if url and settings.resume == "auto" and machine == 0:
-        fetch_newest(url, job.work_folder, identity(job))
 
 
 def resolve_processes(settings: DistributedSettings) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from flatout.engine.checkpoints.checkpoint_folder import (
@@ -21,11 +20,11 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     step_folders,
 )
 from flatout.engine.checkpoints.resume import differing
-from flatout.engine.files.atomic_write import child, write_text
+from flatout.engine.files.atomic_write import write_text
 from flatout.engine.files.content_key import file_hash
 from flatout.engine.train.loop import TrainResult
 from flatout.engine.train.recording.report import LogPoint, TrainReport
-from flatout.engine.train.setup.identity import execution, result_identity
+from flatout.engine.train.setup.identity import result_identity
 from flatout.engine.train.setup.job import TrainJob
 
 logger = logging.getLogger(__name__)
@@ -35,8 +34,7 @@ def write_result(job: TrainJob, result: TrainResult) -> None:
     """Write the result to the job's folder; its checkpoints are then useless."""
     fields: dict[str, Any] = {
         "identity": result_identity(job),
-        "execution": execution(job),
-        "files": _file_facts(result.model_folder, result.last_model_folder),
+        "files": _hashes(result),
         "model_folder": result.model_folder.name,
         "last_model_folder": result.last_model_folder.name,
         "report": asdict(result.report),
@@ -71,11 +69,16 @@ def take_over(job: TrainJob) -> TrainResult | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         if differences := differing(fields["identity"], result_identity(job)):
-            _tell_lost(path, differences)
+            if path.name == RESULT:
+                logger.warning(
+                    "a finished training in %s was never collected; a new one starts, "
+                    "because of %s",
+                    *(path.parent, "; ".join(differences)),
+                )
             return None
-        _check_files(job.work_folder, fields.get("files", {}))
         result = _parse(job, fields)
-        others = differing(fields.get("execution", {}), execution(job))
+        if fields["files"] != _hashes(result):
+            raise ValueError("a model was changed after it was written")
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -88,40 +91,19 @@ def take_over(job: TrainJob) -> TrainResult | None:
         result.report.validation_loss,
         result.report.test_loss,
     )
-    if others:
-        logger.info("it was trained with other settings: %s", "; ".join(others))
     return result
 
 
-def _tell_lost(path: Path, differences: list[str]) -> None:
-    if path.name == RESULT:
-        logger.warning(
-            "a finished training in %s was never collected; a new one starts, because "
-            "of %s",
-            path.parent,
-            "; ".join(differences),
-        )
-
-
-def _file_facts(*folders: Path) -> dict[str, dict[str, str]]:
-    """Return hashes of the files in each folder, without sub-folders."""
+def _hashes(result: TrainResult) -> dict[str, dict[str, str]]:
+    """Return hashes of the files in each model's folder, without sub-folders."""
     return {
         folder.name: {
             path.name: file_hash(path)
             for path in sorted(folder.iterdir())
             if path.is_file()
         }
-        for folder in folders
+        for folder in (result.model_folder, result.last_model_folder)
     }
-
-
-def _check_files(folder: Path, facts: dict[str, dict[str, str]]) -> None:
-    """Raise ValueError if a model differs from the saved one."""
-    for name, files in facts.items():
-        for file, digest in files.items():
-            path = child(child(folder, name), file)
-            if file_hash(path) != digest:
-                raise ValueError(f"{path} was changed after it was written")
 
 
 def _parse(job: TrainJob, fields: dict[str, Any]) -> TrainResult:

@@ -212,7 +212,7 @@ def _saved_class(
 
 def _quiet_transformers() -> Any:
     """Import the library without progress bars for loading weights and writing shards,
-    which would break up the progress line."""
+    which would break up the log."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -71,20 +71,15 @@ class Demand:
         """Bytes of forward and backward, without weights and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
 
-    def peak(self, tokens: int, *, several: bool, graphs: bool = False) -> float:
-        """Peak bytes of steps with one or `several` micro-batches of at most `tokens`.
-        Recorded steps (`graphs`) have separate memory from other steps."""
-        kept = self.held + self.moments
-        step = self.passes(tokens) + (self.gradients if several else 0)
-        peak = max(kept + step, self.states)
-        return peak + (self.gradients + self.passes(tokens) if graphs else 0)
+    def peak(self, tokens: int) -> float:
+        """Peak bytes of steps with several micro-batches of at most `tokens`."""
+        kept = self.held + self.moments + self.gradients
+        return kept + max(self.passes(tokens), self.update)
 
-    def most_tokens(self, room: float, *, graphs: bool = False) -> int:
-        """Maximum tokens of one of several micro-batches, so that a step stays within
-        `room` bytes; 0 if no size does."""
+    def most_tokens(self, room: float) -> int:
+        """Maximum tokens of a micro-batch, so that a step stays within `room` bytes; 0
+        if no size does."""
         own = room - self.held - self.moments - self.gradients
-        if graphs:
-            own = (own - self.gradients) / 2
         if own < self.update or own < self.fixed:
             return 0
         return int((own - self.fixed) / max(self.per_token, 1e-9))

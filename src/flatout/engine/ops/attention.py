@@ -105,8 +105,8 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
     """Return whether tokens attend only to earlier ones. `given`: keywords of the model
     for its attention; `is_causal` of its config wins over the module's."""
-    told = given.get("is_causal")
-    return bool(getattr(module, "is_causal", False) if told is None else told)
+    wanted = given.get("is_causal")
+    return bool(getattr(module, "is_causal", False) if wanted is None else wanted)
 
 
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:

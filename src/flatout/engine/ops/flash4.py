@@ -35,7 +35,7 @@ def choose_flash_kernel(config: Any, device: torch.device, longest: int) -> None
     if device.type != "cuda":
         return
     is_active = current_flash_attention_impl() == NAME
-    wanted = flash4_fault(config, device, longest) is None
+    wanted = longest > ROWS_MAX_LENGTH and fits_flash4(config, device)
     if is_active and not wanted:
         restore_flash_attention_impl(_raise_warn=False)
     if wanted and not is_active:
@@ -52,22 +52,19 @@ def _activate() -> None:
     logger.info("rows of over %d tokens use FlashAttention 4", ROWS_MAX_LENGTH)
 
 
-def flash4_fault(config: Any, device: torch.device, longest: int) -> str | None:
-    """Reason why FlashAttention 4 is not used; None if it is."""
-    if longest <= ROWS_MAX_LENGTH:
-        return "rows are short"
-    if torch.cuda.get_device_capability(device)[0] not in CAPABILITIES:
-        return "it is made for NVIDIA's Hopper and Blackwell"
-    if torch.are_deterministic_algorithms_enabled():
-        return "it is not deterministic, as runtime.deterministic requires"
-    dropout = next((name for name in DROPOUTS if getattr(config, name, 0.0)), None)
-    if dropout:
-        return f"it has no dropout, and the model's {dropout} is not 0"
+def fits_flash4(config: Any, device: torch.device) -> bool:
+    """Return whether FlashAttention 4 supports the model, the device and the settings
+    (it is not deterministic), and is installed."""
     window = getattr(config, "sliding_window", None)
     # Narrow tiles handle shorter windows, which some models count to each side.
-    if window is not None and 2 * window + 1 > ROWS_MAX_WINDOW:
-        return "it has no windows in a backward pass"
-    return None if _is_installed() else "the package flash-attn-4 is not installed"
+    windowed = window is not None and 2 * window + 1 > ROWS_MAX_WINDOW
+    return not (
+        windowed
+        or any(getattr(config, name, 0.0) for name in DROPOUTS)
+        or torch.are_deterministic_algorithms_enabled()
+        or torch.cuda.get_device_capability(device)[0] not in CAPABILITIES
+        or not _is_installed()
+    )
 
 
 def _is_installed() -> bool:

@@ -22,6 +22,10 @@ REMOVED: dict[str, str] = {
     # train
     "train.error_analysis_every": "drop it: the pipeline evaluate writes "
     "wrong_predictions",
+    "train.layer_decay": "use train.freeze for the lowest layers, or a lower "
+    "train.learning_rate",
+    "train.optimizer=muon": "use train.optimizer=adamw, or the dotted path of an "
+    "optimizer of your own",
     "train.compile=late": "use train.compile=auto, or true for a long training",
     # benchmark
     "benchmark.mode=peers": "run python -m benchmarks.encoders in a checkout",
@@ -86,7 +90,6 @@ _NAMES = {
     "gradient_accumulation_steps per_device_train_batch_size train_batch_size",
     "train.gradient_checkpointing": "activation_checkpointing",
     "train.label_smoothing": "label_smoothing_factor",
-    "train.layer_decay": "layerwise_lr_decay llrd",
     "train.learning_rate": "base_lr lr max_lr",
     "train.loader.num_workers": "dataloader_num_workers workers",
     "train.loader.persistent_workers": "dataloader_persistent_workers",

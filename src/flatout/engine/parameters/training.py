@@ -136,19 +136,15 @@ class TrainSettings(SlowHabits):
     learning_rate_at_batch: Count | None = None
     """Global batch for which learning_rate is given. Others train at it times the
     square root of the ratio (Krizhevsky 2014). null: any trains at learning_rate."""
-    optimizer: Literal["adamw", "adafactor", "muon", "sgd"] | str = "adamw"
+    optimizer: Literal["adamw", "adafactor", "sgd"] | str = "adamw"
     """Optimizer of torch.optim, or the dotted path of another, such as
-    torch.optim.NAdam. muon: for matrices of layers, with adamw for the rest. Only adamw
-    is fused and runs in CUDA graphs."""
+    torch.optim.NAdam. Only adamw is fused and runs in CUDA graphs."""
     optimizer_options: dict[str, Any] = {}
     """Arguments of an optimizer given by its path, for example `{eps: 1.0e-6}`."""
     momentum: float | None = Field(None, ge=0, lt=1)
-    """Momentum of sgd and muon. null: 0.9 and 0.95."""
+    """Momentum of sgd. null: 0.9."""
     weight_decay: float = Field(0.01, ge=0)
     """Weight decay, except for biases and norms."""
-    layer_decay: float | None = Field(None, gt=0, le=1)
-    """Ratio of each layer's learning rate to that of the layer above; the last layer
-    and the modules after it use the whole rate. null: one rate for all."""
     freeze: list[str] = []
     """Regular expressions for names of modules that are not trained, for example
     `embeddings` and `encoder.layer.[0-5]`. The lowest need no backward pass."""
@@ -264,10 +260,9 @@ class TrainSettings(SlowHabits):
 
     @model_validator(mode="after")
     def _whole_matrices(self) -> TrainSettings:
-        needs_whole = self.optimizer in ("adafactor", "muon")
-        if needs_whole and self.distributed.strategy == "fsdp":
+        if self.optimizer == "adafactor" and self.distributed.strategy == "fsdp":
             raise ValueError(
-                f"optimizer {self.optimizer} needs whole matrices: set "
+                "optimizer adafactor needs whole matrices: set "
                 "distributed.strategy: ddp, or optimizer: adamw"
             )
         return self

@@ -42,7 +42,7 @@ from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Calibrated, RowAnswers, Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
-from flatout.engine.train.evaluate import Judging, evaluate
+from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.own_metrics import OwnMetrics
 from flatout.engine.train.recording.report import Evaluation
 from flatout.engine.train.setup.budgets import (
@@ -86,7 +86,7 @@ class Predictor:
             check_padding(model, self.task)
         self.settings = settings.predict
         own = OwnMetrics.of(settings.train, self.task)
-        self.judging = Judging(own)
+        self.own_metrics = own
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model, settings)
@@ -139,7 +139,9 @@ class Predictor:
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Return loss and figures of the task over all rows, in this process."""
         alone, planner = replace(self.runtime, ranks=Ranks()), self._planner
-        return evaluate(self._model, rows, planner, self._collator, alone, self.judging)
+        return evaluate(
+            self._model, rows, planner, self._collator, alone, self.own_metrics
+        )
 
     def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
         """Yield the same items; on a GPU the next is made while it processes one. A CPU

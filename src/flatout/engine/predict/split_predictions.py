@@ -219,7 +219,7 @@ def _answered(predictor: Predictor, rows: Any) -> tuple[Any, dict[str, Any]]:
             further["label_thresholds"] = task.calibration.thresholds
         logits = logits / np.float32(temperature)
     tensors = torch.from_numpy(logits), torch.from_numpy(labels)
-    sums = Sums(task, torch.device("cpu"), predictor.judging.own)
+    sums = Sums(task, torch.device("cpu"), predictor.own_metrics)
     sums.add(*tensors)
     found = sums.read(replace(predictor.runtime, ranks=Ranks()))
     judged = list(_judged(task, *tensors))

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,15 +35,6 @@ COMPARED_ROWS = 512
 of the global batch: losses of trainings of any size are comparable."""
 EVALUATION_EPOCH = 0
 """Epoch of random targets (masks): always the same, so that losses are comparable."""
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Settings of an evaluation."""
-
-    own: OwnMetrics | None = None
-    most_rows: int | None = None
-    """Limit of rows; None: all."""
 
 
 class Sums:
@@ -136,15 +126,17 @@ def evaluate(
     planner: Planner,
     collator: Collator,
     runtime: Runtime,
-    judging: Judging = Judging(),
+    own: OwnMetrics | None = None,
+    most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all rows; synchronise once, at the end. The model's mode is kept."""
+    """Evaluate all rows, or the longest `most_rows`, also with the metrics `own`;
+    synchronise once, at the end. The model's mode is kept."""
     compares = model.task.whole_batch
     order, size = np.arange(len(rows)), COMPARED_ROWS
     if not compares:
         order, size = np.argsort(-rows.lengths(order), kind="stable"), ROWS_AT_ONCE
-    order = order[: judging.most_rows]
-    sums = Sums(model.task, runtime.device, judging.own)
+    order = order[:most_rows]
+    sums = Sums(model.task, runtime.device, own)
     with evaluating(model):
         unused = GlobalBatches(len(rows), size, seed=0)
         step_rows = StepRows(rows, unused, planner, collator, runtime.ranks.rank)

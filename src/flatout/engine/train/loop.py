@@ -18,7 +18,7 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.adapters import has_adapter
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.train.evaluate import Judging, evaluate
+from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.keeping.oom import (
     evaluate_within_memory,
     evaluation_budget,
@@ -91,10 +91,8 @@ def train(
     announce(trainer)
     try_own_parts(trainer)
     recorder = make_recorder(trainer, begin_s)
-    with (
-        Session(trainer, recorder, group) as session,
-        Progress(trainer) as recorder.progress,
-    ):
+    recorder.progress = Progress(trainer)
+    with Session(trainer, recorder, group) as session:
         loader = start_or_resume(trainer, recorder, session)
         for batch in loader:
             try:
@@ -108,7 +106,7 @@ def train(
                 break  # early stopping
         test = finish(trainer, recorder, session)
     end = {**test.named("test"), "model": str(session.best_model)}
-    recorder.tell("end", trainer.total_steps, end)
+    recorder.notify("end", trainer.total_steps, end)
     return TrainResult(
         model_folder=session.best_model,
         last_model_folder=session.last_model,
@@ -207,7 +205,7 @@ def announce(trainer: Trainer) -> None:
         )
     logger.info(
         "training on %s x %d: %s (residual stream %s), %s, attention %s, compile %s, "
-        "graphs %s%s",
+        "graphs %s%s, %d threads",
         runtime.device_name,
         runtime.ranks.world_size,
         runtime.precision,
@@ -217,13 +215,12 @@ def announce(trainer: Trainer) -> None:
         resolved.compile,
         resolved.cuda_graphs,
         ", gradients exchanged at once" if resolved.flat_all_reduce else "",
-    )
-    logger.info(
-        "%d steps of %d samples, token budget %d, %d threads",
-        trainer.total_steps,
-        trainer.job.settings.train.global_batch_size,
-        resolved.token_budget,
         runtime.threads,
+    )
+    batch = trainer.job.settings.train.global_batch_size
+    logger.info(
+        "%d steps of %d samples, token budget %d",
+        *(trainer.total_steps, batch, resolved.token_budget),
     )
     for reason in filter(None, (resolved.budget_reason, resolved.compile_reason)):
         logger.info(reason)
@@ -237,23 +234,26 @@ def try_own_parts(trainer: Trainer) -> None:
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
     if own := OwnMetrics.of(train, task, tried=True):
-        judging = Judging(own, ROWS_TRIED)
-        found = evaluate_split(trainer, trainer.job.validation, judging)
+        found = evaluate_split(trainer, trainer.job.validation, own, ROWS_TRIED)
         check_metric(train, task, found.metrics)
 
 
 def evaluate_split(
-    trainer: Trainer, rows: SplitRows, judging: Judging | None = None
+    trainer: Trainer,
+    rows: SplitRows,
+    own: OwnMetrics | None = None,
+    most_rows: int | None = None,
 ) -> Evaluation:
-    train = trainer.job.settings.train
-    own = OwnMetrics.of(train, trainer.job.task)
-    chosen = judging or Judging(own)
+    """Evaluate all `rows` or `most_rows`; custom metrics are by default the job's."""
+    own = own or OwnMetrics.of(trainer.job.settings.train, trainer.job.task)
     return evaluate_within_memory(
-        trainer, rows, lambda: _evaluate_split(trainer, rows, chosen)
+        trainer, rows, lambda: _evaluate_split(trainer, rows, own, most_rows)
     )
 
 
-def _evaluate_split(trainer: Trainer, rows: SplitRows, judging: Judging) -> Evaluation:
+def _evaluate_split(
+    trainer: Trainer, rows: SplitRows, own: OwnMetrics | None, most_rows: int | None
+) -> Evaluation:
     settings, runtime = trainer.job.settings, trainer.runtime
     config = trainer.model.model.config
     budget = evaluation_budget(trainer, rows)
@@ -266,7 +266,8 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows, judging: Judging) -> Eval
             make_planner(settings, runtime, resolved),
             make_collator(trainer.job, runtime, resolved, config),
             runtime,
-            judging,
+            own,
+            most_rows,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from flatout.engine.parameters.own_parts import is_own, own_part
 NO_DECAY_DIMENSIONS = 1
 """Biases and norm weights have one dimension and do not decay (BERT, GPT-2)."""
 SGD_MOMENTUM = 0.9
-MUON_MOMENTUM = 0.95
 
 Groups = list[dict[str, Any]]
 
@@ -24,9 +22,7 @@ def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
     """Return `train.optimizer` with decay on matrices only. `fused`, `capturable`:
-    AdamW's. Raises SettingsError if layers are needed and the model names no layers."""
-    if settings.optimizer == "muon":
-        return MuonAndAdamW(model, settings)
+    AdamW's. Raises SettingsError for a custom one that cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     if settings.optimizer == "sgd":
         momentum = SGD_MOMENTUM if settings.momentum is None else settings.momentum
@@ -37,7 +33,14 @@ def build_optimizer(
         return _own_optimizer(groups, settings)
     if settings.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.peak_learning_rate)
-    return _adamw(groups, settings, fused=fused, capturable=capturable)
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.peak_learning_rate,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
+        fused=fused,
+        capturable=capturable,
+    )
 
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
@@ -76,131 +79,36 @@ def _optimizer_fault(made: Any, given: set[int]) -> str:
     return ""
 
 
-def _adamw(
-    groups: Groups, settings: TrainSettings, **options: Any
-) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov & Hutter 2019)."""
-    return torch.optim.AdamW(
-        groups,
-        lr=settings.peak_learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_epsilon,
-        **options,
-    )
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024) for the matrices of layers, at AdamW's scale of rates
-    (Liu et al. 2025), so that one learning rate fits both; AdamW for all others."""
-
-    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
-        momentum = MUON_MOMENTUM if settings.momentum is None else settings.momentum
-        depths = layer_depths(model)
-        inside = {n for n, depth in depths.items() if 0 < depth < max(depths.values())}
-        groups = parameter_groups(model, settings, apart=inside)
-        own = [group for group in groups if group["apart"]]
-        if len(own) in (0, len(groups)):
-            raise SettingsError(
-                "train.optimizer: muon needs matrices of layers to train, and others: "
-                "take a pattern out of train.freeze, or set adamw"
-            )
-        self._muon = torch.optim.Muon(
-            own,
-            lr=settings.peak_learning_rate,
-            momentum=momentum,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        self._adamw = _adamw([g for g in groups if not g["apart"]], settings)
-        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
-        self._muon.state = self._adamw.state = self.state  # shared by both
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step both; `closure` is ignored."""
-        self._muon.step()  # type: ignore[no-untyped-call]
-        self._adamw.step()
-
-
 def parameter_groups(
-    model: nn.Module,
-    settings: TrainSettings,
-    *,
-    capturable: bool = False,
-    apart: Collection[str] = (),
+    model: nn.Module, settings: TrainSettings, *, capturable: bool = False
 ) -> Groups:
-    """Return groups of the trained parameters, by decay, and by depth if `layer_decay`
-    is set. `apart`: names of parameters whose matrices are in separate groups."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    shares = _rate_shares(model, settings.layer_decay)
-    for name, parameter in model.named_parameters():
+    """Return groups of the trained parameters, by decay."""
+    found: dict[bool, dict[str, Any]] = {}
+    lr = settings.peak_learning_rate
+    for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
         is_matrix = parameter.dim() > NO_DECAY_DIMENSIONS
-        share, own = shares.get(name, 1.0), parameter.dim() == 2 and name in apart
         group = found.setdefault(
-            (is_matrix, own, share),
+            is_matrix,
             {
                 "params": [],
                 "weight_decay": settings.weight_decay if is_matrix else 0.0,
-                "lr": _lr(share * settings.peak_learning_rate, parameter, capturable),
-                "rate_share": share,
-                "apart": own,
+                # A CUDA graph reads it from the device.
+                "lr": torch.tensor(lr, device=parameter.device) if capturable else lr,
             },
         )
         group["params"].append(parameter)
     return list(found.values())
 
 
-def _lr(lr: float, parameter: Tensor, capturable: bool) -> Any:
-    if not capturable:
-        return lr
-    # A CUDA graph reads it from the device.
-    return torch.tensor(lr, dtype=torch.float32, device=parameter.device)
-
-
-def _rate_shares(model: nn.Module, decay: float | None) -> dict[str, float]:
-    """Return shares of the learning rate, by parameter: 1 for the last layer and the
-    head, and for each layer below `decay` times the one above (Clark et al. 2020)."""
-    if decay is None:
-        return {}
-    depths = layer_depths(model)
-    last = max(depths.values()) - 1
-    return {n: decay ** max(0, last - depth) for n, depth in depths.items()}
-
-
-def layer_depths(model: nn.Module) -> dict[str, int]:
-    """Return depths by parameter: 0 before the first layer, then 1, 2, ..., and one
-    more after the last. Raises SettingsError if the model has no list of layers."""
-    layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
-    if layers is None:
-        raise SettingsError(
-            "train.layer_decay and train.optimizer: muon need a model whose layers are "
-            "in a list: leave them out for this one"
-        )
-    inside = {
-        id(parameter): depth
-        for depth, layer in enumerate(layers, 1)
-        for parameter in layer.parameters()
-    }
-    return dict(_depths(model, inside, len(layers) + 1))
-
-
-def _depths(
-    model: nn.Module, inside: dict[int, int], behind: int
-) -> Iterator[tuple[str, int]]:
-    begun = False
-    for name, parameter in model.named_parameters():
-        begun = begun or id(parameter) in inside
-        yield name, inside.get(id(parameter), behind if begun else 0)
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of each group to its share of `lr`."""
+    """Set the rate of each group."""
     for group in optimizer.param_groups:
-        own = lr * group.get("rate_share", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(own)
+            group["lr"].fill_(lr)
         else:
-            group["lr"] = own
+            group["lr"] = lr
 
 
 class Updater:

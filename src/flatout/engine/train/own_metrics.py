@@ -73,22 +73,20 @@ class OwnMetrics:
             return self._refuse(
                 f"returns {type(found).__name__}, not a dict of numbers"
             )
-        figures = {name: number_of(value) for name, value in found.items()}
-        for name, value in figures.items():
+        figures = {}
+        for name, given in found.items():
+            value = number_of(given)
             if not isinstance(name, str) or value is None:
-                return self._refuse(f"returns {name!r}: {found[name]!r}: give a number")
+                return self._refuse(f"returns {name!r}: {given!r}: give a number")
             if not NAME.fullmatch(name):
                 return self._refuse(f"returns {name!r}: {NAME_RULE}")
             if name in self.taken:
                 return self._refuse(f"returns {name}, which is a figure of the task")
-        return {
-            n: v for n, v in figures.items() if v is not None and self._is_told(n, v)
-        }
-
-    def _is_told(self, name: str, value: float) -> bool:
-        if not math.isfinite(value):
-            logger.warning("%s: %s is %s and left out", PARAMETER, name, value)
-        return math.isfinite(value)
+            if math.isfinite(value):
+                figures[name] = value
+            else:
+                logger.warning("%s: %s is %s and left out", PARAMETER, name, value)
+        return figures
 
     def _refuse(self, what: str) -> dict[str, float]:
         message = f"{PARAMETER}: {self.path} {what}"

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.checkpoints.checkpoint_folder import Alone
 from flatout.engine.checkpoints.resume import differing
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
@@ -26,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 AGREE_EVERY_S = 1.0
 MOST_STEPS_APART = 256
-LONGEST_WRITE = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class ProcessGroup:
     settings: DistributedSettings
     control: Any
     compute_dtype: torch.dtype = torch.float32
-    writers: Alone | None = None
-    """Group in which each rank writes a part of a checkpoint."""
 
     @classmethod
     def join(cls, settings: DistributedSettings, runtime: Runtime) -> ProcessGroup:
@@ -65,12 +61,7 @@ class ProcessGroup:
         )
         _check_together(accelerator)
         control = torch.distributed.new_group(backend="gloo", timeout=timeout)
-        writers = None
-        if settings.strategy == "fsdp":  # it waits for the slowest disk
-            writers = Writers(
-                torch.distributed.new_group(backend="gloo", timeout=LONGEST_WRITE)
-            )
-        return cls(accelerator, settings, control, runtime.compute_dtype, writers)
+        return cls(accelerator, settings, control, runtime.compute_dtype)
 
     def wrap(self, model: TaskModel, compiled: Callable[..., Any] | None) -> nn.Module:
         """Return `model` for all ranks together; `compiled` compiles a module."""
@@ -202,24 +193,6 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(placed, tensor.requires_grad)
     return placed
-
-
-@dataclass(frozen=True)
-class Writers(Alone):
-    """Threads of all ranks that write parts of one checkpoint."""
-
-    group: Any
-
-    def broadcast(self, value: Any) -> Any:
-        box = [value]
-        torch.distributed.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
-
-    def gather(self, value: Any) -> list[Any] | None:
-        is_main = torch.distributed.get_rank() == 0
-        found = [None] * torch.distributed.get_world_size() if is_main else None
-        torch.distributed.gather_object(value, found, dst=0, group=self.group)
-        return found
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     config = build_model(job).config
     resolved = resolve(job, runtime, config)
     data = step_rows(job, runtime, resolved, config)
-    workers = resolve_workers(job.settings.train.loader, runtime)
+    ranks = runtime.ranks.local_world_size
+    workers = resolve_workers(job.settings.train.loader, runtime.is_cuda, ranks)
     rates = _loader_rates(job, runtime, data, spec.measure)
     spread = 100 * (max(rates) - min(rates)) / float(np.median(rates))
     notes = [f"windows differ by {spread:.0f} %"] if spread > SPREAD_LIMIT_PCT else []

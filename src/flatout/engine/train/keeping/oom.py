@@ -35,26 +35,22 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     """Give up CUDA graphs, which have separate memory; then halve the token budget: the
     global batch stays the same, in more micro-batches. Raises OutOfMemory if the
     settings do not allow it, or with several ranks; any other error unchanged."""
-    where = f"at step {step}"
     if not is_out_of_memory(error):
         raise error
+    how = f"out of memory at step {step}"
     if trainer.resolved.cuda_graphs:
-        _drop_graphs(trainer, error, where)
+        _drop_graphs(trainer, error, how)
     elif takes_whole_steps(trainer.model.model.config):
-        raise _too_large(trainer, where) from error
+        how += ", which BatchNorm needs as one batch"
+        raise _refusal(trainer, how, "train.global_batch_size smaller") from error
     else:
         budget = trainer.resolved.token_budget
-        half = _halved(trainer, trainer.data.rows, budget, error, where)
+        half = _halved(trainer, trainer.data.rows, budget, error, how)
         trainer.resolved = replace(trainer.resolved, token_budget=half)
         planner = replace(trainer.data.planner, token_budget=half)
         trainer.data = replace(trainer.data, planner=planner)
     trainer.optimizer.zero_grad(set_to_none=True)
     _free_failed_pass(trainer, error)
-
-
-def _too_large(trainer: Trainer, where: str) -> OutOfMemory:
-    how = f"out of memory {where}, which BatchNorm needs as one batch"
-    return OutOfMemory(_message(trainer, how, "train.global_batch_size smaller"), None)
 
 
 def evaluate_within_memory(
@@ -63,25 +59,20 @@ def evaluate_within_memory(
     """Run `evaluate`; if memory runs out, repeat it with half the tokens per batch,
     only for evaluations, since training steps fit; then without CUDA graphs. Raises the
     errors of `shrink`."""
+    how = "out of memory in an evaluation"
     while True:
         try:
             return evaluate()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            _shrink_evaluation(trainer, error, rows)
+            budget = evaluation_budget(trainer, rows)
+            if trainer.resolved.cuda_graphs and budget == _longest(trainer, rows):
+                _drop_graphs(trainer, error, how)
+            else:
+                half = _halved(trainer, rows, budget, error, how)
+                trainer.evaluation_budget = half
             _free_failed_pass(trainer, error)
-
-
-def _shrink_evaluation(
-    trainer: Trainer, error: RuntimeError | MemoryError, rows: SplitRows
-) -> None:
-    budget = evaluation_budget(trainer, rows)
-    if trainer.resolved.cuda_graphs and budget == _longest(trainer, rows):
-        _drop_graphs(trainer, error, "in an evaluation")
-    else:
-        half = _halved(trainer, rows, budget, error, "in an evaluation")
-        trainer.evaluation_budget = half
 
 
 def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:
@@ -90,14 +81,11 @@ def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:
     return max(most, _longest(trainer, rows))
 
 
-def _drop_graphs(
-    trainer: Trainer, error: RuntimeError | MemoryError, where: str
-) -> None:
-    if not _is_alone(trainer):
-        how = f"out of memory {where} with CUDA graphs"
-        message = _message(trainer, how, "train.cuda_graphs: false")
-        raise OutOfMemory(message, {"cuda_graphs": False}) from error
-    logger.warning("out of memory %s: continuing without CUDA graphs", where)
+def _drop_graphs(trainer: Trainer, error: BaseException, how: str) -> None:
+    if trainer.runtime.ranks.world_size > 1:
+        changed, how = {"cuda_graphs": False}, f"{how} with CUDA graphs"
+        raise _refusal(trainer, how, "train.cuda_graphs: false", changed) from error
+    logger.warning("%s: continuing without CUDA graphs", how)
     trainer.resolved = replace(trainer.resolved, cuda_graphs=False)
     trainer.stepper.drop_graphs()
 
@@ -110,31 +98,23 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
 
 
 def _halved(
-    trainer: Trainer,
-    rows: SplitRows,
-    budget: int,
-    error: RuntimeError | MemoryError,
-    where: str,
+    trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
+    """Return half of `budget`. Raises OutOfMemory for one of several ranks, for which
+    the others wait in the step: the launcher restarts all of them."""
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
-        raise OutOfMemory(
-            f"out of memory {where}: one row does not fit. Lower "
-            "tokenize.max_length, set train.gradient_checkpointing: true, or use a "
-            "smaller model",
-            None,
-        ) from error
-    if not _may_shrink(trainer):
-        how = f"out of memory {where} with token budget {budget}"
+        remedy = (
+            "a lower tokenize.max_length, or train.gradient_checkpointing: true, or "
+            "use a smaller model"
+        )
+        raise OutOfMemory(f"{how}: one row does not fit: set {remedy}", None) from error
+    how = f"{how} with token budget {budget}"
+    stops = trainer.job.settings.train.on_oom == "stop"
+    if stops or trainer.runtime.ranks.world_size > 1:
         remedy = f"train.token_budget: {half} (the global batch stays)"
-        message = _message(trainer, how, remedy)
-        raise OutOfMemory(message, {"token_budget": half}) from error
-    logger.warning(
-        "out of memory %s with token budget %d: continuing with %d",
-        where,
-        budget,
-        half,
-    )
+        raise _refusal(trainer, how, remedy, {"token_budget": half}) from error
+    logger.warning("%s: continuing with %d", how, half)
     return half
 
 
@@ -145,20 +125,12 @@ def _longest(trainer: Trainer, rows: SplitRows) -> int:
     return rows.facts.longest
 
 
-def _may_shrink(trainer: Trainer) -> bool:
-    """Return False for one of several ranks: the others wait for it in the step. The
-    launcher then restarts all ranks with the smaller budget."""
-    return trainer.job.settings.train.on_oom == "shrink" and _is_alone(trainer)
-
-
-def _is_alone(trainer: Trainer) -> bool:
-    return trainer.runtime.ranks.world_size == 1
-
-
-def _message(trainer: Trainer, how: str, remedy: str) -> str:
+def _refusal(
+    trainer: Trainer, how: str, remedy: str, to_try: dict[str, Any] | None = None
+) -> OutOfMemory:
     train, where = trainer.job.settings.train, ""
     if train.distributed.num_machines > 1:
         where = " on all machines"
     elif train.on_oom == "stop":
         where = ", or train.on_oom: shrink"
-    return f"{how}: set {remedy}{where}"
+    return OutOfMemory(f"{how}: set {remedy}{where}", to_try)

@@ -65,7 +65,6 @@ class Session:
         self._writer = CheckpointWriter(
             self.folder,
             keep,
-            group.writers if group else None,
             self._mirror.offer if self._mirror else lambda _: None,
         )
         every = settings.checkpoint.every_steps
@@ -84,7 +83,7 @@ class Session:
     def __exit__(self, kind: object, *_: object) -> None:
         self._writer.wait()
         self._wait_for_mirror()
-        (self._tell_saved if kind is None else self._note_saved)()
+        (self._report_saved if kind is None else self._note_saved)()
         self._lock.release()
         self._signals.__exit__()
         if kind is None and self._signals.received:
@@ -124,7 +123,7 @@ class Session:
             self._leave(done, decision.stop)
         if decision.save:
             self._save(done)
-        self._tell_saved()
+        self._report_saved()
 
     def keep_best(self, done: int, result: Evaluation) -> None:
         """Save the model as the best so far; on failure the previous best one stays."""
@@ -252,13 +251,13 @@ class Session:
             logger.warning(message)
         raise Interrupted(signum, message)
 
-    def _tell_saved(self) -> None:
+    def _report_saved(self) -> None:
         """Report a checkpoint that was completed since the last call to callbacks."""
         newest, before = self._writer.newest, self.recorder.last_checkpoint
         self._note_saved()
         if newest is not None and newest.folder != before:
             folder = {"folder": str(newest.folder)}
-            self.recorder.tell("checkpoint", newest.manifest.step, folder)
+            self.recorder.notify("checkpoint", newest.manifest.step, folder)
 
     def _note_saved(self) -> None:
         if self._writer.newest is not None:

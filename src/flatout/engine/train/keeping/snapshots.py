@@ -7,10 +7,10 @@ rate are functions of the step's number, so no data is stored.
     model.safetensors      parameters and buffers, fp32, by the model's own names
     optimizer.safetensors  `<parameter>/<key of its state>`, such as exp_avg and step
     ranks.safetensors      `<rank>/<generator>`, and the sums since the last log point
-    state.json             history, best evaluation, initial loss
+    state.json             history, best evaluation, initial loss, and the plain numbers
+                           that a custom optimizer keeps
 
-If weights are sharded, each rank writes its part (shards.py), and reads the part that
-it then has: no device and no host ever has a whole tensor of such a model.
+The main rank writes and reads it. Sharded tensors are gathered one by one.
 """
 
 from __future__ import annotations
@@ -19,29 +19,20 @@ import json
 import logging
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flatout.engine.checkpoints.checkpoint_folder import Checkpoint, CheckpointError
 from flatout.engine.checkpoints.shards import (
-    Offsets,
-    Shapes,
     fill_own_part,
-    is_any_sharded,
     load_whole,
-    own_parts,
-    part_name,
-    read_parts,
-    save_part,
-    stored_shapes,
-    stored_types,
+    whole_tensor,
 )
 from flatout.engine.machine.runtime import Runtime, seed_all
 from flatout.engine.models.adapters import has_adapter
@@ -55,10 +46,7 @@ logger = logging.getLogger(__name__)
 Named = dict[str, Tensor]
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 RANKS, STATE = "ranks.safetensors", "state.json"
-GROUPS = "optimizer_groups"
-NUMBER = "#"
-"""Separator between the name of a number and its type, for example `step#int`."""
-NUMBERS = {int: torch.int64, float: torch.float64}
+GROUPS, NUMBERS = "optimizer_groups", "optimizer_numbers"
 
 
 class UnsoundStateError(ValueError):
@@ -67,41 +55,31 @@ class UnsoundStateError(ValueError):
 
 @dataclass
 class Snapshot:
-    """One rank's part of a run's state, as a copy on the host."""
+    """A run's state, as a copy on the host of the main rank."""
 
-    model: Named
-    optimizer: Named
-    ranks: Named
-    """Empty on all ranks except the main one, like `state`."""
+    files: dict[str, Named]
+    """Tensors of MODEL, OPTIMIZER and RANKS."""
     state: dict[str, Any]
     first_bad_step: Tensor
-    rank: int = 0
-    offsets: Offsets | None = None
-    """Start of each part; None for whole tensors."""
     ready: Any = None
     """Event after the copies from the device; None if they are done."""
 
     def write(self, folder: Path) -> list[str]:
-        """Write this rank's files of a checkpoint; return their names. Raises
-        UnsoundStateError and OSError."""
+        """Write the files of a checkpoint; return their names. Raises UnsoundStateError
+        and OSError."""
         if self.ready is not None:
             self.ready.synchronize()
         self._check()
-        names = []
-        for name, tensors in ((MODEL, self.model), (OPTIMIZER, self.optimizer)):
-            names.append(part_name(name, self.rank))
-            save_part(tensors, folder / names[-1], self.offsets)
-        if self.rank > 0:
-            return names
-        save_file(self.ranks, folder / RANKS)
+        for name, tensors in self.files.items():
+            save_file(tensors, folder / name)
         text = json.dumps(self.state, default=vars)  # dataclasses become dicts
         (folder / STATE).write_text(text, encoding="utf-8")
-        return [*names, RANKS, STATE]
+        return [*self.files, STATE]
 
     def _check(self) -> None:
         if int(self.first_bad_step) < StepSums.NEVER:
             raise UnsoundStateError(f"step {int(self.first_bad_step)} was not finite")
-        for name, tensor in self.model.items():
+        for name, tensor in self.files[MODEL].items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise UnsoundStateError(f"{name} has values that are not finite")
 
@@ -117,49 +95,41 @@ class Snapshots:
     _buffers: Named = field(default_factory=dict)
 
     def take(self) -> Snapshot | None:
-        """Copy this rank's part of the state (all ranks must call it); None if it has
-        no part. The device copies before the next step changes the state; the host does
-        not wait."""
-        trainer, ranks = self.trainer, self.trainer.runtime.ranks
-        generators, sums = self._gather_generators(), _gather_sums(trainer)
-        model, optimizer = saved_tensors(trainer.model), _optimizer_tensors(trainer)
-        sharded = is_any_sharded(model)
-        if not (ranks.is_main or sharded):
-            return None
-        parts = {
-            kind: own_parts(tensors, is_main=ranks.is_main)
-            for kind, tensors in (("model", model), ("optimizer", optimizer))
+        """Copy the state (all ranks must call it); return it on the main rank. The
+        device copies before the next step changes the state; the host does not wait."""
+        trainer = self.trainer
+        shared = {**self._gather_generators(), "sums": _gather_sums(trainer)}
+        files = {
+            MODEL: saved_tensors(trainer.model),
+            OPTIMIZER: _optimizer_tensors(trainer),
+            RANKS: shared,
         }
         copied = {
-            kind: {
-                name: self._copy(f"{kind}/{name}", p.data) for name, p in own.items()
-            }
-            for kind, own in parts.items()
+            file: {n: self._copy(f"{file}/{n}", t) for n, t in tensors.items()}
+            for file, tensors in files.items()
         }
-        offsets = {n: p.offsets for own in parts.values() for n, p in own.items()}
         bad = self._copy("first_bad_step", trainer.stepper.sums.first_bad_step)
-        shared = {**generators, "sums": self._copy("sums", sums)}
-        return Snapshot(
-            **copied,
-            ranks=shared if ranks.is_main else {},
-            state=self._state() if ranks.is_main else {},
-            first_bad_step=bad,
-            rank=ranks.rank,
-            offsets=offsets if sharded else None,
-            ready=_event(trainer.runtime),
-        )
+        if not trainer.runtime.ranks.is_main:
+            return None
+        return Snapshot(copied, self._state(), bad, _event(trainer.runtime))
 
     def _state(self) -> dict[str, Any]:
-        """State of the recorder, and numbers in the optimizer's groups."""
-        groups = self.trainer.optimizer.param_groups
-        kept = [{n: v for n, v in g.items() if type(v) in NUMBERS} for g in groups]
-        return {**self.recorder.state(), GROUPS: kept}
+        """State of the recorder, and plain numbers of the optimizer."""
+        optimizer = self.trainer.optimizer
+        numbers = {
+            name: _numbers(optimizer.state.get(parameter, {}))
+            for name, parameter in self.trainer.model.named_parameters()
+        }
+        groups = [_numbers(group) for group in optimizer.param_groups]
+        return {**self.recorder.state(), GROUPS: groups, NUMBERS: numbers}
 
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None:
-            buffer = self._buffers[key] = _host_like(tensor)
-        return buffer.copy_(tensor.detach(), non_blocking=True)
+        whole = whole_tensor(tensor)  # gathered by all ranks, kept by one
+        if not self.trainer.runtime.ranks.is_main:
+            return torch.empty(0)
+        if key not in self._buffers:
+            self._buffers[key] = _host_like(whole)
+        return self._buffers[key].copy_(whole, non_blocking=True)
 
     def _gather_generators(self) -> Named:
         """Generators of all ranks, on the main rank."""
@@ -176,6 +146,10 @@ class Snapshots:
             for rank, state in enumerate(everybody)
             for name, tensor in state.items()
         }
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {n: v for n, v in values.items() if type(v) in (int, float)}
 
 
 def _host_like(tensor: Tensor) -> Tensor:
@@ -218,27 +192,7 @@ def _optimizer_tensors(trainer: Trainer) -> Named:
         for key, value in states.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-    return {**found, **_optimizer_numbers(trainer), **_scale_tensors(trainer)}
-
-
-def _optimizer_numbers(trainer: Trainer) -> Named:
-    """Plain numbers that a custom optimizer keeps by parameter."""
-    return {
-        f"{name}/{key}{NUMBER}{type(value).__name__}": torch.tensor(
-            value, dtype=NUMBERS[type(value)]
-        )
-        for name, parameter in trainer.model.named_parameters()
-        for key, value in trainer.optimizer.state.get(parameter, {}).items()
-        if type(value) in NUMBERS
-    }
-
-
-def _put_numbers_back(trainer: Trainer) -> None:
-    """Convert the tensors of `_optimizer_targets` back to plain numbers."""
-    for state in trainer.optimizer.state.values():
-        for key in [key for key in state if NUMBER in key]:
-            name, _, _ = key.partition(NUMBER)
-            state[name] = state.pop(key).item()
+    return {**found, **_scale_tensors(trainer)}
 
 
 def _scale_tensors(trainer: Trainer) -> Named:
@@ -294,28 +248,32 @@ def restore(
 ) -> int:
     """Restore the state of `checkpoint` (known to the main rank) on all ranks. Returns
     its step. Raises CheckpointError if it is of another model."""
-    folder = broadcast(checkpoint and checkpoint.folder, control)
-    is_main = trainer.runtime.ranks.is_main
+    runtime = trainer.runtime
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
-    _fill_from(folder, MODEL, saved_tensors(trainer.model), trainer, control)
-    shapes = broadcast(stored_shapes(folder, OPTIMIZER) if is_main else None, control)
-    # A custom optimizer may have state of any type; flatout's has its parameters'.
-    is_custom = is_own(trainer.job.settings.train.optimizer)
-    read = stored_types(folder, OPTIMIZER) if is_main and is_custom else {}
-    targets = _optimizer_targets(trainer, shapes, broadcast(read, control))
-    _fill_from(folder, OPTIMIZER, targets, trainer, control)
-    _put_numbers_back(trainer)
-    ranks = broadcast(dict(load_file(folder / RANKS)) if is_main else None, control)
+    model = saved_tensors(trainer.model)
+    fill_tensors(model, _read(checkpoint, MODEL), runtime, control)
+    moments = _read(checkpoint, OPTIMIZER)
+    targets = _optimizer_targets(trainer, broadcast(_without_data(moments), control))
+    if moments is not None:
+        moments = {name: t for name, t in moments.items() if name in targets}
+    fill_tensors(targets, moments, runtime, control)
+    ranks = broadcast(_read(checkpoint, RANKS), control)
     _restore_generators(trainer, ranks, step)
     _restore_sums(trainer, ranks["sums"])
     state = broadcast(checkpoint and _load_state(checkpoint), control)
     recorder.restore(state)
-    if is_custom:
-        for group, kept in zip(
-            trainer.optimizer.param_groups, state[GROUPS], strict=True
-        ):
-            group.update(kept)
+    if is_own(trainer.job.settings.train.optimizer):
+        _restore_numbers(trainer, state)
     return step
+
+
+def _restore_numbers(trainer: Trainer, state: dict[str, Any]) -> None:
+    optimizer = trainer.optimizer
+    for group, kept in zip(optimizer.param_groups, state[GROUPS], strict=True):
+        group.update(kept)
+    for name, parameter in trainer.model.named_parameters():
+        if kept := state[NUMBERS].get(name):
+            optimizer.state[parameter].update(kept)
 
 
 def _load_state(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -324,26 +282,12 @@ def _load_state(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**json.loads(text), "best_folder": checkpoint.manifest.best}
 
 
-def _fill_from(
-    folder: Path, name: str, targets: Named, trainer: Trainer, control: Any
-) -> None:
-    """Copy the contents of the files of `name` into `targets`. Each rank reads its part
-    of sharded tensors; otherwise the main rank reads and broadcasts."""
-    runtime, is_main = trainer.runtime, trainer.runtime.ranks.is_main
-    if is_any_sharded(named_tensors(trainer.model)):
-        there = stored_shapes(folder, name) if is_main else None
-        _check_shapes(targets, _wanted(there, targets, name), control)
-        read_parts(folder, targets, control)
-    else:
-        values = load_whole(folder, name) if is_main else None
-        fill_tensors(targets, _wanted(values, targets, name), runtime, control)
+def _read(checkpoint: Checkpoint | None, name: str) -> Named | None:
+    return None if checkpoint is None else load_whole(checkpoint.folder, name)
 
 
-def _wanted(found: Any, targets: Named, name: str) -> Any:
-    """All entries of a model; entries of the optimizer that are used."""
-    if found is None or name == MODEL:
-        return found
-    return {entry: value for entry, value in found.items() if entry in targets}
+def _without_data(tensors: Named | None) -> Named:
+    return {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
 
 
 def broadcast(value: Any, control: Any) -> Any:
@@ -361,8 +305,7 @@ def fill_tensors(
 ) -> None:
     """Copy `values` (of the main rank) into `targets` on every rank, in place, one at a
     time. Raises CheckpointError if names or shapes differ."""
-    there = None if values is None else {n: tuple(t.shape) for n, t in values.items()}
-    _check_shapes(targets, there, control)
+    _check_shapes(targets, values, control)
     for name, target in targets.items():
         whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
         if values is not None:
@@ -373,61 +316,45 @@ def fill_tensors(
         fill_own_part(target, whole)
 
 
-def _check_shapes(targets: Named, there: Shapes | None, control: Any) -> None:
-    """Compare with `there`, which only the main rank has. Raises CheckpointError."""
-    here = {name: tuple(tensor.shape) for name, tensor in targets.items()}
-    faults = [] if there is None else _shape_faults(here, there)
+def _check_shapes(targets: Named, found: Named | None, control: Any) -> None:
+    """Compare with `found`, which only the main rank has. Raises CheckpointError."""
+    here, there = _shapes(targets), _shapes(targets if found is None else found)
+    faults = [
+        f"{name}: {there.get(name, 'absent')} there, {here.get(name, 'absent')} here"
+        for name in sorted(here.keys() | there.keys())
+        if here.get(name) != there.get(name)
+    ]
     if faults := broadcast(faults, control):
         shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
         raise CheckpointError(f"the weights belong to another model: {shown}")
 
 
-def _shape_faults(here: Shapes, there: Shapes) -> list[str]:
-    return [
-        f"{name}: {there.get(name, 'absent')} there, {here.get(name, 'absent')} here"
-        for name in sorted(here.keys() | there.keys())
-        if here.get(name) != there.get(name)
-    ]
+def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _optimizer_targets(
-    trainer: Trainer, shapes: Mapping[str, Any], types: Mapping[str, torch.dtype]
-) -> Named:
+def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
     """Create the state that the optimizer would create at its first step, for the
-    entries in a checkpoint. An entry without a type has its parameter's."""
+    entries in a checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
-    for entry, shape in shapes.items():
+    for entry, like in stored.items():
         name, _, key = entry.rpartition("/")
         if name in parameters:
             state = trainer.optimizer.state[parameters[name]]
-            dtype = types.get(entry, parameters[name].dtype)
-            state[key] = targets[entry] = _empty_state(
-                trainer, parameters[name], key, tuple(shape), dtype
-            )
+            state[key] = _empty_state(trainer, parameters[name], key, like)
+            targets[entry] = state[key]
     return targets
 
 
-def _empty_state(
-    trainer: Trainer,
-    parameter: Tensor,
-    key: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> Tensor:
-    if key == "step" and dtype.is_floating_point:
-        resolved = trainer.resolved
-        on_device = resolved.fused_optimizer or resolved.cuda_graphs
-        device = parameter.device if on_device else torch.device("cpu")
-        return torch.zeros((), dtype=torch.float32, device=device)
-    for kind, number_type in NUMBERS.items():
-        if key.endswith(f"{NUMBER}{kind.__name__}"):
-            return torch.zeros((), dtype=number_type)
-    if shape == () and is_own(trainer.job.settings.train.optimizer):
-        return torch.zeros((), dtype=dtype)  # on the CPU, like PyTorch's
-    if shape == tuple(parameter.shape):  # sharded like the parameter
-        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.zeros(shape, dtype=dtype, device=parameter.device)
+def _empty_state(trainer: Trainer, parameter: Tensor, key: str, like: Tensor) -> Tensor:
+    if like.shape == parameter.shape and key != "step":  # sharded like the parameter
+        return torch.zeros_like(parameter, dtype=like.dtype, requires_grad=False)
+    resolved, device = trainer.resolved, parameter.device
+    counts_on_device = resolved.fused_optimizer or resolved.cuda_graphs
+    if not like.dim() and not counts_on_device:  # on the CPU, like PyTorch's
+        device = torch.device("cpu")
+    return torch.zeros_like(like, device=device)
 
 
 def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:

@@ -104,34 +104,27 @@ def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) 
     write_file(path, lambda hidden: pq.write_table(table, hidden))
     found = f"{table.num_rows} of {len(job.train)} train rows are suspect"
     write_text(path.with_suffix(".md"), _page(table.slice(0, SHOWN), found))
+    level = logging.INFO
+    remedy = "Correct their labels, or set split.drop_rows to a copy of the file"
     if table.num_rows > MOST_SUSPECT * len(job.train):
-        logger.warning(
-            "%s: %s. These are too many: the model has not learnt enough for an audit. "
-            "Train longer or with another learning rate before you leave rows out",
-            *(found, path),
-        )
-    else:
-        logger.info(
-            "%s: %s. Correct their labels, or leave them out: copy the file, and set "
-            "split.drop_rows to the copy",
-            *(found, path),
-        )
+        level = logging.WARNING
+        remedy = "Too many: the model has not learnt enough for an audit; train longer"
+    logger.log(level, "%s: %s. %s", found, path, remedy)
 
 
 def _page(table: Any, found: str) -> str:
     """Return the rows of `table` in Markdown."""
     names = [name for name in table.column_names if name != TEXT_HASH]
-    rows = [
-        [
-            printable(f"{row[name]:.3g}" if name == "score" else str(row[name]))
-            for name in names
-        ]
-        for row in table.to_pylist()
-    ]
+    rows = [[row[name] for name in names] for row in table.to_pylist()]
     lines = [names, ["---"] * len(names), *rows]
-    cells = ([cut(c.replace("|", "\\|"), CHARACTERS) for c in line] for line in lines)
+    cells = ([_cell(value) for value in line] for line in lines)
     body = "".join(f"| {' | '.join(line)} |\n" for line in cells)
     return f"# Suspect rows\n\n{found}; the worst {len(rows)}:\n\n{body}"
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return cut(printable(text).replace("|", "\\|"), CHARACTERS)
 
 
 def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:

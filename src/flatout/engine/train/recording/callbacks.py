@@ -29,7 +29,7 @@ class Callbacks:
         self._metrics = metrics
         self._callbacks = [(path, _made(path)) for path in paths]
 
-    def tell(self, event: str, step: int, values: Mapping[str, Any]) -> None:
+    def call(self, event: str, step: int, values: Mapping[str, Any]) -> None:
         """Call all with an `event` (log, evaluation, checkpoint, end) after a step."""
         found: dict[str, float] = {}
         for path, callback in self._callbacks:

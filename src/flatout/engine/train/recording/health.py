@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.rows.layout import Ints
 from flatout.engine.train.recording.report import LogPoint
 from flatout.engine.train.recording.timing import Rates, Window
 
@@ -23,45 +20,14 @@ thread trained two to six times as fast as two."""
 LOADER_WAIT_LIMIT_PCT = 25.0
 """Share of step time spent waiting for batches. On two cores, which workers share with
 the steps, 2 to 15 is usual."""
-ROWS_SHOWN = 8
 FEW_ROWS = 5
 """Minimum test rows per class: below, one row changes accuracy by over a fifth."""
-CLASSES_SHOWN = 5
 
 
 class NonFiniteError(RuntimeError):
     """Loss or gradient is NaN or infinite; the step was not applied."""
 
     exit_code = 5
-
-
-@dataclass(frozen=True)
-class BadStep:
-    """The first step that was not finite."""
-
-    step: int
-    row_ids: Ints
-    learning_rate: float
-    loss: float
-    grad_norm: float
-    last_checkpoint: Path | None
-
-    def error(self) -> NonFiniteError:
-        rows = ", ".join(str(row) for row in self.row_ids[:ROWS_SHOWN].tolist())
-        more = len(self.row_ids) - ROWS_SHOWN
-        saved = (
-            f"the last good checkpoint is {self.last_checkpoint}"
-            if self.last_checkpoint
-            else "there is no checkpoint yet"
-        )
-        return NonFiniteError(
-            f"step {self.step}: loss or gradient is not finite "
-            f"(last loss {self.loss:g}, gradient norm {self.grad_norm:g}) at "
-            f"learning rate {self.learning_rate:g}; rows of the batch: {rows}"
-            + (f" and {more} more" if more > 0 else "")
-            + f". The step was not applied and nothing of it was saved; {saved}. Lower "
-            "train.learning_rate, or look at these rows"
-        )
 
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
@@ -116,24 +82,16 @@ def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
 def few_rows_warning(
     counts: Mapping[str, int], label_names: Sequence[str]
 ) -> str | None:
-    """Warn about classes with too few test rows for a meaningful accuracy. `counts` has
-    the rows of each class, by its number as text."""
+    """Warn if the rarest class has too few test rows for a meaningful accuracy.
+    `counts` has the rows of each class, by its number as text; empty without classes.
+    """
     rows = {name: counts.get(str(n), 0) for n, name in enumerate(label_names)}
-    there = [name for name, count in rows.items() if count]
-    few = sorted((n for n in rows if rows[n] < FEW_ROWS), key=lambda n: (rows[n], n))
-    if len(there) == 1 < len(rows):
-        return (
-            f"all {rows[there[0]]} test rows are {there[0]!r}: test_accuracy compares "
-            "no classes.  Provide more rows, or raise split.fractions.test"
-        )
-    if not few:
+    rarest = min(rows, key=rows.__getitem__, default="")
+    if not counts or not rows or rows[rarest] >= FEW_ROWS:
         return None
-    shown = ", ".join(f"{name!r} {rows[name]}" for name in few[:CLASSES_SHOWN])
-    more = ", ..." if len(few) > CLASSES_SHOWN else ""
     return (
-        f"test_accuracy is imprecise for {len(few)} of {len(rows)} classes, which have "
-        f"fewer than {FEW_ROWS} test rows: {shown}{more}. Provide more rows, or "
-        "raise split.fractions.test"
+        f"test_accuracy is imprecise: the test split has {rows[rarest]} rows of the "
+        f"class {rarest!r}. Provide more rows, or raise split.fractions.test"
     )
 
 
@@ -160,17 +118,17 @@ class HealthWatch:
     """Reports each problem once, when it is first detected."""
 
     def __init__(
-        self, runtime: Runtime, chance_loss: float | None, num_workers: int
+        self, runtime: Runtime, chance_loss: float | None, num_workers: int = 0
     ) -> None:
         self._runtime = runtime
         self._chance_loss = chance_loss
-        self._num_workers = num_workers
-        self._told: dict[str, str] = {}
+        self.num_workers = num_workers
+        self._found: dict[str, str] = {}
 
     @property
     def warnings(self) -> list[str]:
         """Warnings in the order of detection."""
-        return list(self._told.values())
+        return list(self._found.values())
 
     def look(
         self,
@@ -190,17 +148,17 @@ class HealthWatch:
             "norm": grad_norm_warning(norms, has_learnt=learnt) if enough else None,
             "cpu": cpu_wait_warning(cpu_wait_pct, threads, on_cpu=on_cpu),
             "loader": loader_wait_warning(
-                waits if len(windows) >= FEWEST_POINTS else 0.0, self._num_workers
+                waits if len(windows) >= FEWEST_POINTS else 0.0, self.num_workers
             ),
         }
         for kind, text in found.items():
             if text:
-                self.tell(kind, text)
+                self.warn(kind, text)
 
-    def tell(self, kind: str, text: str) -> None:
+    def warn(self, kind: str, text: str) -> None:
         """Log a warning, once per `kind`."""
-        if kind in self._told:
+        if kind in self._found:
             return
-        self._told[kind] = text
+        self._found[kind] = text
         if self._runtime.ranks.is_main:
             logger.warning(text)

@@ -7,10 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
 from flatout.engine.machine.runtime import memory
 from flatout.engine.train.recording.report import LogPoint
 from flatout.engine.train.recording.timing import Window, seconds_of, steady
@@ -18,9 +14,8 @@ from flatout.engine.train.setup.assemble import Trainer
 
 logger = logging.getLogger(__name__)
 
-PLAIN_EVERY_S = 10.0
-"""Seconds between two lines that do not overwrite each other."""
-LIVE_EVERY_S = 0.5
+EVERY_S = 10.0
+"""Seconds between two lines."""
 EVALUATION_SPEEDUP = 3.0
 """Assumed speed of evaluation relative to a step, until it is measured."""
 WINDOWS_TO_JUDGE = 2
@@ -28,24 +23,12 @@ WINDOWS_TO_JUDGE = 2
 
 
 class Progress:
-    """Shows progress on the main rank: on a terminal one line that is overwritten,
-    elsewhere one line every 10 s, and the first and the last."""
+    """Logs progress on the main rank: one line every 10 s, the first and the last."""
 
-    def __init__(self, trainer: Trainer, console: Console | None = None) -> None:
-        runtime = trainer.runtime
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._told_of_deadline = False
+        self._has_warned = False
         self._next_s = -math.inf
-        self._live: Live | None = None
-        if runtime.ranks.is_main and runtime.ranks.world_size == 1:
-            self._live = _live_line(console)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def window(
         self,
@@ -59,25 +42,14 @@ class Progress:
         if not self._trainer.runtime.ranks.is_main:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
-        self._hold_against_deadline(point.elapsed_s + left_s, windows)
+        self._warn_of_deadline(point.elapsed_s + left_s, windows)
         now = time.monotonic()
         if now < self._next_s and point.step < self._trainer.total_steps:
             return
-        self._next_s = now + (LIVE_EVERY_S if self._live else PLAIN_EVERY_S)
+        self._next_s = now + EVERY_S
         memory_gib = memory(self._trainer.runtime)["peak_reserved_gib"]
-        line = progress_line(
-            point, self._trainer.total_steps, windows, memory_gib, left_s
-        )
-        self._show(line)
-
-    def _show(self, line: str) -> None:
-        if self._live is None:
-            logger.info(line)
-            return
-        if not self._live.is_started:
-            self._live.start()
-        text = Text(line, no_wrap=True, overflow="ellipsis")
-        self._live.update(text, refresh=True)
+        total = self._trainer.total_steps
+        logger.info(progress_line(point, total, windows, memory_gib, left_s))
 
     def _left_s(
         self, done: int, windows: Sequence[Window], start: int, evaluate_s: float
@@ -90,22 +62,22 @@ class Progress:
             return math.nan
         wall_s = sum(window.wall_s for window in chosen)
         every = evaluation_interval(self._trainer)
-        behind = evaluations(start, done - 1, total, every) * len(job.validation)
-        ahead = evaluations(done - 1, total, total, every) * len(job.validation)
-        if behind and evaluate_s:
-            row_s = evaluate_s / behind
+        evaluated = evaluations(start, done - 1, total, every) * len(job.validation)
+        to_come = evaluations(done - 1, total, total, every) * len(job.validation)
+        if evaluated and evaluate_s:
+            row_s = evaluate_s / evaluated
         else:
             samples = sum(window.samples for window in chosen)
             row_s = wall_s / max(1, samples) / EVALUATION_SPEEDUP
-        return (total - done) * wall_s / steps + (ahead + len(job.test)) * row_s
+        return (total - done) * wall_s / steps + (to_come + len(job.test)) * row_s
 
-    def _hold_against_deadline(self, whole_s: float, windows: Sequence[Window]) -> None:
+    def _warn_of_deadline(self, whole_s: float, windows: Sequence[Window]) -> None:
         deadline_hours = self._trainer.job.settings.train.deadline_hours
-        if deadline_hours is None or self._told_of_deadline:
+        if deadline_hours is None or self._has_warned:
             return
         if len(windows) < WINDOWS_TO_JUDGE or not whole_s > 3600 * deadline_hours:
             return
-        self._told_of_deadline = True
+        self._has_warned = True
         logger.warning(
             "At this rate training takes %s, evaluations included; "
             "train.deadline_hours is %g. Faster settings for this model, data and "
@@ -115,22 +87,6 @@ class Progress:
         )
 
 
-def _live_line(console: Console | None) -> Live | None:
-    """Line on the console that Kedro logs to, if that is a terminal."""
-    import rich
-
-    console = console or rich.get_console()
-    if not console.is_terminal:
-        return None
-    # Worker processes keep their own standard streams.
-    return Live(
-        console=console,
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-
-
 def progress_line(
     point: LogPoint,
     total_steps: int,
@@ -138,8 +94,7 @@ def progress_line(
     memory_gib: float,
     left_s: float,
 ) -> str:
-    """For example `step 40/900  18 s left  loss 1.2345  512 samples/s (mean 498)  ...`;
-    important parts come first, because a narrow terminal cuts the rest."""
+    """For example `step 40/900  18 s left  loss 1.2345  512 samples/s (mean 498)`."""
     begin, loss = f"step {point.step}/{total_steps}", f"loss {point.loss:.4f}"
     if not windows:
         return f"{begin}  {loss}  {memory_gib:.1f} GiB  (no rate yet)"

@@ -22,9 +22,12 @@ from flatout.engine.batches.loader import StepLoader
 from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.tasks import higher_is_better
-from flatout.engine.train.recording import health
 from flatout.engine.train.recording.callbacks import Callbacks
-from flatout.engine.train.recording.health import FIRST_POINTS, HealthWatch
+from flatout.engine.train.recording.health import (
+    FIRST_POINTS,
+    HealthWatch,
+    NonFiniteError,
+)
 from flatout.engine.train.recording.metrics_file import MetricsFile
 from flatout.engine.train.recording.progress import Progress
 from flatout.engine.train.recording.report import Evaluation, LogPoint
@@ -42,7 +45,8 @@ from flatout.engine.train.step import StepSums
 
 logger = logging.getLogger(__name__)
 
-TOLD = ("loss", "accuracy")
+ROWS_SHOWN = 8
+LOGGED = ("loss", "accuracy")
 """Evaluation figures in the log line; all others are only in the file."""
 
 
@@ -74,8 +78,6 @@ class Recorder:
     watch: Stopwatch = field(default_factory=Stopwatch)
     progress: Progress | None = None
     """Progress display; None: no display."""
-    health_watch: HealthWatch | None = None
-    """Health checks; None: no checks."""
 
     def __post_init__(self) -> None:
         runtime = self.trainer.runtime
@@ -85,6 +87,7 @@ class Recorder:
         self.conditions = Conditions(runtime)
         paths = job.settings.train.callbacks if runtime.ranks.is_main else []
         self.callbacks = Callbacks(paths, self.metrics) if paths else None
+        self.health_watch = HealthWatch(runtime, self.chance_loss)
         self._steps_since_log = 0
         self._loop_begin_s = 0.0
         self._elapsed_before_s = 0.0
@@ -104,7 +107,7 @@ class Recorder:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the output of `state`."""
         self.history = [LogPoint(**point) for point in state["history"]]
-        self.best = state["best"] and Evaluation.restored(state["best"])
+        self.best = state["best"] and Evaluation(**state["best"])
         self.best_folder = state["best_folder"]
         self.evaluations_without_best = state.get("evaluations_without_best", 0)
         self.initial_loss = state["initial_loss"]
@@ -119,8 +122,8 @@ class Recorder:
         """Begin the loop at `start_step`; rates are measured from here on."""
         self.start_step, self.loader = start_step, loader
         self.metrics.start(start_step)
-        workers = loader.num_workers if loader else 0
-        self.health_watch = HealthWatch(self.trainer.runtime, self.chance_loss, workers)
+        if loader is not None:
+            self.health_watch.num_workers = loader.num_workers
         self.compiled_before_s = compile_clock.seconds
         self._loop_begin_s = time.perf_counter()
         self.clock.begin()
@@ -140,11 +143,8 @@ class Recorder:
 
     def judge_health(self) -> None:
         """Warn of new problems, once each."""
-        if self.health_watch is not None:
-            wait_pct = self.conditions.figures()["cpu_wait_pct"]
-            self.health_watch.look(
-                self.initial_loss, self.history, self.windows, wait_pct
-            )
+        wait_pct = self.conditions.figures()["cpu_wait_pct"]
+        self.health_watch.look(self.initial_loss, self.history, self.windows, wait_pct)
 
     def step_begins(self) -> None:
         self.clock.step_begins()
@@ -182,7 +182,7 @@ class Recorder:
         self.conditions.sample()
         bad_step = int(figures["first_bad_step"])
         if bad_step < StepSums.NEVER:
-            raise self._bad_step(bad_step, figures).error()
+            raise self._non_finite(bad_step, figures)
         point = self._point(figures, batch, learning_rate)
         self.history.append(point)
         self._write(point)
@@ -196,26 +196,25 @@ class Recorder:
             spent_s = self.watch.seconds.get("evaluate", 0.0)
             self.progress.window(point, self.windows, self.start_step, spent_s)
         times = {"epoch": point.epoch, "elapsed_s": point.elapsed_s}
-        self.tell("log", point.step, point.as_metrics() | times)
+        self.notify("log", point.step, point.as_metrics() | times)
         return point
 
-    def tell(self, event: str, step: int, values: Mapping[str, Any]) -> None:
+    def notify(self, event: str, step: int, values: Mapping[str, Any]) -> None:
         """Call the callbacks, if there are any, outside of step time."""
         if self.callbacks is not None:
             with self.paused("callbacks"):
-                self.callbacks.tell(event, step, values)
+                self.callbacks.call(event, step, values)
 
     def _write(self, point: LogPoint) -> None:
         """Write a point; a mean over no target is no loss: warn and omit it."""
         metrics = point.as_metrics()
         if not self._steps_since_log:
             del metrics["train_loss"]
-            if self.health_watch is not None:
-                self.health_watch.tell(
-                    "targets",
-                    f"no row of the batches up to step {point.step} has a target: the "
-                    "model cannot learn from them, and their loss of 0 is void",
-                )
+            self.health_watch.warn(
+                "targets",
+                f"no row of the batches up to step {point.step} has a target: the "
+                "model cannot learn from them, and their loss of 0 is void",
+            )
         self.metrics.write(point.step, metrics)
 
     @contextmanager
@@ -234,11 +233,11 @@ class Recorder:
         self.metrics.write(done, named)
         self.judge_health()
         if self.trainer.runtime.ranks.is_main:
-            names = dict.fromkeys([*TOLD, self.trainer.job.settings.train.metric])
-            told = (f"validation_{name}" for name in names)
-            shown = "  ".join(f"{n} {named[n]:.4f}" for n in told if n in named)
+            names = dict.fromkeys([*LOGGED, self.trainer.job.settings.train.metric])
+            logged = (f"validation_{name}" for name in names)
+            shown = "  ".join(f"{n} {named[n]:.4f}" for n in logged if n in named)
             logger.info("step %d/%d  %s", done, self.trainer.total_steps, shown)
-        self.tell("evaluation", done, named)
+        self.notify("evaluation", done, named)
         return self._is_best(result)
 
     def _is_best(self, result: Evaluation) -> bool:
@@ -261,12 +260,11 @@ class Recorder:
         name = self.trainer.job.settings.train.metric
         if not math.isnan(result.value(name)) or name is None:
             return name
-        if self.health_watch is not None:
-            text = (
-                f"train.metric: {name} has no value on the validation split, as with "
-                "rows of one class: the model with the lowest loss is kept"
-            )
-            self.health_watch.tell("metric", text)
+        self.health_watch.warn(
+            "metric",
+            f"train.metric: {name} has no value on the validation split, as with rows "
+            "of one class: the model with the lowest loss is kept",
+        )
         return None
 
     @property
@@ -314,16 +312,18 @@ class Recorder:
             train_accuracy=figures["hits"] / judged if judged else None,
         )
 
-    def _bad_step(self, step: int, figures: dict[str, float]) -> health.BadStep:
+    def _non_finite(self, step: int, figures: dict[str, float]) -> NonFiniteError:
         trainer = self.trainer
-        settings = trainer.job.settings.train
-        return health.BadStep(
-            step=step,
-            row_ids=trainer.data.batches.rows(step),
-            learning_rate=learning_rate(settings, step, trainer.total_steps),
-            loss=read_loss(trainer),
-            grad_norm=figures["last_norm"],
-            last_checkpoint=self.last_checkpoint,
+        rows = trainer.data.batches.rows(step)
+        rate = learning_rate(trainer.job.settings.train, step, trainer.total_steps)
+        shown = ", ".join(map(str, rows[:ROWS_SHOWN].tolist()))
+        more = ", ..." if len(rows) > ROWS_SHOWN else ""
+        return NonFiniteError(
+            f"step {step}: loss or gradient is not finite (last loss "
+            f"{read_loss(trainer):g}, gradient norm {figures['last_norm']:g}) at "
+            f"learning rate {rate:g}; rows of the batch: {shown}{more}. The step was "
+            f"not applied; the newest checkpoint is {self.last_checkpoint}. Lower "
+            "train.learning_rate, or look at these rows"
         )
 
 

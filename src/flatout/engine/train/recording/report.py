@@ -49,13 +49,6 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     """Task metrics by name; `accuracy` is in [0, 1]."""
 
-    @classmethod
-    def restored(cls, state: dict[str, Any]) -> Evaluation:
-        """Read from a checkpoint; older ones store the accuracy separately."""
-        accuracy = state.pop("accuracy", None)
-        metrics = {} if accuracy is None else {"accuracy": accuracy}
-        return cls(**{"metrics": metrics, **state})
-
     def named(self, split: str) -> dict[str, float]:
         """Loss and metrics as `<split>_loss`, `<split>_accuracy`."""
         figures = {"loss": self.loss, **self.metrics}

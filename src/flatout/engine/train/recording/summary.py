@@ -24,7 +24,6 @@ from flatout.engine.train.recording.timing import (
     steady,
 )
 from flatout.engine.train.setup.assemble import Trainer
-from flatout.engine.train.setup.job import TrainJob
 
 logger = logging.getLogger(__name__)
 
@@ -144,18 +143,17 @@ def _warnings(recorder: Recorder) -> list[str]:
     """Warnings during the run, and those that are known only at its end."""
     trainer = recorder.trainer
     recorder.judge_health()
-    told = recorder.health_watch.warnings if recorder.health_watch else []
-    few = _few_rows(trainer.job)
+    found = recorder.health_watch.warnings
+    job = trainer.job
+    few = health.few_rows_warning(job.test.facts.label_counts, job.label_names)
     if few and trainer.runtime.ranks.is_main:
         logger.warning(few)
-    return [*trainer.resolved.notes, *told, *([few] if few else []), *recorder.warnings]
-
-
-def _few_rows(job: TrainJob) -> str | None:
-    counts = job.test.facts.label_counts
-    if not job.label_names or not counts:  # counts exist only for one class per row
-        return None
-    return health.few_rows_warning(counts, job.label_names)
+    return [
+        *trainer.resolved.notes,
+        *found,
+        *([few] if few else []),
+        *recorder.warnings,
+    ]
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,6 @@ from flatout.engine.models.flops import launch_tokens, sheet_tflops
 from flatout.engine.models.memory import estimate
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.setup.budgets import (
-    deviation,
     rank_tokens,
     token_budget,
 )
@@ -106,7 +106,9 @@ def _work(
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
     """Upper bound of shapes of packed steps: totals are within two standard deviations,
     which mean and maximum length limit (Bhatia & Davis 2000)."""
-    around = 4 * deviation(job, runtime)
+    largest, mean = job.train.facts.largest_sample, job.train.facts.mean_length
+    variance = rank_tokens(job, runtime) * max(0.0, largest - mean)
+    around = 4 * math.sqrt(variance)
     return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from flatout.engine.tasks import brings_head
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
+from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import takes_whole_steps
@@ -74,23 +75,10 @@ class Trainer:
 Compile = Callable[[nn.Module], nn.Module]
 
 
-class RanksTogether(Protocol):
-    """Operations across the ranks of a training (train/process_group.py)."""
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Return `value` of each rank."""
-
-    def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raises SettingsError if `facts` differ on a rank."""
-
-    def wrap(self, model: TaskModel, compiled: Compile | None) -> nn.Module:
-        """Compile `model` if requested, and prepare it for all ranks (DDP, FSDP)."""
-
-
 def assemble(
     job: TrainJob,
     runtime: Runtime,
-    group: RanksTogether | None = None,
+    group: ProcessGroup | None = None,
     plan: Callable[[Any], Planned] | None = None,
 ) -> Trainer:
     """Build a run: of a whole training with its `plan`, without one for measuring.
@@ -118,10 +106,11 @@ def assemble(
     stepper = _stepper(job, runtime, resolved, task_model, wrapped, noise)
     demand = None
     if runtime.is_cuda and _asks_for_memory(job, task_model):
-        kept = planned.token_budget if planned else None
-        found = fit(job, resolved, task_model, stepper, kept)
+        found = fit(job, resolved, task_model, stepper)
         found = together(found, group.all_gather(found) if group else [found])
-        resolved, demand = _within(found, resolved, stepper), found.demand
+        kept = planned.token_budget if planned else None  # and with it the same bits
+        resolved = _within(found, resolved, kept or found.token_budget)
+        demand = found.demand
     data = step_rows(job, runtime, resolved, task_model.model.config)
     total = data.batches.total_steps(train.epochs, train.max_steps)
     collect_as_usual()
@@ -132,7 +121,7 @@ def assemble(
 
 
 def seeded_model(
-    job: TrainJob, group: RanksTogether | None = None, *, empty: bool = False
+    job: TrainJob, group: ProcessGroup | None = None, *, empty: bool = False
 ) -> Any:
     """Build the same weights on all ranks. `empty`: sharded ones come from rank 0, and
     no other rank ever has all of them."""
@@ -155,7 +144,7 @@ def _resolved(
     runtime: Runtime,
     config: Any,
     planned: Planned | None,
-    group: RanksTogether | None,
+    group: ProcessGroup | None,
 ) -> ResolvedConfig:
     resolved = resolve(job, runtime, config, planned)
     if group:
@@ -217,16 +206,14 @@ def _stepper(
     )
 
 
-def _within(found: Fit, resolved: ResolvedConfig, stepper: Stepper) -> ResolvedConfig:
+def _within(found: Fit, resolved: ResolvedConfig, budget: int) -> ResolvedConfig:
     """Limit to the available memory. Raises SettingsError if no step fits."""
     if found.fault:
         raise SettingsError(found.fault)
-    resolved = resolved.within(found)
-    if not resolved.cuda_graphs:
-        stepper.drop_graphs()
-        if found.tight:
-            let_segments_grow()
-    return resolved
+    if found.tight and not resolved.cuda_graphs:
+        let_segments_grow()
+    reason = found.reason if budget == found.token_budget else ""
+    return replace(resolved, token_budget=budget, budget_reason=reason)
 
 
 def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:
@@ -286,8 +273,8 @@ def left_plain(task_model: TaskModel) -> tuple[str, ...]:
     ]
     if not (plain and has_adapter(task_model.model)):
         return ()
-    told = "; ".join(plain)
-    return (f"model.lora: adapted layers compute without these fused parts: {told}",)
+    shown = "; ".join(plain)
+    return (f"model.lora: adapted layers compute without these fused parts: {shown}",)
 
 
 def build_model(job: TrainJob, *, empty: bool = False) -> Any:

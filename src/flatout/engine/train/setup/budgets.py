@@ -86,16 +86,3 @@ def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
     """Mean number of tokens of a rank's share of a global batch."""
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     return rows * job.train.facts.mean_length
-
-
-def deviation(job: TrainJob, runtime: Runtime) -> float:
-    """Upper bound of the standard deviation of a rank's tokens per step."""
-    facts = job.train.facts
-    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
-    spread = facts.mean_length * (facts.largest_sample - facts.mean_length)
-    return math.sqrt(rows * max(0.0, spread))
-
-
-def step_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Upper bound of a rank's tokens in nearly all steps: mean plus two deviations."""
-    return rank_tokens(job, runtime) + 2 * deviation(job, runtime)

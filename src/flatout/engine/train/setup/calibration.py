@@ -20,7 +20,6 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.memory import Demand, guessed_tokens, line, moment_bytes
 from flatout.engine.models.model import TaskModel, forget_failed_pass, is_out_of_memory
 from flatout.engine.rows.layout import Ints
-from flatout.engine.train.setup.budgets import step_tokens
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.memory_fit import (
     ROOM,
@@ -45,29 +44,25 @@ FIRST_ROWS = 2
 
 
 def fit(
-    job: TrainJob,
-    resolved: ResolvedConfig,
-    model: TaskModel,
-    stepper: Stepper,
-    kept: int | None = None,
+    job: TrainJob, resolved: ResolvedConfig, model: TaskModel, stepper: Stepper
 ) -> Fit:
-    """Budget for this rank's GPU. `kept`: the budget of the run that is resumed. Passes
-    do not communicate, so a rank that runs out of memory blocks no other one."""
+    """Budget for this rank's GPU. Passes do not communicate, so a rank that runs out of
+    memory blocks no other one."""
     runtime, bounds = stepper.runtime, bounds_of(job, resolved, stepper)
-    wanted = Fit(resolved.token_budget, resolved.cuda_graphs)
+    wanted = resolved.token_budget
     sharded = job.settings.train.distributed.strategy == "fsdp"
     shards = runtime.ranks.world_size if sharded else 1
     room = ROOM * runtime.memory_within_reach
     guess = guessed_tokens(job.settings, model.model.config, room, shards)
     if sharded:  # a pass would gather weights of all ranks
-        return by_guess(wanted, bounds, guess, kept)
+        return by_guess(wanted, bounds, guess)
     linear = resolved.attention != "eager"  # eager stores all pairs of a row's tokens
-    if guess and linear and is_plenty(guess, bounds, graphs=resolved.cuda_graphs):
-        return wanted if kept is None else replace(wanted, token_budget=kept)
+    if guess and linear and is_plenty(guess, bounds):
+        return Fit(wanted)
     with undisturbed(model, stepper):
         start = FIRST_SHARE * guess if guess else FIRST_ROWS * bounds.least
         demand = Passes(job, resolved, model, stepper).demand(int(start), bounds, room)
-    return choose_budget(demand, bounds, runtime.memory_within_reach, wanted, kept)
+    return choose_budget(demand, bounds, runtime.memory_within_reach, wanted)
 
 
 def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Bounds:
@@ -77,9 +72,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
         longest = job.settings.max_length
     sample = longest * job.train.facts.most_sequences
     whole = -(-job.settings.train.global_batch_size // ranks) * sample
-    most = max(longest, min(resolved.token_budget, whole))
-    step = min(whole, step_tokens(job, stepper.runtime))
-    return Bounds(longest, most, whole > most or ranks > 1, step)
+    return Bounds(longest, max(longest, min(resolved.token_budget, whole)))
 
 
 @contextmanager

@@ -82,18 +82,6 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
     )
 
 
-def execution(job: TrainJob) -> dict[str, Any]:
-    """Settings that do not affect the result of `job`, by dotted name."""
-    kept_apart = ("train.resume", "train.evaluate_every", "train.audit")
-    return {
-        name: value
-        for name, value in by_path(job.settings.model_dump(mode="json"))
-        if is_in(name, in_role(EXECUTION))
-        and is_in(name, ("train", "runtime"))
-        and name not in kept_apart
-    }
-
-
 def agreed(job: TrainJob) -> dict[str, Any]:
     """Values that must be equal on all ranks: the identity, and how a step is divided,
     logged, evaluated and saved."""

@@ -10,13 +10,11 @@ from flatout.engine.models.memory import GIB, Demand, rounded_down
 ROOM = 0.9
 """Share of the available memory: gaps between blocks are unusable, and sizes differ
 from step to step."""
-KEPT_ROOM = 0.97
-"""A resumed run keeps its budget, and bitwise results, up to this share of memory."""
 TIGHT = 0.6
 """Share of memory above which gaps between blocks matter: up to a third of the steps'
 memory (H200)."""
 PLENTY = 1.5
-"""If this multiple of the estimate fits, no pass is measured."""
+"""If this multiple of the largest micro-batch fits by estimate, no pass is measured."""
 FOLLOWED = 0.7
 """Share of the predicted budget that is measured next."""
 FULL = 0.9
@@ -36,18 +34,13 @@ class Bounds:
     """Tokens of the longest row."""
     most: int
     """Maximum tokens of a micro-batch."""
-    several: bool
-    """True if gradients exist before a micro-batch of `most` tokens."""
-    step: float
-    """Maximum tokens of nearly all steps."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Settings that fit the memory, according to one rank."""
+    """Token budget that fits the memory, according to one rank."""
 
     token_budget: int
-    cuda_graphs: bool
     reason: str = ""
     demand: Demand | None = None
     """None if no pass was measured."""
@@ -56,78 +49,43 @@ class Fit:
     """Reason why no step can fit."""
 
 
-def is_plenty(guess: int, bounds: Bounds, *, graphs: bool) -> bool:
+def is_plenty(guess: int, bounds: Bounds) -> bool:
     """Return whether the `guess` far exceeds all possible needs."""
-    needed = max(bounds.most, 2 * bounds.step) if graphs else bounds.most
-    return guess >= PLENTY * needed
+    return guess >= PLENTY * bounds.most
 
 
 def choose_budget(
-    demand: Demand | None,
-    bounds: Bounds,
-    memory: int,
-    wanted: Fit,
-    kept: int | None = None,
+    demand: Demand | None, bounds: Bounds, memory: int, wanted: int
 ) -> Fit:
-    """Settings for `memory` bytes, at most those `wanted`. Graphs are kept if a step
-    fits twice, and the budget `kept` of a resumed run if it nearly fits."""
+    """Budget for `memory` bytes, at most the one `wanted`."""
     if demand is None:
-        return Fit(bounds.least, False, fault=_too_long("does not fit", bounds, memory))
+        return Fit(bounds.least, fault=_too_long(bounds, memory))
     if demand.states > memory:
-        return Fit(bounds.least, False, demand=demand, fault=_too_large(demand, memory))
-    room, graphs, told = ROOM * memory, wanted.cuda_graphs, ""
-    if graphs:
-        fitting = demand.most_tokens(room, graphs=True)
-        graphs = fitting >= min(bounds.step, bounds.most)
-        told = "" if graphs else "; no CUDA graphs, which would need the same again"
-
-    def peak(budget: int) -> float:
-        return expected_peak(demand, bounds, budget, graphs=graphs)
-
-    budget = wanted.token_budget
-    if peak(budget) > room:
-        fitting = demand.most_tokens(room, graphs=graphs)
-        budget = min(budget, rounded_down(fitting, bounds.least))
-    if kept is not None:
-        budget = kept if peak(kept) <= KEPT_ROOM * memory else min(kept, budget)
-    if peak(budget) > memory:
-        told = _too_long("hardly fits", bounds, memory)
-        return Fit(budget, graphs, told, demand, tight=True)
-    told = (
-        f"token budget {budget:,}: steps need about {peak(budget) / GIB:.1f} of the "
-        f"{memory / GIB:.1f} GiB of GPU memory within reach{told}"
+        return Fit(bounds.least, demand=demand, fault=_too_large(demand, memory))
+    room, budget = ROOM * memory, wanted
+    if demand.peak(min(budget, bounds.most)) > room:
+        budget = min(budget, rounded_down(demand.most_tokens(room), bounds.least))
+    peak = demand.peak(min(budget, bounds.most))
+    reason = (
+        f"token budget {budget:,}: steps need about {peak / GIB:.1f} of the "
+        f"{memory / GIB:.1f} GiB of GPU memory within reach"
     )
-    return Fit(budget, graphs, told, demand, tight=peak(budget) > TIGHT * memory)
-
-
-def expected_peak(
-    demand: Demand, bounds: Bounds, budget: int, *, graphs: bool = False
-) -> float:
-    """Predicted peak bytes of steps with `budget`."""
-    tokens = min(budget, bounds.most)
-    several = bounds.several or tokens < bounds.most
-    return demand.peak(tokens, several=several, graphs=graphs)
+    return Fit(budget, reason, demand, tight=peak > TIGHT * memory)
 
 
 def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """Settings that fit on all ranks, which must divide batches equally."""
+    """Budget that fits on all ranks, which must divide batches equally."""
     least = min(gathered, key=lambda fit: fit.token_budget)
-    graphs = all(fit.cuda_graphs for fit in gathered)
     tight = any(fit.tight for fit in gathered)
     fault = next((fit.fault for fit in gathered if fit.fault), "")
-    agreed = replace(least, cuda_graphs=graphs, tight=tight, fault=fault)
-    return replace(agreed, demand=own.demand)
+    return replace(least, tight=tight, fault=fault, demand=own.demand)
 
 
-def by_guess(
-    wanted: Fit, bounds: Bounds, guess: int | None, kept: int | None = None
-) -> Fit:
-    """Settings from an estimate, if passes cannot be measured; the budget `kept` of a
-    resumed run stays, and with it bitwise results."""
+def by_guess(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
+    """Budget from an estimate, if passes cannot be measured."""
     if guess is None or guess >= bounds.most:
-        return wanted if kept is None else replace(wanted, token_budget=kept)
-    budget = min(wanted.token_budget, rounded_down(guess, bounds.least))
-    return replace(wanted, token_budget=kept or budget, tight=True)
+        return Fit(wanted)
+    return Fit(min(wanted, rounded_down(guess, bounds.least)), tight=True)
 
 
 def points(
@@ -165,9 +123,9 @@ def _too_large(demand: Demand, memory: int) -> str:
     )
 
 
-def _too_long(fits: str, bounds: Bounds, memory: int) -> str:
+def _too_long(bounds: Bounds, memory: int) -> str:
     return (
-        f"one row of {bounds.least} tokens {fits} in the {memory / GIB:.1f} GiB "
+        f"one row of {bounds.least} tokens does not fit in the {memory / GIB:.1f} GiB "
         "of GPU memory within reach: set train.gradient_checkpointing: true, lower "
         "tokenize.max_length, or use a smaller model"
     )

@@ -22,11 +22,9 @@ from flatout.engine.train.setup.acceleration import (
 from flatout.engine.train.setup.budgets import (
     GPU_OVERHEAD_TOKENS,
     overhead_tokens,
-    rank_tokens,
     token_budget,
 )
 from flatout.engine.train.setup.job import TrainJob, without_targets
-from flatout.engine.train.setup.memory_fit import Fit
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,6 @@ class ResolvedConfig:
     def packed(self) -> bool:
         return self.strategy == "packed"
 
-    def within(self, fit: Fit) -> ResolvedConfig:
-        """Apply the limits of the memory."""
-        return replace(
-            self,
-            token_budget=fit.token_budget,
-            cuda_graphs=fit.cuda_graphs,
-            budget_reason=fit.reason,
-        )
-
     def agreed(self) -> dict[str, Any]:
         """Values that must be equal on all ranks, which would otherwise wait for each
         other forever, or divide a global batch differently."""
@@ -89,8 +78,6 @@ def resolve(
     notes += without_targets(job) + without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
-    if train.cuda_graphs == "auto" and not graphs:
-        notes += _launch_bound(job, runtime, config)
     if train.optimizer != "adamw":
         notes.append(
             f"train.optimizer {train.optimizer} has no fused kernel here: each step "
@@ -177,15 +164,3 @@ def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")
-
-
-def _launch_bound(job: TrainJob, runtime: Runtime, config: Any) -> list[str]:
-    """Advice if GPUs wait for the host, and graphs do not help."""
-    known = launch_tokens(width_of(config), runtime)
-    own = rank_tokens(job, runtime)
-    if own >= known:
-        return []
-    return [
-        f"a step waits for the host: a GPU's share of it is {own:,.0f} tokens, and "
-        f"launching costs the time of about {known:,}. Raise train.global_batch_size"
-    ]
