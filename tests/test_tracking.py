@@ -461,11 +461,11 @@ def test_trials_are_nested_runs(store, tmp_path, points):
     assert all(process_tags().items() <= run.data.tags.items() for run in nested)
     assert [(r.info.run_name, r.info.status, r.data.metrics) for r in nested] == [
         (
-            "a1_end_to_end_packed",
+            "a1_end_to_end",
             "FINISHED",
             {"samples_per_s": 120.5, "elapsed_s": 9.5},
         ),
-        ("b2_TF32-again_fixed", "FAILED", {"elapsed_s": 61.25}),
+        ("b2_TF32-again", "FAILED", {"elapsed_s": 61.25}),
     ]
     assert nested[1].data.params == {
         "trial_id": "b2",

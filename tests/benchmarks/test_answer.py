@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-import yaml
 
 from flatout.reports.answer import answer
 from flatout.reports.report import report_text
@@ -70,13 +69,3 @@ def test_each_mode_has_a_sentence(changes, sentence):
 def test_the_report_begins_with_the_answer():
     text = report_text(SUMMARY, pd.DataFrame(), LADDER)
     assert text.startswith("# Benchmark: tune\n\n**Tuned.**\n\n2026-01-02")
-
-
-def test_a_grid_ends_with_settings_to_paste():
-    parameters = {"train": {"token_budget": 8192, "loader": {"num_workers": 2}}}
-    tuned = {**SUMMARY["tuned"], "parameters": parameters}
-    summary = {**SUMMARY, "mode": "grid", "tuned": tuned}
-    text = report_text(summary, pd.DataFrame(), LADDER)
-    pasted = text.partition("```yaml\n")[2].partition("```")[0]
-    assert yaml.safe_load(pasted) == parameters
-    assert "```yaml" not in report_text(SUMMARY, pd.DataFrame(), LADDER)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from flatout.reports.comparisons import ladder_text, trials_text, with_values
 from flatout.reports.markdown import (
@@ -104,7 +103,7 @@ def _recommendation(summary: Summary) -> str:
     if picks:
         rows = [_pick(name, row, summary["memory_gib"]) for name, row in picks.items()]
         chosen = table(rows, with_values(PICKS, rows))
-        return section("Recommended", chosen, _hours(summary), _to_paste(summary))
+        return section("Recommended", chosen, _hours(summary))
     failed = summary["failed"]
     return section("Nothing to recommend", failure_text(failed)) if failed else ""
 
@@ -117,14 +116,6 @@ def _hours(summary: Summary) -> str:
         f"The steps of {counted(found['epochs'], 'epoch')} need "
         f"{time_text(found['hours_after'])}{f' instead of {before}' if before else ''}."
     )
-
-
-def _to_paste(summary: Summary) -> str:
-    """Return settings of a grid, for another parameters.yml than that of conf/tuned."""
-    tuned = summary["tuned"]
-    if summary["mode"] != "grid" or not tuned or not tuned["gained"]:
-        return ""
-    return f"```yaml\n{yaml.safe_dump(tuned['parameters'], sort_keys=False)}```"
 
 
 def _pick(name: str, row: Row, memory_gib: float | None) -> Row:

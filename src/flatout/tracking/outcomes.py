@@ -135,17 +135,12 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """Return `003_as-configured_packed_8192_b32_w0`: number, kind, strategy, token
-    budget, batch, workers; for a sweep `003_learning_rate-0.001`: number and swept
-    values."""
-    shown = "label" if row.get("label") else "kind"
-    columns = ("trial_id", shown, "strategy", "token_budget")
-    columns = (*columns, "global_batch_size", "num_workers")
-    marks = {"global_batch_size": "b", "num_workers": "w"}
-    parts = [f"{marks.get(name, '')}{row[name]}" for name in columns if name in row]
+    """Return `003_compute`: number, and label or kind; for a sweep
+    `003_learning_rate-0.001`: number and swept values."""
+    parts = [row.get("trial_id"), row.get("label") or row.get("kind")]
     swept = {name: value for name, value in row.items() if _is_swept(name)}
     parts += [f"{name.rsplit('.')[-1]}-{value}" for name, value in swept.items()]
-    return "_".join(parts)
+    return "_".join(str(part) for part in parts if part)
 
 
 def _is_swept(column: str) -> bool:

@@ -137,7 +137,7 @@ def _measured(
     trainer, batches = warm.driver.trainer, warm.feed.batches
     few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
     host_ms = launch_ms(trainer, batches, few)
-    phases = phase_ms(trainer, batches, few)
+    phases, peaks = phase_ms(trainer, batches, few), memory(runtime)
     if group:
         group.leave()
     return {
@@ -145,7 +145,8 @@ def _measured(
         **_compared(pairs),
         **phases,
         "host_ms": host_ms,
-        **_memory(runtime),
+        "peak_memory_gib": peaks["peak_allocated_gib"],
+        "reserved_memory_gib": peaks["peak_reserved_gib"],
         **_resolved_parameters(trainer, warm.feed),
         "tflops_per_s": efficiency(trainer, windows)["tflops_per_s"],
         "gpu_util_pct": sum(busy_pct) / len(busy_pct) if busy_pct else None,
@@ -189,15 +190,6 @@ def _rates(windows: list[Window]) -> dict[str, Any]:
         "io_ms": 1000 * median_window.wait_s / median_window.steps,
         "total_ms": 1000 * median_window.wall_s / median_window.steps,
         "total_ms_p90": Rates.over(windows).step_ms_p90,
-    }
-
-
-def _memory(runtime: Runtime) -> dict[str, Any]:
-    peaks = memory(runtime)
-    return {
-        "peak_memory_gib": peaks["peak_allocated_gib"],
-        "reserved_memory_gib": peaks["peak_reserved_gib"],
-        "allocation_retries": peaks["allocation_retries"],
     }
 
 
