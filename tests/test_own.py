@@ -211,7 +211,7 @@ def _text(file: Path) -> str:
 def test_its_steps_are_benchmarked(finished, conf):
     run(conf, finished, "--pipelines=benchmark")
     trials = pd.read_csv(finished / "08_reporting/benchmark_trials.csv")
-    assert trials["kind"].tolist() == ["device", "end_to_end", "end_to_end"]
+    assert trials["kind"].tolist() == ["end_to_end", "end_to_end"]
     assert set(trials["status"]) == {"ok"}
 
 

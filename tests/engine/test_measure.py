@@ -288,14 +288,6 @@ def test_the_loader_alone(job, tmp_path):
     assert figures["num_workers"] == 0
 
 
-def test_the_device_and_its_peak(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(probes, "PEAK_SECONDS", 0.05)
-    figures = probes.device(spec("device"), job, tmp_path)
-    assert figures["peak_tflops_measured"] > 0
-    assert figures["memory_gib"] > 0
-    assert figures["threads"] == 1
-
-
 def test_a_profile_leaves_a_trace_and_a_table(job, tmp_path):
     figures = probes.profile(spec("profile"), job, tmp_path)
     assert set(figures["files"]) == {"trace", "operators"}

@@ -106,7 +106,7 @@ def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path, warm_trials)
         "BaselineError: the reference ended with status 0: see this trial's log",
     )
     assert "no/such-folder" in Path(trial.log).read_text()
-    assert bench.run("device").ok
+    assert bench.run("compute").ok
 
 
 @pytest.mark.process

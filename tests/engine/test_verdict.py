@@ -43,12 +43,11 @@ def trial(**figures) -> TrialResult:
             {
                 "padding_pct": 40.0,
                 "mfu_pct": 20.0,
-                "share_of_measured_peak_pct": 25.0,
                 "gpu_util_pct": 99.0,
             },
             "compute",
             "waits 1 % for batches, 20 % of the data sheet's peak, "
-            "25 % of the measured peak, GPU busy 99 %, 40 % of the tokens are padding",
+            "GPU busy 99 %, 40 % of the tokens are padding",
         ),
     ],
 )

@@ -63,13 +63,8 @@ def _joined(*parts: str) -> str:
 
 def _head(summary: Summary) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in summary["versions"].items())
-    peaks = {
-        "peak by data sheet": summary["peak_tflops"],
-        "peak measured": summary.get("peak_tflops_measured"),
-    }
-    shown_peak = "".join(
-        f", {name} {peak:,.2f} TFLOP/s" for name, peak in peaks.items() if peak
-    )
+    peak = summary["peak_tflops"]
+    shown_peak = f", peak by data sheet {peak:,.2f} TFLOP/s" if peak else ""
     counts = ", ".join(
         f"{counted(n, 'trial')} {status}" for status, n in summary["trials"].items()
     )

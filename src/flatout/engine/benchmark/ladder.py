@@ -95,7 +95,6 @@ def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
 
 def ladder(bench: Bench) -> Iterator[Step]:
     """Climb the ladder; every rung is an end-to-end trial."""
-    bench.run("device", label="the device's peak")
     chosen, climb = rungs(bench.settings), Climb()
     slowest = with_changes(bench.settings, SLOW)
     measured = partial(compare, bench, slowest)

@@ -66,7 +66,6 @@ def _conditions(bench: Bench) -> dict[str, Any]:
         "memory_gib": bench.memory_gib,
         "memory_headroom": bench.options.memory_headroom,
         "peak_tflops": peak_tflops(bench.device),
-        "peak_tflops_measured": bench.peak_tflops_measured,
         "versions": versions(),
         "token_key": bench.files.data_key,
         "rows": bench.train_rows,

@@ -22,6 +22,8 @@ from flatout.engine.benchmark.trials.trial_spec import (
 )
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.launch.launch import resolve_processes
+from flatout.engine.machine.container import total_memory_bytes
+from flatout.engine.machine.driver import look_at_driver
 from flatout.engine.machine.environment import device_name, nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 from flatout.engine.parameters import BenchmarkSettings, Settings
@@ -89,20 +91,12 @@ class Bench:
     def device(self) -> str:
         return device_name()
 
-    @property
-    def peak(self) -> TrialResult | None:
-        """The trial of the device's peak."""
-        return next((t for t in self.results if t.kind == "device" and t.ok), None)
-
-    @property
-    def peak_tflops_measured(self) -> float | None:
-        """Measured TFLOPS of one device."""
-        return self.peak.figures["peak_tflops_measured"] if self.peak else None
-
-    @property
-    def memory_gib(self) -> float | None:
-        """Memory of the device, or of the machine."""
-        return self.peak.figures["memory_gib"] if self.peak else None
+    @cached_property
+    def memory_gib(self) -> float:
+        """Memory of a GPU, or of the machine."""
+        driver = look_at_driver() if nvidia_gpu_count() else None
+        size = driver.gpus[0].total_bytes if driver else total_memory_bytes()
+        return size / 2**30
 
     @property
     def elapsed_s(self) -> float:
@@ -204,11 +198,8 @@ class Bench:
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
         figures = dict(answer.figures)
-        tflops, peak = figures.get("tflops_per_s"), self.peak
-        same = peak and figures.get("precision") in (None, peak.precision)
-        figures["mfu_pct"] = _share_pct(tflops, peak_tflops(self.device))
-        measured = self.peak_tflops_measured if same else None
-        figures["share_of_measured_peak_pct"] = _share_pct(tflops, measured)
+        tflops, peak = figures.get("tflops_per_s"), peak_tflops(self.device)
+        figures["mfu_pct"] = 100 * tflops / peak if tflops and peak else None
         log = self.folder / trial.key / "log.txt"
         return replace(
             trial,
@@ -218,7 +209,3 @@ class Bench:
             log=str(log) if log.exists() else "",  # empty for a refused trial
             figures=figures,
         )
-
-
-def _share_pct(tflops: float | None, peak: float | None) -> float | None:
-    return 100 * tflops / peak if tflops and peak else None

@@ -123,7 +123,6 @@ def run_grid(search: Search) -> None:
     bench = search.bench
     plan = _combinations(bench)
     logger.info("%d combinations", len(plan))
-    bench.run("device", label="the device's peak")
     bench.run("end_to_end", label=CONFIGURED)
     full: list[Changes] = []
     for changes in plan:

@@ -47,7 +47,6 @@ class Tuned:
 
 def tune(bench: Bench) -> Tuned | None:
     """Return the best settings; None if not even one row at a time runs."""
-    bench.run("device", label="the device's peak")
     configured = bench.run("end_to_end", label=CONFIGURED)
     changes = _runnable(bench, configured)
     if changes is None:

@@ -140,8 +140,6 @@ def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict:
         parts.append(f"waits {100 * trial.io_ms / trial.total_ms:.0f} % for batches")
     if trial.mfu_pct is not None:
         parts.append(f"{trial.mfu_pct:.0f} % of the data sheet's peak")
-    if trial.share_of_measured_peak_pct is not None:
-        parts.append(f"{trial.share_of_measured_peak_pct:.0f} % of the measured peak")
     if trial.gpu_util_pct is not None:
         parts.append(f"GPU busy {trial.gpu_util_pct:.0f} %")
     if trial.padding_pct:

@@ -1,4 +1,4 @@
-"""Trials without training steps: only the loader, the memory, the device's peak."""
+"""Trials without rates of steps: only the loader, and a profile."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from flatout.engine.batches.loader import StepLoader, resolve_workers, run_steps
 from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Driver, Feed
 from flatout.engine.benchmark.measuring.windows import SPREAD_LIMIT_PCT
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
-from flatout.engine.machine.container import total_memory_bytes
 from flatout.engine.machine.runtime import Runtime, set_up
-from flatout.engine.models.flops import measured_tflops
 from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.train.setup.assemble import assemble, build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import step_rows
-
-PEAK_SECONDS = 1.0
 
 
 def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
@@ -72,21 +68,6 @@ def _loader_rates(
         runtime.synchronize()
         rates.append(samples / (time.perf_counter() - begin))
     return rates
-
-
-def device(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure the device's limits: matrix products in the run's precision, memory."""
-    runtime = set_up(job.settings.runtime)
-    memory = total_memory_bytes()
-    if runtime.is_cuda:
-        memory = torch.cuda.get_device_properties(runtime.device).total_memory
-    return {
-        "device": runtime.device_name,
-        "threads": runtime.threads,
-        "precision": runtime.precision,
-        "peak_tflops_measured": measured_tflops(runtime, PEAK_SECONDS),
-        "memory_gib": memory / 2**30,
-    }
 
 
 PROFILED_STEPS = 5

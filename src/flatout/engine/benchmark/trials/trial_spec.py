@@ -19,14 +19,13 @@ KINDS = {
     "compute": "measuring.measure:compute",
     "baseline": "measuring.measure:baseline",
     "loader": "measuring.probes:loader",
-    "device": "measuring.probes:device",
     "profile": "measuring.probes:profile",
     "train": "trials.trial:train_whole",
 }
 """The subject of a trial, and the function in this package that measures it: training
 end to end; only the rates of settings that were measured before, in one more process;
 steps on batches that are on the device already; the baseline of a rung, window by
-window; only the loader; the device's peak; the time of a few steps by operator; a whole
+window; only the loader; the time of a few steps by operator; a whole
 training (the sweep)."""
 Changes = dict[str, Any]
 """Settings by path, `train.token_budget`."""
@@ -109,7 +108,7 @@ COLUMNS = (
     "loader_samples_per_s",  # of a loader without steps
     "host_ms",  # for the host to launch a step (GPU)
     "first_step_s",  # cold: workers, first batch, compilation, first step
-    *("tflops_per_s", "share_of_measured_peak_pct"),
+    "tflops_per_s",
     "times_below",  # rate divided by that of the paired configuration
     "times_below_spread_pct",  # spread of the middle half of the pairs' ratios
     "elapsed_s",  # of the whole trial, including its process's start
