@@ -56,7 +56,7 @@ print(json.dumps({
     "classes": len(confusion["label_names"]),
     "run": runs["status"].tolist(),
     "trials": trials["samples_per_s"].tolist(),
-    "drawn": drawn,
+    "drawn": catalog.exists("token_figure"),
 }))
 """
 
@@ -375,7 +375,7 @@ def test_the_notebook_shows_what_the_run_left(finished, tmp_path):
         "classes": 4,
         "run": ["FINISHED"],
         "trials": [12.5],
-        "drawn": ["token_figure"],
+        "drawn": True,
     }
 
 

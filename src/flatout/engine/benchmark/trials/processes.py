@@ -121,15 +121,7 @@ def run_isolated(
     given = [f"{name}={value}" for name, value in own.items()]
     by_hand = shlex.join(["env", *given, *command(spec, folder)])
     (folder / "log.txt").write_text(f"$ {by_hand}\n")
-    with (folder / "log.txt").open("a") as log:
-        process = subprocess.Popen(
-            command(spec, folder),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(own),
-            start_new_session=True,
-        )
+    process = _start(spec, folder, own)
     try:
         fault = wait_for(process, timeout_s, max_resident_bytes, stop)
     finally:
@@ -142,6 +134,20 @@ def run_isolated(
     stored = json.loads(result.read_text())
     note = shorten(stored["note"], MAX_NOTE, placeholder=" …")
     return Answer(stored["status"], note, elapsed_s, stored["figures"])
+
+
+def _start(
+    spec: TrialSpec, folder: Path, own: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    with (folder / "log.txt").open("a") as log:
+        return subprocess.Popen(
+            command(spec, folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(own),
+            start_new_session=True,
+        )
 
 
 def command(spec: TrialSpec, folder: Path) -> list[str]:
