@@ -140,6 +140,13 @@ class ArrowDigest:
         return xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())
 
 
+BY_VALUE = (
+    *(pa.types.is_struct, pa.types.is_map),
+    *(pa.types.is_union, pa.types.is_interval),
+)
+"""Types without a single buffer of values."""
+
+
 class _ColumnDigest:
     """Hashes of a column's nulls, lengths and values, as separate streams."""
 
@@ -157,7 +164,7 @@ class _ColumnDigest:
             self._nulls.update((nulls + self._rows).astype(np.int64).tobytes())
         self._rows += len(array)
         array = array.drop_null() if array.null_count else array
-        if pa.types.is_struct(array.type) or pa.types.is_map(array.type):
+        if any(test(array.type) for test in BY_VALUE):
             self._add_texts(array)
         elif pa.types.is_nested(array.type):
             self._add_lengths(pc.list_value_length(array))
@@ -189,9 +196,11 @@ class _ColumnDigest:
 
 
 def plain_values(array: Any) -> Any:
-    """Decode dictionary arrays, extension types and view types to plain values."""
+    """Decode dictionaries, runs, extension types and view types to plain values."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
     if isinstance(array.type, pa.ExtensionType):
         array = array.storage
     if pa.types.is_string_view(array.type):

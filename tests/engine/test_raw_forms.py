@@ -1,0 +1,158 @@
+"""Rows from any source and of any Arrow type: read back equal, or told of."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from dataclasses import replace
+
+import datasets
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.readers.text_files import TextFiles
+from tests.engine.test_rows import CLASSES, LISTS, NUMBERS, checked
+
+DAY, SPAN = datetime.datetime(2026, 1, 2, 3), datetime.timedelta(3)
+PLAIN = {
+    2: [pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64()],
+    decimal.Decimal("1.5"): [pa.decimal32(5, 2), pa.decimal128(9, 2)],
+    DAY.date(): [pa.date32(), pa.date64()],
+    DAY: [pa.timestamp("s"), pa.timestamp("ns", "UTC")],
+    DAY.time(): [pa.time32("s"), pa.time64("us")],
+    SPAN: [pa.duration("ms"), pa.duration("ns")],
+    (1, 2, 3): [pa.month_day_nano_interval()],
+    b"ab": [pa.binary(), pa.binary(2), pa.large_binary(), pa.binary_view()],
+    "x": [pa.string(), pa.large_string(), pa.string_view(), pa.null()],
+}
+OTHERS = [
+    (True, pa.bool_()),
+    ([1, 2], pa.list_(pa.int64(), 2)),
+    (["a", "b"], pa.list_(pa.string())),
+    ([1], pa.large_list(pa.int64())),
+    ([1], pa.list_view(pa.int64())),
+    ({"a": 1}, pa.struct([("a", pa.int64())])),
+    ([("a", 1)], pa.map_(pa.string(), pa.int64())),
+]
+TYPED = [(value, kind) for value, kinds in PLAIN.items() for kind in kinds] + OTHERS
+ODD = {
+    "runs": pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["x", "y"])),
+    "dictionary": pa.array(["x", None, "x"]).dictionary_encode(),
+    "numbered": pa.array([7, None, 7]).dictionary_encode(),
+    "union": pa.UnionArray.from_sparse(
+        pa.array([0, 1, 0], pa.int8()), [pa.array(["x"] * 3), pa.array([1, 2, 3])]
+    ),
+    "uuid": pa.array([bytes(range(16)), None, bytes(16)], pa.uuid()),
+}
+
+
+def column_of(value, kind):
+    """Three rows, of which one has no value."""
+    value = None if pa.types.is_null(kind) else value
+    return pa.array([value, None, value], kind)
+
+
+COLUMNS = ODD | {str(kind): column_of(value, kind) for value, kind in TYPED}
+
+
+def written(folder, table, form, **options):
+    """`table` as a file; None if pyarrow cannot write or read its type."""
+    path = folder / f"a.{form}"
+    write = {"parquet": pq.write_table, "feather": pyarrow.feather.write_feather}
+    try:
+        write[form](table, path, **options)
+        _ = form == "parquet" and pq.read_table(path)
+    except (pa.ArrowException, NotImplementedError):
+        return None
+    return path
+
+
+def sources(folder, table):
+    """`table` in all the forms that can have it."""
+    yield "table", open_raw_texts(table)
+    for form in ("parquet", "feather"):
+        if path := written(folder, table, form):
+            yield form, TextFiles(path)
+    for name, make in (
+        ("dataset", datasets.Dataset),
+        ("pandas", pa.Table.to_pandas),
+        ("pandas of arrow", lambda t: t.to_pandas(types_mapper=pd.ArrowDtype)),
+    ):
+        try:
+            made = make(table)
+        except (pa.ArrowException, NotImplementedError, TypeError, ValueError):
+            continue
+        yield name, open_raw_texts(made)
+
+
+@pytest.mark.parametrize("name", list(COLUMNS))
+def test_a_column_of_any_type_is_read_or_rejected_from_any_source(tmp_path, name):
+    good = {"text": ["a", "b", "c"], "label": ["x", "y", "x"], "who": ["p", "q", "r"]}
+    for column in ("text", "label", "who"):
+        table = pa.table({**good, column: COLUMNS[name]})
+        kinds = [CLASSES, NUMBERS, LISTS] if column == "label" else [CLASSES]
+        for columns in (replace(kind, group="who") for kind in kinds):
+            found = {}
+            for source, raw in sources(tmp_path, table):
+                rows, rejected = checked(raw, columns)
+                assert {row["source_row"] for row in rows} | rejected.keys() == {
+                    0,
+                    1,
+                    2,
+                }
+                assert raw.digest(columns.names) == raw.digest(columns.names)
+                found[source] = rows
+            for source in found.keys() & {"parquet", "feather", "dataset"}:
+                assert found[source] == found["table"], (source, column)
+
+
+COLUMN_NAMES = ["text", "label"]
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+ROWS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8)
+
+
+def frames_of(table):
+    yield open_raw_texts(table)
+    yield open_raw_texts(table.to_pandas())
+    yield open_raw_texts(datasets.Dataset(table))
+    try:
+        import polars
+    except ImportError:
+        return
+    yield open_raw_texts(polars.from_arrow(table))
+
+
+@given(
+    rows=ROWS,
+    form=st.sampled_from(["parquet", "feather"]),
+    compression=st.sampled_from(["zstd", "lz4", None]),
+    damage=st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4),
+)
+@settings(max_examples=40, deadline=None)
+def test_rows_come_back_from_frames_and_columnar_files_and_damage_is_told(
+    tmp_path_factory, rows, form, compression, damage
+):
+    """Bytes that are others give rows, or a RawTextsError with the file's name."""
+    folder = tmp_path_factory.getbasetemp()
+    table = pa.table(dict(zip(COLUMN_NAMES, zip(*rows, strict=True), strict=True)))
+    options = {"compression": compression or {"feather": "uncompressed"}.get(form)}
+    path = written(folder, table, form, **options)
+    for raw in (*frames_of(table), TextFiles(path)):
+        batches = list(raw.batches(COLUMN_NAMES))
+        columns = [[b.columns[n].to_pylist() for n in COLUMN_NAMES] for b in batches]
+        assert [r for both in columns for r in zip(*both, strict=True)] == rows
+    content = bytearray(path.read_bytes())
+    for place, byte in damage:
+        content[place % len(content)] = byte
+    path.write_bytes(content)
+    try:
+        files = TextFiles(path)
+        if {*COLUMN_NAMES} <= {*files.column_names}:
+            checked(files, CLASSES)
+    except RawTextsError as error:
+        assert str(path) in str(error)
