@@ -73,7 +73,7 @@ def test_nodes_and_mlflow_get_every_parameter_all_the_same():
     assert leaves(given) >= leaves(known) - unset
     assert given["train"]["log_every"] == 7
     assert given["runtime"]["environment"] == known["runtime"]["environment"]
-    assert context.catalog.load("params:benchmark").steps_per_trial == 20
+    assert context.catalog.load("params:benchmark")["steps_per_trial"] == 20
 
 
 def test_a_misspelt_parameter_that_base_does_not_list_is_refused():
