@@ -209,7 +209,7 @@ def test_what_cannot_be_mined_is_refused(saved, tmp_path):
     with pytest.raises(SettingsError, match="top_k must be at least negatives, 20"):
         settings_of(tmp_path, negatives=20)
     model = load_pretrained(saved)
-    model.config.flatout_task = "causal-lm"
+    model.config.flatout_task = "sequence-classification"
     with pytest.raises(
         ModelError, match=r"computes no vectors: train one with model\."
     ):
