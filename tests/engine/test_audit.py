@@ -103,6 +103,21 @@ def test_a_repeated_step_is_counted_once(tmp_path, monkeypatch):
     assert audit.seen[:-1].tolist() == [2] * len(job.train)
 
 
+def test_a_step_whose_update_lacked_memory_is_counted_once(tmp_path, monkeypatch):
+    audits, right = [], Stepper.update
+
+    def full_once(self):
+        audits.append(self.audit)
+        if len(audits) == 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        right(self)
+
+    monkeypatch.setattr(Stepper, "update", full_once)
+    job = make_job(tmp_path, audit=True, on_oom="shrink", token_budget=60, epochs=2)
+    run_job(job)
+    assert audits[0].seen[:-1].tolist() == [2] * len(job.train)
+
+
 @pytest.mark.parametrize("module", [test_arrays, test_images])
 def test_samples_are_audited_too(tmp_path, module):
     job = module.job_of(tmp_path)

@@ -245,6 +245,19 @@ def test_an_overconfident_model_gets_three_times_the_temperature(tokenizer, tmp_
     assert report["calibration_error"] < report["calibration_error_uncalibrated"]
 
 
+def test_served_models_name_each_label_that_predict_names(tokenizer, tmp_path):
+    """Of any number of labels, one too, without thresholds of their own."""
+    for names in (["a", "b", "c"], ["a"]):
+        place = tmp_path / str(len(names))
+        folder = saved(place, tokenizer, LABELS, names, factor=2.0)
+        given = plain_shares(plain_logits(folder, texts(2)), True) > 0.5
+        shown = [", ".join(np.array(names)[row]) for row in given]
+        served = TextModel(str(folder), "text-classification").predict(texts(2))
+        assert served["label"].tolist() == shown
+        answered = predictions(folder, texts(2), settings_of(LABELS))
+        assert [", ".join(row) for row in answered["label"]] == shown
+
+
 @pytest.mark.parametrize("calibrates", [False, True])
 @pytest.mark.parametrize("task", [CLASSES, LABELS])
 def test_picked_thresholds_decide_wherever_the_model_answers(

@@ -10,6 +10,8 @@ import pandas as pd
 
 from flatout.tracking.pyfunc import log_pyfunc
 
+MULTI_LABEL = "multi_label_classification"
+
 
 class TextModel:
     """Pipeline of transformers for `task` with the model in the folder `path`; an
@@ -27,6 +29,10 @@ class TextModel:
             model = load_pretrained(Path(path))
         self.pipeline = transformers.pipeline(task, model=model, tokenizer=path)
         self._calibration = Calibration.read(path)
+        config = self.pipeline.model.config
+        self._thresholds = self._calibration.thresholds or {}
+        if not self._thresholds and config.problem_type == MULTI_LABEL:
+            self._thresholds = dict.fromkeys(config.id2label.values(), 0.5)
         if self._calibration.temperature != 1:
             self.pipeline.model.register_forward_hook(self._scaled)
 
@@ -41,7 +47,7 @@ class TextModel:
         if isinstance(texts, pd.DataFrame):
             texts = texts.iloc[:, 0]
         is_class = self.pipeline.task == "text-classification"
-        picks = is_class and not params and self._calibration.thresholds
+        picks = is_class and not params and self._thresholds
         options = {"top_k": None} if picks else params or {}
         found = self.pipeline([str(text) for text in texts], **options)
         if picks:
@@ -51,10 +57,10 @@ class TextModel:
     def _by_threshold(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the class of two by the threshold of the second one; of several labels
         the names of those above theirs, and the highest probability."""
-        thresholds = self._calibration.thresholds or {}
+        thresholds = self._thresholds
         scores = {one["label"]: one["score"] for one in answers}
         above = [name for name, least in thresholds.items() if scores[name] > least]
-        if len(thresholds) > 1:
+        if thresholds.keys() == scores.keys():
             return {"label": ", ".join(above), "score": max(scores.values())}
         chosen = above or [name for name in scores if name not in thresholds]
         return {"label": chosen[0], "score": scores[chosen[0]]}

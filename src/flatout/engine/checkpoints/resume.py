@@ -100,15 +100,18 @@ class Resume:
             )
 
 
-def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> None:
-    """Raises CheckpointError if `folder` has a checkpoint of another training."""
+def check_identity(
+    folder: Path, found: Manifest, identity: dict[str, Any], *, tells: bool = True
+) -> None:
+    """Raises CheckpointError if `folder` has a checkpoint of another training; `tells`:
+    log what may differ."""
     if differences := identity_faults(found.identity, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
             f"{'; '.join(differences)}. Set these back to resume it, or set "
             "train.resume: never to start from the beginning"
         )
-    raised = _raised(found.identity, identity)
+    raised = _raised(found.identity, identity) if tells else {}
     for line in differing({n: found.identity[n] for n in raised}, raised):
         logger.warning(
             "%s: training goes on, with the learning rate of the new number of steps",

@@ -85,8 +85,8 @@ def train(
     if group:
         group.check_equal(agreed(job))
     if found := glimpse(job.settings.train.resume, job.work_folder):
-        # Checked before the model is loaded.
-        check_identity(found.folder, found.manifest, identity(job))
+        # Checked before the model is loaded, and again when it resumes.
+        check_identity(found.folder, found.manifest, identity(job), tells=False)
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
     try_own_parts(trainer)

@@ -107,6 +107,7 @@ class Stepper:
         self.noise = noise
         self.compare = compare
         self.audit = audit
+        self._audited: list[tuple[Tensor, Tensor, Tensor]] = []
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self._loss_divisor = torch.ones((), device=runtime.device)
@@ -142,13 +143,18 @@ class Stepper:
 
     def launch(self, batch: StepBatch) -> None:
         """Launch all kernels of a step."""
-        self.backward(batch)
+        self._backward(batch)
         if self.all_reduce is not None:
             self.all_reduce()
         self.update()
+        self._add_audited()  # a step that runs out of memory is repeated
 
     def backward(self, batch: StepBatch) -> None:
         """Compute this rank's gradients, and its share of the batch's mean loss."""
+        self._backward(batch)
+        self._add_audited()
+
+    def _backward(self, batch: StepBatch) -> None:
         self.clear_gradients()
         self._loss.copy_(self._accumulate_gradients(batch))
 
@@ -174,7 +180,7 @@ class Stepper:
         if self.compare is not None and not self._is_alone(batch):
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
-        audited = []
+        self._audited.clear()
         micro_batches = batch.micro_batches
         for index, micro in enumerate(micro_batches, 1):
             self._draw()
@@ -184,12 +190,14 @@ class Stepper:
             if logits is not None and self._counts_hits(batch.step):
                 self._count_hits(logits, micro.labels)
             if logits is not None and self.audit is not None:
-                audited.append((micro.inputs[ROW], logits.detach(), micro.labels))
-        # After the last: a step that runs out of memory is repeated from its first.
-        if self.audit is not None:
-            for rows, logits, labels in audited:
-                self.audit.add(rows, logits, labels)
+                self._audited.append((micro.inputs[ROW], logits.detach(), micro.labels))
         return total
+
+    def _add_audited(self) -> None:
+        if self.audit is not None:
+            for found in self._audited:
+                self.audit.add(*found)
+        self._audited.clear()
 
     def _is_alone(self, batch: StepBatch) -> bool:
         """Return whether one micro-batch is the global batch."""
