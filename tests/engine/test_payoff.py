@@ -26,7 +26,7 @@ from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.payoff import Choice, Work, choose_compilation
 from flatout.engine.train.setup.planned import plan
-from flatout.engine.train.setup.resolved_config import resolve, resolve_together
+from flatout.engine.train.setup.resolved_config import resolve
 from tests.engine import test_images
 from tests.engine.families import CONFIGS
 from tests.engine.runs import Crash, crash, make_job, when_logged
@@ -118,17 +118,6 @@ def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path):
     unknown = replace(H200, device_name="NVIDIA something new")
     assert not resolve(job, CPU, BASE, replace(planned, steps=10**9)).compile
     assert resolve(job, unknown, BASE, planned).compile
-
-
-def test_ranks_take_the_main_ones_word(tmp_path):
-    pair = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
-    slower = replace(pair, device_name="NVIDIA A100-SXM4-80GB")
-    job = make_job(tmp_path, global_batch_size=3_626, token_budget=10**6)
-    planned = Planned(1_000, parts=2)
-    own = [resolve(job, runtime, BASE, planned) for runtime in (pair, slower)]
-    assert [resolved.compile for resolved in own] == [False, True]
-    together = [resolve_together(job, pair, resolved, own) for resolved in own]
-    assert [resolved.compile for resolved in together] == [False, False]
 
 
 def test_samples_have_the_time_of_layers_with_as_many_products(tmp_path):

@@ -12,7 +12,7 @@ from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import ModelSettings, SettingsError
 from flatout.engine.train.setup.device_rates import slow_devices
-from flatout.engine.train.setup.resolved_config import resolve, resolve_together
+from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from tests.engine.families import joined_rows, token_rows
 from tests.engine.runs import make_job
@@ -127,24 +127,6 @@ def test_gradients_travel_at_once_where_asked_to_and_between_graphs(
     job = make_job(tmp_path, **options)
     assert resolve(job, PAIR, config).flat_all_reduce is at_once
     assert not resolve(job, H200, config).flat_all_reduce
-
-
-def test_unlike_gpus_take_what_all_of_them_take(tmp_path):
-    config = BertConfig(hidden_size=1_024, num_attention_heads=16)
-    slower = replace(PAIR, device_name="NVIDIA A100-SXM4-80GB")
-    job = make_job(tmp_path, global_batch_size=2 * 1_000, token_budget=10**7)
-    own = [resolve(job, runtime, config) for runtime in (PAIR, slower)]
-    assert [resolved.cuda_graphs for resolved in own] == [True, False]
-    first, second = (resolve_together(job, PAIR, resolved, own) for resolved in own)
-    assert first.agreed() == second.agreed()
-    assert (first.cuda_graphs, first.flat_all_reduce) == (False, False)
-    assert first.launch_tokens == own[0].launch_tokens > own[1].launch_tokens > 0
-    told = "no CUDA graphs: they are not chosen for all of these GPUs"
-    assert told in first.notes and told not in second.notes
-    alike = [own[0], own[0]]
-    assert resolve_together(job, PAIR, own[0], alike) == own[0]
-    padded = replace(own[0], strategy="grouped")
-    assert padded.agreed() != own[0].agreed()
 
 
 def test_a_gpu_that_is_slower_than_the_others_is_named():

@@ -45,7 +45,6 @@ from flatout.engine.train.setup.memory_fit import Fit, together
 from flatout.engine.train.setup.resolved_config import (
     ResolvedConfig,
     resolve,
-    resolve_together,
 )
 from flatout.engine.train.setup.step_data import step_rows
 from flatout.engine.train.step import Stepper
@@ -148,12 +147,11 @@ def _resolved(
 ) -> ResolvedConfig:
     resolved = resolve(job, runtime, config, planned)
     if group:
-        resolved = resolve_together(job, runtime, resolved, group.all_gather(resolved))
+        resolved = group.all_gather(resolved)[0]  # all divide batches alike
         if runtime.is_cuda:
             rates = group.all_gather(measured_tflops(runtime, PROBE_S))
             resolved = replace(resolved, notes=resolved.notes + slow_devices(rates))
-        precision = {"runtime.precision (auto)": runtime.precision}
-        group.check_equal(resolved.agreed() | precision)
+        group.check_equal({"runtime.precision (auto)": runtime.precision})
     return resolved
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.engine.families import family_of
@@ -54,12 +53,6 @@ class ResolvedConfig:
     def packed(self) -> bool:
         return self.strategy == "packed"
 
-    def agreed(self) -> dict[str, Any]:
-        """Values that must be equal on all ranks, which would otherwise wait for each
-        other forever, or divide a global batch differently."""
-        own = ("notes", "attention", "budget_reason", "compile", "compile_reason")
-        return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
-
 
 def resolve(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned | None = None
@@ -96,28 +89,6 @@ def resolve(
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
         notes=tuple(notes),
-    )
-
-
-def resolve_together(
-    job: TrainJob,
-    runtime: Runtime,
-    own: ResolvedConfig,
-    gathered: Sequence[ResolvedConfig],
-) -> ResolvedConfig:
-    """Return `own` with values that ranks on different devices must share: graphs if
-    all of them use graphs, divisions for the main rank's host."""
-    graphs = all(resolved.cuda_graphs for resolved in gathered)
-    asks, notes = job.settings.train.compile == "auto", own.notes
-    if own.cuda_graphs and not graphs:
-        notes += ("no CUDA graphs: they are not chosen for all of these GPUs",)
-    return replace(
-        own,
-        compile=gathered[0].compile if asks else own.compile,
-        cuda_graphs=graphs,
-        flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
-        launch_tokens=gathered[0].launch_tokens,
-        notes=notes,
     )
 
 
