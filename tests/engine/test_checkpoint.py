@@ -358,6 +358,8 @@ def test_a_setting_that_an_earlier_version_did_not_have_was_at_its_default(tmp_p
     check_identity(tmp_path, manifest, now)
     with pytest.raises(CheckpointError, match=r"focal_gamma: 0\.0 -> 2\.0"):
         check_identity(tmp_path, manifest, {**now, "train.focal_gamma": 2.0})
+    unset = Manifest(4, 12, 1, {**now, "train.removed": None}, None)
+    check_identity(tmp_path, unset, now)
     manifest = Manifest(4, 12, 1, {**now, "train.removed": 3}, None)
     with pytest.raises(CheckpointError, match=r"train\.removed: 3 -> 'absent'"):
         check_identity(tmp_path, manifest, now)
