@@ -205,11 +205,13 @@ class Collator:
             self._leave_padding(rows, row_ids, targets)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
-        own = {ROW: pad_end(row_ids, len(labels), len(rows))} if self.names_rows else {}
+        named = {}
+        if self.names_rows:
+            named[ROW] = pad_end(row_ids, len(labels), len(rows))
         return {
             **laid.fields,
             **targets.fields,
-            **own,
+            **named,
             "target_index": index,
             "labels": labels,
         }

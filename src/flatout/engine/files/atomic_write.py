@@ -73,7 +73,7 @@ def _settle(old: Path, target: Path) -> None:
         remove(old)
 
 
-def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
+def write_folder(target: Path, fill: Callable[[Path], Any]) -> None:
     """Let `fill` write files into a hidden folder and rename it to `target`. On any
     failure the previous `target` is unchanged."""
     hidden = hidden_path(target)
