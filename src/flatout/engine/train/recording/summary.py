@@ -126,7 +126,7 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
     """Rate of plain products on this GPU after the last step, and the run's share of
-    it; None on a CPU, where it costs seconds, and if memory is full."""
+    it; None on a CPU, on which it takes seconds, and if memory is full."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):

@@ -10,7 +10,6 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens
 from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings, SettingsError
-from flatout.engine.rows.tokens import DOCUMENTS
 from flatout.engine.train.setup.acceleration import (
     Planned,
     accelerate,
@@ -63,11 +62,6 @@ def resolve(
     strategy, fault = _strategy(job, runtime, config)
     if fault:
         notes.append(fault)
-    if strategy == "fixed" and DOCUMENTS in job.train.column_names:
-        notes.append(
-            "strategy fixed pads each of the joined texts to tokenize.max_length: "
-            "packed or grouped need fewer tokens"
-        )
     notes += without_targets(job) + without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
