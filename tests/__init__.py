@@ -3,6 +3,9 @@
 import inspect
 import os
 import sys
+from functools import cache
+
+from omegaconf import _utils, base, grammar_parser
 
 os.environ.update(
     DO_NOT_TRACK="1",
@@ -29,3 +32,6 @@ def _stack(context: int = 0) -> list[inspect.FrameInfo]:
 
 
 inspect.stack = _stack
+
+# A third of the time in which a configuration is read: its interpolations are parsed.
+grammar_parser.parse = base.parse = _utils.parse = cache(grammar_parser.parse)
