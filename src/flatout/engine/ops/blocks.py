@@ -30,6 +30,14 @@ class _Carry:
         tensor, self.tensor = self.tensor, None
         return tensor
 
+    def begin(self, encoder: nn.Module, states: tuple[Tensor, ...]) -> None:
+        """Begin with the states of the encoder (B, T, N). So the first layer receives
+        a residual's gradient like all others, and shares their compiled graph."""
+        from flatout.engine.ops.kernels.residual_norm import first_carry
+
+        if encoder.training:
+            self.tensor = first_carry(states[0].flatten(0, -2))
+
 
 class _Intermediate(nn.Module):
     """Linear layer and GELU."""
@@ -45,8 +53,8 @@ class _Intermediate(nn.Module):
 
 
 class _Output(nn.Module):
-    """Linear, dropout, residual and LayerNorm. The residual is the previous block's
-    output if `takes`; this output is the next block's residual if `gives`."""
+    """Linear, dropout, residual and LayerNorm. Its residual's gradient returns through
+    `carry` if `takes`; that of the next block's residual arrives there if `gives`."""
 
     dense: nn.Linear
     dropout: nn.Module
@@ -73,7 +81,8 @@ class _Output(nn.Module):
         seed, rate = self.noise.seed, 0.0
         if isinstance(self.dropout, HashDropout):
             seed, rate = self.dropout.seed, self.dropout.p
-        carried = self.carry.take() if self.takes else None
+        carried = self.carry.take()
+        carried = carried if self.takes else None
         out, carry, *_ = residual_norm(
             product.flatten(0, -2),
             self.dense.bias,
@@ -105,9 +114,10 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
     for module in outputs:
         module.__class__ = _Output
         module.noise, module.carry = noise, carry
-        module.takes = module is not outputs[0] and module is not gathers
-    for module, follower in zip(outputs, [*outputs[1:], None], strict=True):
-        module.gives = follower is not None and follower.takes
+        # Targets are selected from the residual, so its gradient is not that of a block.
+        module.takes = module is not gathers
+        module.gives = module is not outputs[-1]
+    model.base_model.encoder.register_forward_pre_hook(carry.begin)
     for layer in layers:
         inner = layer.intermediate
         usual = is_plain(inner) and are_matrices(inner.dense)

@@ -9,6 +9,8 @@ Legend: P tokens, N columns.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -143,6 +145,23 @@ def residual_norm(
 
 def _carry(states: Tensor) -> Tensor:
     return states.new_empty(()).expand(states.shape)
+
+
+class _FirstCarry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor) -> Tensor:
+        return _carry(states)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def first_carry(states: Tensor) -> Tensor:
+    """states (P, N) -> `carried` (P, N) of a call whose residual is `states`, detached:
+    the residual's gradient becomes that of `states`."""
+    carry: Tensor = _FirstCarry.apply(states)
+    return carry
 
 
 def _dropout_arguments(dropout: float) -> tuple[int, float]:
