@@ -41,7 +41,7 @@ SMALL = {
 }
 SHAPES = {
     "96 tokens, batch 256": Shape(
-        QWEN3, 256, 96, token_budget=32_768, steps=8, warm_steps=12, micro_batch=64
+        QWEN3, 256, 96, token_budget=32_768, steps=8, warm_steps=12
     ),
     "1,200 tokens, batch 16": Shape(
         QWEN3, 16, 1_200, 2_048, token_budget=32_768, steps=8, warm_steps=12

@@ -114,7 +114,7 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
     for module in outputs:
         module.__class__ = _Output
         module.noise, module.carry = noise, carry
-        # Targets are selected from the residual, so its gradient is not that of a block.
+        # Its residual contains only the targets, so it is not a block's output.
         module.takes = module is not gathers
         module.gives = module is not outputs[-1]
     model.base_model.encoder.register_forward_pre_hook(carry.begin)

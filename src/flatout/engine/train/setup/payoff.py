@@ -16,9 +16,10 @@ LAYER_SAVES_S = 0.12e-3
 HOST_S = 2.2e-3
 """Time to launch a layer, forward and backward: 24 ms for 12 (661 samples/s at 16).
 Steps with less computation per layer wait for the host, compiled or not."""
-PART_S = 11.0
-"""Seconds to compile a distinct part, and to start: 25 to 42 for BERT's two. With a
-filled disk cache it takes 4 to 7; that does not count, so that a choice is repeated."""
+PART_S = 9.0
+"""Seconds to compile a distinct part, and to start: 24.5 for BERT's two (H100, 16
+cores). A filled disk cache saves most of it; that does not count, so that a choice is
+repeated."""
 STEPS_A_SHAPE = 2
 """Number of slow steps per shape: the first is launched and the second recorded, each
 as slow as a step without graphs."""
