@@ -35,6 +35,8 @@ NOT_RUN = {
     r"mlflow models serve.*": "tests/test_push.py::"
     "test_mlflow_serves_what_predict_answers",
     r"kedro flatout push.*": "tests/test_push.py::test_a_model_is_pushed_and_read_back",
+    r"python docs/parameters_page\.py": "tests/test_parameters.py::"
+    "test_the_page_of_all_parameters_is_current",
     r"torchrun .*": "tests/engine/test_launch.py::"
     "test_inside_torchrun_only_rank_0_runs_the_project",
     r"accelerate launch .*": "starts ranks as torchrun does, which a test runs",
