@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv
 
 from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError, as_numbers
 
@@ -22,21 +23,14 @@ DELIMITERS = ",;\t|"
 def names(file: Path) -> list[str]:
     """Return the column names. Raises ArraysError."""
     with _readable(file):
-        found = list(schema(file).names)
+        if file.suffix.lower() == ".parquet":
+            found = pq.read_schema(file).names
+        else:
+            with csv.open_csv(file, parse_options=_parsing(file)) as opened:
+                found = opened.schema.names
     if twice := [name for name, count in Counter(found).items() if count > 1]:
         raise ArraysError(f"{file}: two columns are called {twice[0]}: rename one")
-    return found
-
-
-def schema(file: Path) -> pa.Schema:
-    """Return names and types; for CSV, those of its first megabyte. Raises OSError and
-    ValueError for a file that is not a table."""
-    if file.suffix.lower() == ".parquet":
-        return pq.read_schema(file)
-    from pyarrow import csv
-
-    with csv.open_csv(file, parse_options=_parsing(file)) as opened:
-        return opened.schema
+    return list(found)
 
 
 def batches(
@@ -50,8 +44,6 @@ def batches(
             opened = pq.ParquetFile(file)
             yield from opened.iter_batches(WINDOW_ROWS, columns=columns)
             return
-        from pyarrow import csv
-
         table = csv.read_csv(file, parse_options=_parsing(file)).select(columns)
     for at, name in enumerate(columns):
         if name in numbers and pa.types.is_string(table.column(name).type):
@@ -72,8 +64,6 @@ def _read(file: Path, name: str, texts: Any) -> Any:
 
 def _parsing(file: Path) -> Any:
     """Use the delimiter that is most frequent in the header."""
-    from pyarrow import csv
-
     with file.open("rb") as opened:
         head = opened.readline().decode(errors="replace")
     return csv.ParseOptions(delimiter=max(DELIMITERS, key=head.count))

@@ -118,7 +118,7 @@ class Triplets:
             rank = np.cumsum(right, 1) - 1
             at, place = np.nonzero(right & (rank < options.negatives))
             found[rows[at], rank[at, place]] = numbers[query[at], place]
-        _tell((found >= 0).sum(1), options)
+        _check_counts((found >= 0).sum(1), options)
         return found
 
 
@@ -222,7 +222,7 @@ def _batch(anchors: Any, positives: Any, negatives: Any, split: str) -> Any:
     return pa.RecordBatch.from_arrays([c.cast(t) for c, t in pairs], schema=SCHEMA)
 
 
-def _tell(counts: Ints, options: MineSettings) -> None:
+def _check_counts(counts: Ints, options: MineSettings) -> None:
     remedy = "raise mine.top_k, or lower mine.margin"
     if not counts.any():
         raise SettingsError(

@@ -49,7 +49,7 @@ ROWS_AT_ONCE = 4_096
 """Rows evaluated together: limits the memory of Python's objects."""
 MOST_SEEN = 0.01
 """Share of rows that may equal rows of the training by chance in other data."""
-TOLD = frozenset({"label", "score", "value"})
+SEPARATE = frozenset({"label", "score", "value"})
 """Answers of a task that have separate columns here."""
 
 
@@ -238,7 +238,7 @@ def _table(judged: Sequence[Judged], answers: Mapping[str, Any], task: Task) -> 
     kind = pa.float64() if is_number else pa.string()
     fields = {"label": kind, "prediction": kind, "score": pa.float32()}
     fields |= {"loss": pa.float32(), "wrong": pa.bool_()}
-    own = [field for field in task.answer_fields() if field.name not in TOLD]
+    own = [field for field in task.answer_fields() if field.name not in SEPARATE]
     columns = {
         name: pa.array([getattr(one, name) for one in judged], type_)
         for name, type_ in fields.items()
