@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from flatout.engine.arrays.sources import (
     ArraysError,
@@ -24,13 +23,13 @@ from flatout.engine.arrays.sources import (
     name_in,
     rows_between,
 )
+from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.rows.decoding import BadImage, Decoder
 
 logger = logging.getLogger(__name__)
 
 IMAGES = tuple(".png .jpg .jpeg .bmp .gif .webp .tif .tiff .ppm .pgm".split())
-MANIFESTS = (".parquet", ".jsonl", ".json", ".csv")
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 )
@@ -110,10 +109,26 @@ class ImageFiles:
             if self.is_labelled:
                 _check_classes(self.path, {name for _, name in listed if name})
             return listed
-        table = read_manifest(self.path, self.image_column, self.label)
-        labels = table[self.label] if self.label else [None] * len(table)
-        paths = (file_below(self._root, name) for name in table[self.image_column])
-        return list(zip(paths, labels, strict=True))
+        if listed := list(self._manifest()):
+            return listed
+        raise ArraysError(f"{self.path} names no image: it has columns but no rows")
+
+    def _manifest(self) -> Iterator[tuple[Path, Any]]:
+        """Yield file and label of each row of a table. Raises ArraysError,
+        RawTextsError."""
+        table, places = TextFiles(self.path), {"images.image_column": self.image_column}
+        places |= {"split.label_column": self.label} if self.label else {}
+        for parameter, name in places.items():
+            if name not in (present := table.column_names):
+                raise ArraysError(
+                    f"{self.path}: no column {name}; it has {present}. Set {parameter}"
+                )
+        for batch in table.batches([*places.values()]):
+            for broken in batch.broken:
+                raise ArraysError(f"{self.path}, row {broken.row}: {broken.reason}")
+            columns = (batch.columns[name].to_pylist() for name in places.values())
+            for name, *label in zip(*columns, strict=True):
+                yield file_below(self._root, name), (label or [None])[0]
 
     def _class_of(self, file: Path) -> str | None:
         """Top folder of a file below the root; None if it is in no folder."""
@@ -148,39 +163,6 @@ def _check_classes(path: Path, names: set[str]) -> None:
             "each class: put the images of a class into one folder (splits are made by "
             "split.fractions), or name a folder with classes"
         )
-
-
-def read_manifest(path: Path, image: str, label: str | None) -> pd.DataFrame:
-    """Read a table with the column `image`, and `label` if one is named. Raises
-    ArraysError."""
-    readers = {
-        ".parquet": pd.read_parquet,
-        ".jsonl": lambda file: pd.read_json(file, lines=True, dtype=False),
-        ".json": lambda file: pd.read_json(file, dtype=False),
-        ".csv": lambda file: pd.read_csv(file, dtype=str, keep_default_na=False),
-    }
-    kind = path.suffix.lower()
-    if kind not in readers:
-        kinds = ", ".join(MANIFESTS)
-        raise ArraysError(f"{path}: a folder of class folders, or one of {kinds}")
-    try:
-        table: pd.DataFrame = readers[kind](path)  # type: ignore[operator]
-    except (OSError, ValueError) as error:
-        raise ArraysError(f"{path} cannot be read: {error}") from error
-    _check_columns(path, table, image, label)
-    if table.empty:
-        raise ArraysError(f"{path} names no image: it has columns but no rows")
-    return table
-
-
-def _check_columns(path: Path, table: pd.DataFrame, image: str, label: Any) -> None:
-    """Raise ArraysError if a column is missing."""
-    wanted = {"images.image_column": image, "split.label_column": label}
-    for parameter, name in wanted.items():
-        if name is not None and name not in table:
-            raise ArraysError(
-                f"{path}: no column {name}; it has {list(table)}. Set {parameter}"
-            )
 
 
 def file_below(root: Path, name: Any) -> Path:
