@@ -96,14 +96,15 @@ class SampleSplit(SplitPlan):
 
     def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
         """Return record batches of `rows` (n,) of a window."""
-        columns = {INPUTS: array_of(window.values[rows])}
+        columns = {}
         if self.task.label_type is not None:
             columns["labels"] = self.task.encode_labels(labels)
         columns["source"] = pa.array([window.name(row) for row in rows.tolist()])
-        batch = pa.record_batch(columns)
         if window.files is None:
-            return [batch]
-        return with_files(batch, [window.files[row] for row in rows.tolist()])
+            inputs = array_of(window.values[rows])
+            return [pa.record_batch({INPUTS: inputs, **columns})]
+        files = [window.files[row] for row in rows.tolist()]
+        return with_files(pa.record_batch(columns), files, window.values.shape)
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
         """Select rows without Arrow's filter, which processes each value singly."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.rows.array_facts import ArrayFacts
-from flatout.engine.rows.arrays import INPUTS, ArrayRows
+from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.rows.decoding import Decoder
 from flatout.engine.rows.layout import Ints
 
@@ -90,26 +90,20 @@ class EncodedImages(ArrayRows):
         values.write(rows, out, places)
 
 
-def with_files(batch: Any, files: Sequence[Path]) -> Iterator[Any]:
-    """Rows of `batch`, with the bytes of `files` instead of pixels, in small
-    batches."""
-    size, _, channels = _shape(batch.column(INPUTS).type)
-    rest = batch.drop_columns([INPUTS])
+def with_files(
+    rest: Any, files: Sequence[Path], shape: tuple[int, ...]
+) -> Iterator[Any]:
+    """Yield the columns of `rest` (N rows) with the bytes of `files` (N,), in small
+    batches. `shape`: (..., size, size, channels) of the images."""
+    facts = {"size": shape[-2], "channels": shape[-1]}
     for start in range(0, len(files), ROWS_AT_ONCE):
-        part = rest.slice(start, ROWS_AT_ONCE)
-        own = files[start : start + ROWS_AT_ONCE]
+        part, own = rest.slice(start, ROWS_AT_ONCE), files[start : start + ROWS_AT_ONCE]
         columns = {
             ENCODED: pa.array([file.read_bytes() for file in own], pa.large_binary()),
-            "size": pa.repeat(pa.scalar(size, pa.int16()), len(own)),
-            "channels": pa.repeat(pa.scalar(channels, pa.int16()), len(own)),
+            **{
+                n: pa.repeat(pa.scalar(v, pa.int16()), len(own))
+                for n, v in facts.items()
+            },
         }
         columns |= dict(zip(part.schema.names, part.columns, strict=True))
         yield pa.record_batch(columns)
-
-
-def _shape(kind: Any) -> list[int]:
-    sizes = []
-    while pa.types.is_fixed_size_list(kind):
-        sizes.append(kind.list_size)
-        kind = kind.value_type
-    return sizes
