@@ -22,7 +22,7 @@ from flatout.engine.parameters import (
     near_or_all,
     refusal,
 )
-from flatout.engine.tasks import task_fault
+from flatout.engine.tasks import task_class
 
 INHERITED = frozenset(
     {
@@ -49,8 +49,10 @@ def check_model_keys(settings: ModelSettings) -> None:
 def model_key_faults(settings: ModelSettings) -> list[str]:
     """One line per wrong key, or one for a missing folder. Checkpoints that are not on
     this machine are checked after loading (`override_faults`)."""
-    if unknown := task_fault(settings.task):
-        return [unknown]
+    try:
+        task_class(settings.task)
+    except SettingsError as error:
+        return [str(error)]
     if missing := missing_folder(settings.name_or_path):
         return [missing]
     if settings.name_or_path is not None:

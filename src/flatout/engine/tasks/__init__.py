@@ -92,15 +92,6 @@ def names_classes(name: str) -> bool:
     return bool(task_class(name).label_type == pa.string())
 
 
-def task_fault(name: str) -> str | None:
-    """Return the fault of `model.task`; None if it is valid."""
-    try:
-        task_class(name)
-    except SettingsError as error:
-        return str(error)
-    return None
-
-
 def check_options(settings: Settings) -> None:
     """Raise SettingsError if `train` requires an option that the task lacks."""
     if faults := option_faults(settings, task_class(settings.model.task)):
