@@ -3,11 +3,14 @@ YAML: a line each, no traceback."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 from click.testing import CliRunner
 from kedro.config import OmegaConfigLoader
 
+from flatout.cli import answers
 from flatout.cli.groups import Fault, cli
 from flatout.cli.looking import flatout
 from flatout.project.command_line import (
@@ -17,6 +20,7 @@ from flatout.project.command_line import (
     plain_error,
 )
 from tests.conftest import kedro
+from tests.engine.runs import make_job
 
 ENVIRONMENTS = (
     "['arrays', 'base', 'bert_base', 'deeplog', 'elmo', 'final_run', 'first_try', "
@@ -103,6 +107,17 @@ def test_rows_shows_at_least_one_row():
     done = CliRunner().invoke(flatout, ["rows", "--step=1", "--most=-3"])
     assert done.exit_code == 2
     assert "-3 is not in the range x>=1" in done.output
+
+
+def test_rows_tells_that_the_raw_data_are_others_now(tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "context_of", lambda *_: SimpleNamespace(catalog=1))
+    monkeypatch.setattr(answers, "training_job", lambda _: make_job(tmp_path))
+    monkeypatch.setattr(answers, "loader_of", lambda _: SimpleNamespace(settings=2))
+    monkeypatch.setattr(answers, "data_fault", lambda *given: f"changed: {given}")
+    done = CliRunner().invoke(flatout, ["rows", "--step=1", "--most=1"])
+    first, *_, last = done.output.splitlines()
+    assert first.startswith("step 1: 16 rows")
+    assert last == "Note: changed: (1, 2)"
 
 
 def test_environments_and_pipelines_that_there_are():

@@ -212,6 +212,24 @@ def test_other_settings_or_tokens_are_trained_anew(tmp_path, formula):
 
 
 @pytest.mark.process
+def test_a_figure_that_no_trial_has_ends_the_sweep_at_the_first(tmp_path, formula):
+    """Names of compute_metrics are known when it has run."""
+    files, grid = benches.job_files(tmp_path), {RATE: [0.1, 0.2]}
+    asked = settings(tmp_path / "sweep", grid=grid)
+    train = asked.train.model_copy(update={"compute_metrics": "tests.own_metrics.any"})
+
+    def sweep(name):
+        options = asked.sweep.model_copy(update={"choose_by": name})
+        run_sweep(asked.model_copy(update={"train": train, "sweep": options}), files)
+
+    with pytest.raises(SettingsError, match=r"acuracy: did you mean validation_accu"):
+        sweep("validation_acuracy")
+    assert len(formula()) == 1
+    sweep("validation_accuracy")
+    assert len(formula()) == 2
+
+
+@pytest.mark.process
 def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch):
     """Each of three modules in turn; the third is beside that of the task."""
     dumped = settings(tmp_path / "sweep", grid={RATE: [0.1]}).model_dump(mode="json")

@@ -29,6 +29,7 @@ from flatout.engine.tasks import columns_of, make_task
 from flatout.engine.tokenizing.encoders.encode import TokensError
 from flatout.engine.tokenizing.token_recipes import label_names_of, tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.reports.summary import summary_lines
 from tests.engine.families import CONFIGS
 
 TASK = "token-classification"
@@ -217,6 +218,8 @@ def test_entities_of_rows_by_hand():
             "f1_macro": (4 / 5 + 4 / 7) / 2,
         }
     )
+    shown = summary_lines(None, {"split": "test", "loss": 0.5, **found}, {}, None)
+    assert "f1 0.6667" in shown[0]
 
 
 def test_tags_that_mark_no_entities_have_an_accuracy_alone():

@@ -25,7 +25,8 @@ from flatout.engine.benchmark.trials.trial import TRAINING
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted, StopSignals
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.parameters.faults import near_or_all
 from flatout.engine.sweep.devices import Devices, sets_of
 from flatout.engine.sweep.pruning import Pruning
 from flatout.engine.sweep.queued import (
@@ -190,6 +191,10 @@ class Sweep:
         if answer.status == "stopped":
             requeue(self.study, trial)
             raise NoValueError("stopped")
+        if answer.status == "ok" and self.metric not in answer.figures:
+            requeue(self.study, trial)  # kept: another name needs no training
+            near = near_or_all(self.metric, answer.figures)
+            raise SettingsError(f"no trial has the figure {self.metric}: {near}")
         if answer.status in (*KEPT, "pruned"):
             shutil.rmtree(folder / TRAINING, ignore_errors=True)
         return self._record(trial, answer, folder)

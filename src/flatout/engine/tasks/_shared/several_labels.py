@@ -92,9 +92,9 @@ class Entities(Metrics):
         right, given, true = self._counts.sum(1).tolist()
         each = [f1_of(*one) for one in self._counts.T.tolist() if one[1] or one[2]]
         return found | {
+            "f1": f1_of(right, given, true),
             "precision": right / given if given else 0.0,
             "recall": right / true if true else 0.0,
-            "f1": f1_of(right, given, true),
             "f1_macro": sum(each) / max(1, len(each)),
         }
 
