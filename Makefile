@@ -39,7 +39,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: .venv/dev ## run all tests except the slow ones
 	$(PYTEST) -m 'not slow'
 
-slow: .venv/dev ## run the tests that need over 20 s each
+slow: .venv/dev ## run the tests that make test leaves out
 	$(PYTEST) -m '$(SLOW)'
 
 lint: .venv/dev ## run ruff, mypy (engine, strict) and the import contracts
