@@ -57,6 +57,14 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
     ]
 
 
+def test_a_language_model_is_not_offered_to_predict_which_refuses_it():
+    trained = {**TRAINED, "test_perplexity": 12.5}
+    assert summary_lines(trained, None, PLACES, None)[-2:] == [
+        "next        kedro run --pipelines=benchmark  finds faster settings",
+        "            kedro flatout ui                 shows the runs",
+    ]
+
+
 @pytest.mark.parametrize(
     ("figures", "line"),
     [

@@ -34,7 +34,7 @@ def summary_lines(
         if not judged:
             rows.append(("test", _figures(trained, "test_", metric)))
         rows += places.items()
-        rows += _next(env)
+        rows += _next(trained, env)
     return [f"{name:<12}{text}" for name, text in rows if text]
 
 
@@ -70,11 +70,14 @@ def _of_evaluation(
             yield "", f"never predicted: {names}{more}"
 
 
-def _next(env: str | None) -> Iterator[tuple[str, str]]:
+def _next(trained: Report, env: str | None) -> Iterator[tuple[str, str]]:
     option = f" --env={env}" if env else ""
-    for name, (command, what) in zip(("next", "", ""), NEXT.items(), strict=True):
+    known = list(NEXT.items())
+    if any("perplexity" in name for name in trained):  # predict refuses such models
+        known = known[1:]
+    for number, (command, what) in enumerate(known):
         asked = f"{command}{option}" if command.startswith("kedro run") else command
-        yield name, f"{asked:<{33 + len(option)}}{what}"
+        yield "" if number else "next", f"{asked:<{33 + len(option)}}{what}"
 
 
 def _figures(report: Report, prefix: str, metric: str | None) -> str:
