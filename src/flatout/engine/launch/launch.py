@@ -33,7 +33,7 @@ from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import TrainResult, train
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.setup.identity import identity
-from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.job import TrainJob, splits_of
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
 
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
     """Write a rank's input to `folder/spec.json`; only this user may read it."""
-    splits = {"train": job.train, "validation": job.validation, "test": job.test}
+    splits = dict(splits_of(job))
     files = JobFiles.of(splits, job.vocabulary, job.label_names, folder / "tokens")
     files = replace(files, data_key=job.data_key, tokenizer_file=job.tokenizer_file)
     spec = {

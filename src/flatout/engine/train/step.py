@@ -120,7 +120,8 @@ class Stepper:
     def __call__(self, batch: StepBatch) -> None:
         if self._graphs is not None and self._graphs.run(batch):
             return
-        self.run_eagerly(batch)
+        self.set_scalars(batch)
+        self.launch(batch)
         if self._first:
             self._first = False
             compile_clock.first_step_done()
