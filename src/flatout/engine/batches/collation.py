@@ -200,8 +200,8 @@ class Collator:
 
     def _arrays(self, rows: Rows, row_ids: Ints, epoch: int) -> Arrays:
         targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
-        kind, own = self.task.head_kind, brings_head(self.task)
-        if self.pools_last and kind is HeadKind.ROW and not own:
+        plain = self.task.head_kind is HeadKind.ROW and not brings_head(self.task)
+        if self.pools_last and plain:
             self._leave_padding(rows, row_ids, targets)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
