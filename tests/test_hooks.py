@@ -37,6 +37,19 @@ def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node
             check_run(settings, run_params, pipeline)
 
 
+@pytest.mark.parametrize("mode", ["tune", "ladder", "grid"])
+def test_only_a_grid_may_change_the_global_batch(mode):
+    asked = {"mode": mode, "free_global_batch": True}
+    settings, run_params = parse_settings({"benchmark": asked}), {"runner": ""}
+    check_run(settings, run_params, Pipeline([Node(identity, "a", "b", name="train")]))
+    benchmark = Pipeline([Node(identity, "a", "b", name="run_trials")])
+    if mode == "grid":
+        check_run(settings, run_params, benchmark)
+    else:
+        with pytest.raises(SettingsError, match="set mode grid, or false"):
+            check_run(settings, run_params, benchmark)
+
+
 @pytest.mark.parametrize("read", ["params:own", "params:own.size", "parameters"])
 def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
     settings = parse_settings({"own": {"size": 3}})

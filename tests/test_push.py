@@ -16,10 +16,13 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 from mlflow import MlflowClient
 
+from flatout.datasets import TransformersModel
 from flatout.engine.export import hub
 from flatout.engine.files.calibration import Calibration
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.models.trained_rows import TrainedRows
+from flatout.engine.parameters import parse_settings
+from flatout.project.saved_model import write_own_card
 from flatout.tracking.text_model import log_text_model
 from tests.conftest import PROJECT, kedro
 from tests.engine.test_export import CLASSES, TEXTS, Made
@@ -94,6 +97,26 @@ def test_the_card_tells_what_is_known(data, tmp_path):
     hub.write_card(folder, "a/b", data / "08_reporting", "kedro run")
     assert (folder / "README.md").read_text() == own
     (folder / "README.md").unlink()
+
+
+def test_a_command_is_quoted_and_a_folder_without_write_access_is_named(
+    data, monkeypatch, caplog
+):
+    folder = data / "06_models/model"
+    entry = TransformersModel(filepath=str(folder))
+    metrics = str(data / "08_reporting/train_metrics.jsonl")
+    own = parse_settings({"paths": {"metrics": metrics}})
+    monkeypatch.setattr(sys, "argv", ["kedro", "run", "--params=a=b c"])
+    write_own_card(entry, "a/b", own)
+    assert "kedro run '--params=a=b c'" in (folder / "README.md").read_text()
+    (folder / "README.md").unlink()
+
+    def refuse(*_):
+        raise PermissionError("Permission denied")
+
+    monkeypatch.setattr(hub, "write_text", refuse)
+    write_own_card(entry, "a/b", own)
+    assert f"{folder} has no model card: Permission denied" in caplog.text
 
 
 def test_reports_of_an_earlier_model_are_left_out(data):

@@ -368,6 +368,20 @@ def test_what_a_store_lacks_is_sent_to_another_one_once(
     assert follow.sync(parent) == follow.sync(parent, store) == []
 
 
+def test_a_sync_that_breaks_is_continued_in_the_same_store(
+    store, closed_port, tmp_path, points, monkeypatch
+):
+    folder, parent = begin(points, record(closed_port, tmp_path)), parent_of(points)
+    append(points, 1, 2)
+    folder.end("FINISHED")
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowClient, "set_terminated", None)
+        [line] = follow.sync(parent, store)
+    assert line.startswith(f"bert_cpu_b8: not sent to {store} (")
+    first = id_of(folder, store)
+    assert follow.sync(parent) == [f"bert_cpu_b8: sent to {store} as run {first}"]
+
+
 @pytest.mark.process
 def test_a_locked_store_costs_seconds_and_no_point(store, tmp_path, points):
     folder = begin(points, record(store, tmp_path, tags=process_tags()))

@@ -16,7 +16,7 @@ DEFAULT = ("split", "tokenize", "train", "evaluate")
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Return every folder of `pipelines/`; with `--pipelines`, only the named ones."""
+    """Return the pipelines in `pipelines/`, or those named by `--pipelines`."""
     found = find_pipelines(raise_errors=True)
     pipelines = {name: boxed(name, pipeline) for name, pipeline in found.items()}
     default = [pipelines[name] for name in DEFAULT if name in pipelines]

@@ -240,6 +240,12 @@ def test_single_files_hold_their_key(tmp_path, caplog, kind, value, expected):
     assert "report: made again (a: 1 -> 2" in caplog.text
 
 
+def test_a_plain_value_is_refused_with_the_type_to_write(tmp_path):
+    entry = KeyedJSONDataset(filepath=str(tmp_path / "token_report.json"))
+    with pytest.raises(DatasetError, match=r"plain dict.* such as json\.JSONDataset"):
+        entry.save({"train": {"rows": 1}})
+
+
 def test_missing_files_say_so(tmp_path):
     for kind in (KeyedJSONDataset, KeyedParquetDataset):
         with pytest.raises(DatasetError, match="is not there: run the pipeline"):

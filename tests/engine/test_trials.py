@@ -20,6 +20,7 @@ from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.benchmark.trials.processes import run_isolated
 from flatout.engine.benchmark.trials.trial_spec import with_changes
+from flatout.engine.machine.container import total_memory_bytes
 from tests.conftest import PROJECT
 from tests.engine.benches import job_files, settings, spec, trial
 
@@ -63,6 +64,13 @@ def test_a_line_has_the_columns_that_scripts_rely_on_in_order():
     assert names[: len(COLUMNS)] == COLUMNS
 
 
+def test_memory_is_that_of_the_device_of_a_trial(tmp_path):
+    bench = Bench(settings(), None, tmp_path)
+    assert bench.memory_gib is None
+    bench.results += [trial(), trial(device_memory_gib=9.75)]
+    assert bench.memory_gib == 9.75
+
+
 @pytest.mark.process
 def test_two_configurations_by_turns_on_real_rows(tmp_path, warm_trials):
     bench = Bench(settings(repeats=2), job_files(tmp_path), tmp_path / "sweep")
@@ -77,6 +85,7 @@ def test_two_configurations_by_turns_on_real_rows(tmp_path, warm_trials):
     assert min(trial.io_ms, trial.forward_ms, trial.backward_ms) > 0
     assert trial.optimizer_ms > 0
     assert trial.reserved_memory_gib > 0.05
+    assert bench.memory_gib == pytest.approx(total_memory_bytes() / 2**30)
     figures = trial.figures
     times = figures["turns_times_below"]
     assert 2 <= len(times) <= 5

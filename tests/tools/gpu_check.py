@@ -1,9 +1,9 @@
-"""Whether a GPU gives right results: one line a part, one exit status.
+"""Check results on a GPU: one line per part, exit status 1 if a part fails.
 
     python -m tests.tools.gpu_check
     python -m tests.tools.gpu_check --against ../another/checkout
 
-`--against` compares the rates with those of another checkout too, by turns.
+`--against` also compares the rates with those of another checkout, in turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ PROJECT = Path(__file__).parents[2]
 
 
 def parts(against: Path | None) -> dict[str, list[str]]:
-    """What `python` is asked for. Without a GPU Triton interprets, for minutes."""
+    """Return the arguments of `python` by part. Kernels need a GPU: Triton's
+    interpreter needs minutes for them."""
     import torch
 
     found = {"tests": ["-m", "pytest", "-q", "tests/engine/test_gpu.py"]}

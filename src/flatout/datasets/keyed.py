@@ -34,6 +34,12 @@ class KeyedDataset(PathDataset):
     """Level of the log line about kept data; only large data uses a higher level."""
 
     def save(self, data: Any) -> None:
+        if not hasattr(data, "key"):
+            raise DatasetError(
+                f"{self._name} is a plain {type(data).__name__}, which "
+                f"{type(self).__name__} does not store: leave out this catalog entry, "
+                "or set a type of Kedro in it, such as json.JSONDataset for a dict"
+            )
         if self._is_current(data.key):
             logger.log(self._level, "%s: unchanged, kept", self._name)
             return

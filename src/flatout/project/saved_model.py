@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,16 @@ def saved_model(
 
 def write_own_card(entry: Any, name: str, settings: Settings) -> None:
     """Write the card of the model in `entry` of the catalog, if flatout has trained
-    it. `name`: its title."""
+    it. `name`: its title. A folder that cannot be written is only logged."""
     from flatout.engine.export.hub import is_own, write_card
 
     if isinstance(entry, TransformersModel) and is_own(entry.path):
-        command = without_password(" ".join(["kedro", *sys.argv[1:]]))
-        write_card(entry.path, name, Path(settings.paths.metrics).parent, command)
+        command = without_password(shlex.join(["kedro", *sys.argv[1:]]))
+        reporting = Path(settings.paths.metrics).parent
+        try:
+            write_card(entry.path, name, reporting, command)
+        except OSError as error:  # a shared or read-only folder
+            logger.warning("%s has no model card: %s", entry.path, error)
 
 
 def _setting(settings: Settings) -> str:

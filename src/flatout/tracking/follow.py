@@ -216,10 +216,12 @@ def _sync_one(folder: RunFolder, uri: str | None) -> str:
             record.tracking_uri, record.artifact_location = uri, artifacts_beside(uri)
             record.registry_uri = record.run_id = None
         place = without_password(record.tracking_uri)
+        sender = Sender(folder)
         try:
-            sender = Sender(folder)
             run_id = sender.end(sender.client(), *end_of(record))
         except Exception as error:
             return f"{record.name}: not sent to {place} ({one_line(error)})"
-        folder.save()
+        finally:
+            if sender.sent.run_id:  # the store has the run: the next sync continues it
+                folder.save()
     return f"{record.name}: sent to {place} as run {run_id}"

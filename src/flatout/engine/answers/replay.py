@@ -67,8 +67,9 @@ def _saved(folder: Path) -> Iterator[tuple[float, Path]]:
 
 
 def _loaded(job: TrainJob, folder: Path) -> Any:
-    """Return the model of the training, with its adapter and frozen parts, with the
-    weights in `folder`. Raises SettingsError if they are not those of this model."""
+    """Return the model of the training, including adapter and frozen parts, with
+    weights from `folder`. Raises SettingsError if the weights belong to another model.
+    """
     model = seeded_model(job)
     if (folder / "config.json").is_file():
         trusted = job.settings.model.trust_remote_code

@@ -254,7 +254,7 @@ def even_cuts(count: int, most: int) -> list[tuple[int, int]]:
 
 
 def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
-    """Runs [a, b) of `lengths` (S,), as long as count x longest fits `budget`."""
+    """Cut `lengths` into the longest ranges [a, b) whose padded size fits `budget`."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)

@@ -22,8 +22,6 @@ from flatout.engine.benchmark.trials.trial_spec import (
 )
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.launch.launch import resolve_processes
-from flatout.engine.machine.container import total_memory_bytes
-from flatout.engine.machine.driver import look_at_driver
 from flatout.engine.machine.environment import device_name, nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 from flatout.engine.parameters import BenchmarkSettings, Settings
@@ -91,12 +89,11 @@ class Bench:
     def device(self) -> str:
         return device_name()
 
-    @cached_property
-    def memory_gib(self) -> float:
-        """Memory of a GPU, or of the machine."""
-        driver = look_at_driver() if nvidia_gpu_count() else None
-        size = driver.gpus[0].total_bytes if driver else total_memory_bytes()
-        return size / 2**30
+    @property
+    def memory_gib(self) -> float | None:
+        """Memory of the device, or of the machine, as a trial reported it."""
+        reported = (t.figures.get("device_memory_gib") for t in self.results)
+        return next(filter(None, reported), None)
 
     @property
     def elapsed_s(self) -> float:

@@ -45,7 +45,7 @@ class CheckpointMirror:
     that fails is tried again and again, and never stops the training."""
 
     def __init__(self, url: str, folder: Path, keep: int) -> None:
-        """`folder`: of the checkpoints. `keep`: number of newest copies to keep."""
+        """`folder`: the checkpoint folder. `keep`: number of newest copies to keep."""
         self._mirror = Mirror(url, PARAMETER)
         self._folder, self._keep = folder, keep
         self._run = uuid.uuid4().hex

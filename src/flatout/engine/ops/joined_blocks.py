@@ -172,7 +172,7 @@ def fuse_distilbert(model: Any) -> int:
 
 
 def fuse_decoder(model: Any) -> int:
-    """See `fuse_bert`; for decoders that rotate whole heads."""
+    """Like `fuse_bert`, for decoders that rotate whole heads."""
     if not _turns_whole_heads(model):
         return 0
     found = [layer.self_attn for layer in model.base_model.layers]

@@ -87,6 +87,12 @@ def check_run(
         check_sweep(settings)
     if "cross_validate" in names:
         check_sweep(settings, settings.split.folds)
+    measures = settings.benchmark
+    if "run_trials" in names and measures.free_global_batch and measures.mode != "grid":
+        raise SettingsError(
+            "benchmark.free_global_batch applies to benchmark.mode=grid, and mode "
+            f"{measures.mode} keeps the global batch: set mode grid, or false"
+        )
     if "params:model" in pipeline.inputs():
         check_model_keys(settings.model)
     if "model" in pipeline.inputs():  # loaded before a node could import its class

@@ -119,8 +119,8 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
 
 
 def interleave(warm: Warm, baseline: Baseline) -> list[InterleavedPair]:
-    """Return `repeats` pairs or more; if ratios differ much, up to twice that plus one.
-    The first side alternates, so that a host that slows favours neither."""
+    """At least `repeats` pairs, up to 2 * repeats + 1 if ratios vary. The first side
+    alternates, so that a slowing host does not bias the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     while not _enough(pairs, warm.measure.repeats):

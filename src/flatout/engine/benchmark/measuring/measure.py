@@ -33,6 +33,7 @@ from flatout.engine.benchmark.measuring.windows import (
     spread_pct,
 )
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
+from flatout.engine.machine.container import total_memory_bytes
 from flatout.engine.machine.runtime import Runtime, memory, set_up
 from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.train.process_group import ProcessGroup
@@ -147,6 +148,8 @@ def _measured(
         "host_ms": host_ms,
         "peak_memory_gib": peaks["peak_allocated_gib"],
         "reserved_memory_gib": peaks["peak_reserved_gib"],
+        "device_memory_gib": (runtime.device_memory_bytes or total_memory_bytes())
+        / 2**30,
         **_resolved_parameters(trainer, warm.feed),
         "tflops_per_s": efficiency(trainer, windows)["tflops_per_s"],
         "gpu_util_pct": sum(busy_pct) / len(busy_pct) if busy_pct else None,

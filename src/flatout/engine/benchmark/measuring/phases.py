@@ -1,4 +1,4 @@
-"""Time of a step by phase: forward, backward, optimizer; and as the GPU reports it."""
+"""Step time by phase, on the host and as reported by the GPU."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SPREAD_LIMIT_PCT = 5.0
 
 @dataclass
 class Warm:
-    """A training after its first steps, which measures windows."""
+    """A training past warm-up, on which windows are measured."""
 
     driver: Driver
     feed_of: Callable[[int], Feed]

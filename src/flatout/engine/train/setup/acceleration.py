@@ -17,8 +17,8 @@ from flatout.engine.train.setup.budgets import (
     rank_tokens,
     token_budget,
 )
+from flatout.engine.train.setup.compile_choice import Choice, Work, choose_compilation
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.payoff import Choice, Work, choose_compilation
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384

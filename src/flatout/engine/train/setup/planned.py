@@ -11,8 +11,8 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.train.setup.acceleration import Planned
+from flatout.engine.train.setup.compile_choice import Choice
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.payoff import Choice
 from flatout.engine.train.setup.resolved_config import ResolvedConfig
 
 
