@@ -123,6 +123,26 @@ KINDS = {
         "causal-lm",
         {"messages_column": "messages", "label_column": None},
     ),
+    "calls.csv": (
+        lambda n: {"conversation": text(), "label": "ab"[n % 2]},
+        "sequence-classification",
+        {"text_column": "conversation", "label_column": "label"},
+    ),
+    "sizes.csv": (
+        lambda n: {"text": text(), "input": n, "output": n / 7, "label": "ab"[n % 2]},
+        "sequence-classification",
+        {"text_column": "text", "label_column": "label"},
+    ),
+    "positions.csv": (
+        lambda n: {"text": text(), "label": "ab"[n % 2], "query": n, "pos": n * 2},
+        "sequence-classification",
+        {"text_column": "text", "label_column": "label"},
+    ),
+    "strings.jsonl": (
+        lambda n: {"messages": [text()], "body": text(), "label": "ab"[n % 2]},
+        "sequence-classification",
+        {"text_column": "body", "label_column": "label"},
+    ),
 }
 
 
@@ -248,13 +268,14 @@ def test_nothing_is_replaced_unasked(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("table.npy", "kedro run --env=arrays --params=arrays.path="),
+        ("table.npz", "kedro run --env=arrays --params=arrays.path="),
         ("photos/a/1.png", "kedro run --env=images --params=images.path="),
         (
             "numbers.csv",
             "table of numbers is read by kedro run --env=arrays --params=arrays.path=",
         ),
         ("gone.csv", "is not there"),
+        ("sharegpt.jsonl", "no column looks like text; there are 'conversations'"),
     ],
 )
 def test_what_holds_no_texts_is_refused(tmp_path, name, said):
@@ -262,6 +283,9 @@ def test_what_holds_no_texts_is_refused(tmp_path, name, said):
     file.parent.mkdir(parents=True, exist_ok=True)
     if name == "numbers.csv":
         write(file, lambda n: {"a": n, "b": n * 2})
+    elif name == "sharegpt.jsonl":
+        turn = {"from": "human", "value": text()}
+        write(file, lambda n: {"conversations": [turn]})
     elif name != "gone.csv":
         file.touch()
     done = init(tmp_path, tmp_path / name.partition("/")[0])

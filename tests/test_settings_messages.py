@@ -6,7 +6,7 @@ import pytest
 
 from flatout.engine.parameters import Settings, SettingsError, parse_settings
 from flatout.engine.parameters.faults import first_line
-from flatout.engine.parameters.other_names import HERE
+from flatout.engine.parameters.other_names import HERE, REMOVED
 
 
 def faults(parameters: dict) -> list[str]:
@@ -163,6 +163,8 @@ def test_single_values_beside_the_groups_are_refused_where_a_group_has_them():
         ("save_interval", "train.checkpoint.every_steps"),
         ("eval_steps", "train.evaluate_every"),
         ("logging_steps", "train.log_every"),
+        ("log_steps", "train.log_every"),
+        ("clipping", "train.max_grad_norm"),
         ("fp16", "runtime.precision"),
         ("bf16", "runtime.precision"),
         ("use_amp", "runtime.precision"),
@@ -179,10 +181,16 @@ def test_names_of_other_programs_lead_to_the_parameter(group, brought, meant):
     assert f"{path}: unknown parameter; did you mean {meant}?" in faults(given)
 
 
+@pytest.mark.parametrize("brought", ["layer_decay", "llrd", "layerwise_lr_decay"])
+def test_names_of_other_programs_for_what_was_removed(brought):
+    [fault] = faults({"train": {brought: 0.9}})
+    assert fault.startswith(f"train.{brought}: was removed in this version: use train.")
+
+
 def test_what_is_meant_exists_and_is_called_otherwise():
     paths = paths_of(Settings().model_dump())
     known = {path.rpartition(".")[2] for path in paths}
-    assert set(HERE.values()) <= paths
+    assert set(HERE.values()) <= paths | set(REMOVED)
     assert set(HERE) & known <= {"warmup_steps"}  # of the benchmark
 
 

@@ -10,6 +10,7 @@ from kedro.io import DatasetError
 
 from flatout.datasets import DocstringCorpus
 from flatout.datasets._docstrings import docstrings
+from flatout.datasets.docstring_corpus import _table
 from tests.conftest import CORPUS
 
 
@@ -23,6 +24,16 @@ def test_rows_are_balanced_distinct_and_labelled_by_package(corpus):
         ("torch", "transformers", "sympy", "sklearn"), 100
     )
     assert len(set(rows["text"][:])) == 400
+
+
+@pytest.mark.parametrize(("rows", "few"), [(200, 10), (15, 7), (None, 10)])
+def test_other_labels_have_more_rows_if_one_has_few(monkeypatch, rows, few):
+    texts = {"a": [f"a{n}" for n in range(300)], "b": [f"b{n}" for n in range(10)]}
+    monkeypatch.setattr(
+        "flatout.datasets.docstring_corpus._gather", lambda *_, **__: texts
+    )
+    labels = Counter(_table(["a", "b"], rows)["label"].to_pylist())
+    assert labels == {"a": (rows or 310) - few, "b": few}
 
 
 def test_the_rows_are_the_same_each_time_and_read_from_the_cache(

@@ -22,7 +22,7 @@ from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.data.split import SplitError
 from flatout.engine.files.content_key import ContentKey, FilesKey, file_hash
 from flatout.engine.launch.launch import run_job
-from flatout.engine.models.building import load_pretrained
+from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from tests.make import samples_job, samples_settings
@@ -57,6 +57,13 @@ def job_of(folder, count=200, **train) -> TrainJob:
     folder.mkdir(exist_ok=True, parents=True)
     np.savez(folder / "a.npz", inputs=values, label=labels)
     return samples_job(folder, settings, split(folder / "a.npz", settings))
+
+
+def test_a_missing_size_is_refused(tmp_path):
+    job = job_of(tmp_path)
+    job.settings.model.config["hidden_size"] = None
+    with pytest.raises(ModelError, match=r"hidden_size is None: set at least 1"):
+        build_model(job)
 
 
 def rejected(made) -> list[tuple[str, int, str]]:

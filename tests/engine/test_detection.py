@@ -111,6 +111,8 @@ def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, win
         assert row["place"] == (len(expected) if by_the_end else place)
         assert row["key"] == expected[int(row["place"]) - 1]
     assert {row["breaks_off"] for row, _ in good} == {True, False}
+    whole = table[["rank", "place", "abnormal", "breaks_off"]].dtypes.astype(str)
+    assert whole.tolist() == ["Int64", "Int64", "boolean", "boolean"]
     assert pd.isna(rows[5]["abnormal"]) and rows[5]["reason"] == "text is empty"
     assert rows[2]["abnormal"] and rows[2]["key"] == "never-seen"
     known = [row for row, _ in good if pd.notna(row["label"])]

@@ -247,6 +247,15 @@ def test_a_manifest_in_capitals_and_one_that_names_nothing(tmp_path):
     manifest = raw / "ALL.CSV"
     manifest.write_text("\n".join(["image,label", *lines]))
     assert sources_of(split(manifest, settings_of())) == set(files)
+    odd = ["image,label", lines[0], ",dark", "a,b,c"]
+    manifest.write_text("\n".join([*odd, *lines[1:]]))
+    made = split(manifest, settings_of())
+    assert sources_of(made) == set(files)
+    rejected = made["rejected"].table().to_pylist()
+    assert {(row["source"], row["reason"]) for row in rejected} == {
+        ("ALL.CSV:1", "image is missing"),
+        ("ALL.CSV:2", "3 fields where 2 are expected"),
+    }
     manifest.write_text("file,label\n" + "\n".join(lines))
     with pytest.raises(ArraysError, match=r"no column image.*Set images\.image_column"):
         split(manifest, settings_of())

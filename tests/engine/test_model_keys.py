@@ -38,6 +38,11 @@ def test_a_misspelt_key_is_refused_with_the_nearest():
     assert (found.status, found.finding) == ("fail", TYPO)
 
 
+def test_a_removed_key_is_refused_with_its_replacement():
+    settings = ModelSettings(config={"model_type": "residual_mlp", "preset": "large"})
+    assert "large 12 and 128" in refused(settings)
+
+
 def test_all_keys_are_named():
     config = {"model_type": "bert", "hiden_size": 8, "hidden_dropuot_prob": 0.0}
     assert refused(ModelSettings(config=config)).split("\n") == [

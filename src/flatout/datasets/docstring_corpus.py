@@ -114,16 +114,22 @@ def _installed(labels: int) -> dict[str, str]:
 
 
 def _table(packages: list[str], rows: int | None) -> pa.Table:
-    """Distinct texts, balanced over the packages, ordered by hash."""
+    """Distinct texts, ordered by hash: as many of each package as its number of texts
+    allows, and more of the others if it has few."""
     wanted = None if rows is None else -(-rows // len(packages))
     texts = _gather(packages, None if wanted is None else int(wanted * SURPLUS))
     seen: set[str] = set()
-    chosen: list[tuple[str, str]] = []
+    by_label: dict[str, list[str]] = {}
     for label, found in texts.items():
-        new = sorted(set(found) - seen, key=_hash)
-        seen.update(new)
-        chosen += [(text, label) for text in new[:wanted]]
-    chosen = sorted(chosen, key=lambda pair: _hash(pair[0]))[:rows]
+        by_label[label] = sorted(set(found) - seen, key=_hash)
+        seen.update(by_label[label])
+    total = len(seen) if rows is None else rows
+    chosen: list[tuple[str, str]] = []
+    fewest_first = sorted(by_label.items(), key=lambda item: len(item[1]))
+    for index, (label, own) in enumerate(fewest_first):
+        share = (total - len(chosen)) // (len(by_label) - index)
+        chosen += [(text, label) for text in own[:share]]
+    chosen.sort(key=lambda pair: _hash(pair[0]))
     columns = list(zip(*chosen, strict=True))
     return pa.table({"text": list(columns[0]), "label": list(columns[1])})
 

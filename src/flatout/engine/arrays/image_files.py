@@ -61,7 +61,7 @@ class ImageFiles:
 
     @cached_property
     def files(self) -> Files:
-        there = [file for file, _ in self._listed if file.is_file()]
+        there = [file for file, *_ in self._listed if file.is_file()]
         manifest = [] if self.path.is_dir() else [self.path]
         return Files(self._root, [*there, *manifest])
 
@@ -71,7 +71,7 @@ class ImageFiles:
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():
             return found
-        read = {file for file, _ in self._listed}
+        read = {file for file, *_ in self._listed}
         folders = {f.name for f in self.path.iterdir() if f.is_dir()}
         classes = {self._class_of(file) for file in read}
         empty = sorted(f for f in folders - classes if not f.startswith("."))
@@ -81,14 +81,15 @@ class ImageFiles:
         return found | {"empty_class_folders": empty, "files_of_other_kinds": others}
 
     def labels(self) -> Iterator[Any]:
-        yield from (label for _, label in self._listed)
+        yield from (label for _, label, _ in self._listed)
 
     def windows(self) -> Iterator[Window]:
         shape = self.decoder.size, self.decoder.size, self.decoder.channels
         for start, stop in rows_between(len(self._listed), math.prod(shape)):
-            files, labels = zip(*self._listed[start:stop], strict=True)
+            files, labels, broken = zip(*self._listed[start:stop], strict=True)
             pixels = np.zeros((len(files), *shape), np.uint8)
             faults = self._decode_into(pixels, files)
+            faults |= {n: reason for n, reason in enumerate(broken) if reason}
             names = [name_in(self._root, file) for file in files]
             given = labels if self.is_labelled else None
             kept = files if self.keeps_files else None
@@ -101,21 +102,22 @@ class ImageFiles:
         return self.path if self.path.is_dir() else self.path.parent
 
     @cached_property
-    def _listed(self) -> list[tuple[Path, Any]]:
-        """Return the files and their labels. Raises ArraysError."""
+    def _listed(self) -> list[tuple[Path, Any, str | None]]:
+        """Return the files, their labels and why a row of a manifest names no file.
+        Raises ArraysError."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
-            listed = [(file, self._class_of(file)) for file in files]
+            classes = list(map(self._class_of, files))
             if self.is_labelled:
-                _check_classes(self.path, {name for _, name in listed if name})
-            return listed
+                _check_classes(self.path, {name for name in classes if name})
+            return [(*pair, None) for pair in zip(files, classes, strict=True)]
         if listed := list(self._manifest()):
             return listed
         raise ArraysError(f"{self.path} names no image: it has columns but no rows")
 
-    def _manifest(self) -> Iterator[tuple[Path, Any]]:
-        """Yield file and label of each row of a table. Raises ArraysError,
-        RawTextsError."""
+    def _manifest(self) -> Iterator[tuple[Path, Any, str | None]]:
+        """Yield file, label and fault of each row of a table. The file of a row without
+        one is the manifest and the row's number. Raises ArraysError, RawTextsError."""
         table, places = TextFiles(self.path), {"images.image_column": self.image_column}
         places |= {"split.label_column": self.label} if self.label else {}
         for parameter, name in places.items():
@@ -124,11 +126,15 @@ class ImageFiles:
                     f"{self.path}: no column {name}; it has {present}. Set {parameter}"
                 )
         for batch in table.batches([*places.values()]):
-            for broken in batch.broken:
-                raise ArraysError(f"{self.path}, row {broken.row}: {broken.reason}")
             columns = (batch.columns[name].to_pylist() for name in places.values())
-            for name, *label in zip(*columns, strict=True):
-                yield file_below(self._root, name), (label or [None])[0]
+            found = {b.row: (None, None, b.reason) for b in batch.broken}
+            for row, name, *label in zip(batch.rows.tolist(), *columns, strict=True):
+                is_there = name is not None and str(name).strip()
+                fault = None if is_there else f"{self.image_column} is missing"
+                found[row] = name, (label or [None])[0], fault
+            for row, (name, label, fault) in sorted(found.items()):
+                own = f"{self.path.name}:{row}" if fault else name
+                yield file_below(self._root, own), label, fault
 
     def _class_of(self, file: Path) -> str | None:
         """Top folder of a file below the root; None if it is in no folder."""

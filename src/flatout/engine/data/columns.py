@@ -130,11 +130,6 @@ class Columns:
         return self.has_classes or (self.has_labels and _is_names(self.label_type))
 
     @property
-    def has_numbers(self) -> bool:
-        """Return true if each row has one number."""
-        return self.label is not None and pa.types.is_floating(self.label_type)
-
-    @property
     def names(self) -> list[str]:
         wanted = (self.text, self.text_pair, self.completion, self.label)
         others = (self.positive, self.negative, self.group, self.split)

@@ -114,6 +114,12 @@ class Tables(Samples):
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         return {"input_shape": facts.shape}
 
+    def fault(self, config: Any) -> str | None:
+        for key, least in (("num_hidden_layers", 0), ("hidden_size", 1)):
+            if not isinstance(size := getattr(config, key), int) or size < least:
+                return f"model.config.{key} is {size!r}: set at least {least}"
+        return None
+
     def shape(self, config: Any) -> tuple[int, ...]:
         return tuple(config.input_shape)
 

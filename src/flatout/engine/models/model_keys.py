@@ -22,6 +22,7 @@ from flatout.engine.parameters import (
     near_or_all,
     refusal,
 )
+from flatout.engine.parameters.other_names import REMOVED
 from flatout.engine.tasks import task_class
 
 INHERITED = frozenset(
@@ -128,7 +129,9 @@ def _faults(
     where: str, keys: Collection[str], valid: Collection[str], kind: str
 ) -> list[str]:
     return [
-        f"{where}.{key}: models of type {kind} have no such key; "
+        f"{where}.{key}: was removed in this version: {removed}"
+        if (removed := REMOVED.get(f"{where}.{key}"))
+        else f"{where}.{key}: models of type {kind} have no such key; "
         + near_or_all(key, valid, f"{where}.")
         for key in sorted(set(keys) - set(valid))
     ]

@@ -69,6 +69,8 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     """Return, for example, `unknown parameter; did you mean train.epochs?`."""
     path = ".".join(str(part) for part in location)
     removed = REMOVED.get(path) or REMOVED.get(f"{path}={fault['input']}")
+    if fault["type"] == "extra_forbidden":
+        removed = removed or REMOVED.get(_of_others(str(location[-1])) or "")
     if removed:
         return f"was removed in this version: {removed}"
     if fault["type"] == "extra_forbidden":
@@ -100,9 +102,13 @@ def _nearest(name: str, valid: Collection[str]) -> str:
 def known_by(name: str, model: type[BaseModel]) -> list[str]:
     """Return paths of the parameters below `model` for which other programs use this
     name, or that have exactly this name."""
-    other = HERE.get(name.lower().replace("-", "_"))
+    other = _of_others(name)
     same = [path for path in _paths(model) if path.rpartition(".")[2] == name]
     return [other, *same] if other else same
+
+
+def _of_others(name: str) -> str | None:
+    return HERE.get(name.lower().replace("-", "_"))
 
 
 def is_misplaced(name: str, value: Any, model: type[BaseModel]) -> bool:

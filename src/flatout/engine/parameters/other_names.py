@@ -16,6 +16,8 @@ REMOVED: dict[str, str] = {
     # model and runtime
     "runtime.attention=flash4": "use runtime.attention=auto, which takes "
     "FlashAttention 4 by itself if flash-attn-4 is installed",
+    "model.config.preset": "use model.config.num_hidden_layers and "
+    "model.config.hidden_size: middle was 6 and 64, large 12 and 128",
     # split and tokenize
     "tokenize.num_processes": "the tokenizer's own threads use all cores; "
     "runtime.environment: {RAYON_NUM_THREADS: 1} keeps them to one",
@@ -90,13 +92,15 @@ _NAMES = {
     "gradient_accumulation_steps per_device_train_batch_size train_batch_size",
     "train.gradient_checkpointing": "activation_checkpointing",
     "train.label_smoothing": "label_smoothing_factor",
+    "train.layer_decay": "layer_lr_decay layerwise_lr_decay llrd",
     "train.learning_rate": "base_lr lr max_lr",
     "train.loader.num_workers": "dataloader_num_workers workers",
     "train.loader.persistent_workers": "dataloader_persistent_workers",
     "train.loader.pin_memory": "dataloader_pin_memory",
     "train.loader.prefetch_factor": "dataloader_prefetch_factor",
-    "train.log_every": "log_every_n_steps log_interval logging_steps",
-    "train.max_grad_norm": "clip_grad_norm grad_clip gradient_clip_val",
+    "train.log_every": "log_every_n_steps log_interval log_steps logging_steps",
+    "train.max_grad_norm": "clip_grad_norm clipping grad_clip gradient_clip_val "
+    "gradient_clipping",
     "train.metric": "eval_metric metric_for_best_model monitor",
     "train.min_learning_rate_share": "min_lr min_lr_rate min_lr_ratio",
     "train.on_oom": "auto_find_batch_size",
@@ -108,7 +112,8 @@ _NAMES = {
     "train.weight_decay": "wd",
 }
 HERE = {name: path for path, names in _NAMES.items() for name in names.split()}
-"""flatout's parameter by the name that other programs use."""
+"""flatout's parameter, which may be in REMOVED, by the name that other programs
+use."""
 
 
 def with_new_names(parameters: Mapping[str, Any]) -> dict[str, Any]:

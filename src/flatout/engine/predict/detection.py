@@ -30,6 +30,9 @@ COLUMNS = [
     *("label", "abnormal", "rank", "place", "key"),
     *("end_probability", "breaks_off", "reason"),
 ]
+NULLABLE = {"abnormal": "boolean", "breaks_off": "boolean"}
+NULLABLE |= {"rank": "Int64", "place": "Int64"}
+"""Types of columns that are null for an unusable session."""
 
 
 def detect(
@@ -57,7 +60,7 @@ def detect(
     table = _judged(rows, settings.detect, found.predictor.max_length)
     report = _report(table, settings.detect.top_keys)
     _log(report)
-    return table[COLUMNS], report
+    return table[COLUMNS].astype(NULLABLE), report
 
 
 def _labels(

@@ -93,11 +93,18 @@ def _parsed(values: list[Any]) -> list[Any]:
 
 
 def _by_form(columns: Values) -> Iterator[Guess]:
-    """Yield the tasks whose columns are there, by their names."""
+    """Yield the tasks whose columns are there, by their names and values."""
     known = {name.strip().casefold(): name for name in columns}
     for task, wanted in FORMS:
         found = {
-            parameter: next((known[n] for n in names if n in known), None)
+            parameter: next(
+                (
+                    known[n]
+                    for n in names
+                    if n in known and _fits(parameter, columns[known[n]])
+                ),
+                None,
+            )
             for parameter, names in wanted.items()
         }
         split = {p: name for p, name in found.items() if name}
@@ -110,6 +117,30 @@ def _by_form(columns: Values) -> Iterator[Guess]:
             f"{name} is the {p.removesuffix('_column')}" for p, name in split.items()
         )
         yield Guess(task, {"label_column": None, **split}, length, why)
+
+
+def _fits(parameter: str, values: Sequence[Any]) -> bool:
+    """Return True if the values can be those of a parameter of FORMS. An answer may be
+    a number; `_is_score` checks labels."""
+    if parameter == "label_column":
+        return True
+    if parameter == "messages_column":
+        return all(map(_is_chat, values))
+    if parameter == "text_column":
+        return all(map(_is_list_of_texts, values))
+    are_texts = all(
+        isinstance(value, str)
+        or (parameter == "negative_column" and _is_list_of_texts(value))
+        for value in values
+    )
+    is_answer = parameter == "completion_column"
+    return are_texts and (is_answer or not all(map(_is_number, values)))
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value
+    )
 
 
 def _is_score(task: str, columns: Values, label: str | None) -> bool:

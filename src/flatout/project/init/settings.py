@@ -24,7 +24,7 @@ from flatout.project.init.guess import Guess, guess, names_are_a_row
 
 DELIMITERS = (";", "\t", "|")
 OTHERS = {
-    "arrays": (".npy", ".npz", ".h5", ".hdf5"),
+    "arrays": (".npz", ".h5", ".hdf5"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
 """Environments for files without texts."""

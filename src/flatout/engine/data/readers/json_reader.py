@@ -34,7 +34,7 @@ class JsonReader(FileReader):
             if number == 0 and line.lstrip()[:1] == b"[":
                 raise RawTextsError(
                     f"{self.path} is one JSON array; give one object a line (JSON "
-                    "lines), or use pandas.JSONDataset in the catalog"
+                    "lines). Texts can also be read by pandas.JSONDataset"
                 )
             value = _parsed(line)
             if isinstance(value, dict):
