@@ -127,6 +127,7 @@ class ImageFiles:
                 )
         for batch in table.batches([*places.values()]):
             columns = (batch.columns[name].to_pylist() for name in places.values())
+            found: dict[int, tuple[Any, Any, str | None]]
             found = {b.row: (None, None, b.reason) for b in batch.broken}
             for row, name, *label in zip(batch.rows.tolist(), *columns, strict=True):
                 is_there = name is not None and str(name).strip()

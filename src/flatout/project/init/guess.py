@@ -29,6 +29,8 @@ UNLABELLED = "masked-lm"
 
 Values = Mapping[str, Sequence[Any]]
 """Values by column."""
+Labels = tuple[str, str | list[str] | None, str]
+"""The task, the column with its labels or several of 0 and 1, and why."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
     if column := _split_column({n: v for n, v in rest.items() if n != label}):
         split["split_column"] = column
         del rest[column]
+    found: Labels | None
     if label:
         found = _labels({label: rest[label]}) if label in rest else None
     else:  # by the name of a column, else by its values
@@ -203,7 +206,7 @@ def _split_column(rest: Values) -> str | None:
     return None
 
 
-def _labels(columns: Values) -> tuple[str, str | list[str], str] | None:
+def _labels(columns: Values) -> Labels | None:
     """Return the task, the column with its labels or several of 0 and 1, and why."""
     first = _first(columns, lambda _, values: all(map(_is_list_of_texts, values)))
     task = "multi-label-classification"
@@ -218,7 +221,7 @@ def _labels(columns: Values) -> tuple[str, str | list[str], str] | None:
         why = f"{first} has {count} classes in the first {rows:,} rows"
         return "sequence-classification", first, why
     first = _first(columns, _are_targets)
-    return first and ("regression", first, f"{first} holds numbers")
+    return None if first is None else ("regression", first, f"{first} holds numbers")
 
 
 def _first(columns: Values, fits: Callable[[str, Sequence[Any]], Any]) -> str | None:
