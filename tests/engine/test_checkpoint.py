@@ -363,3 +363,20 @@ def test_a_setting_that_an_earlier_version_did_not_have_was_at_its_default(tmp_p
     manifest = Manifest(4, 12, 1, {**now, "train.removed": 3}, None)
     with pytest.raises(CheckpointError, match=r"train\.removed: 3 -> 'absent'"):
         check_identity(tmp_path, manifest, now)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "use"),
+    [
+        ("model.config.preset", "small", "model.config.num_hidden_layers"),
+        ("train.layer_decay", 0.9, "train.freeze"),
+        ("train.optimizer", "muon", "train.optimizer=adamw"),
+    ],
+)
+def test_a_removed_setting_is_named_with_its_replacement(tmp_path, name, value, use):
+    now = identity(make_job(tmp_path))
+    manifest = Manifest(4, 12, 1, {**now, name: value}, None)
+    with pytest.raises(CheckpointError, match=r"or set train\.resume: never") as caught:
+        check_identity(tmp_path, manifest, now)
+    assert f"This version removed {name} (use {use}" in str(caught.value)
+    assert "Set these back" not in str(caught.value)

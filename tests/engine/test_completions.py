@@ -119,7 +119,9 @@ def test_a_completion_stands_behind_its_prompt_and_is_learnt_with_its_end(
         )
         theirs.save_pretrained(tmp_path)
         file = TokenizerFile(tmp_path)
-    tokens = tokens_recipe("train", rows, file, [], MODEL, LIMITS).to_dataset()
+    recipe = tokens_recipe("train", rows, file, [], MODEL, LIMITS)
+    assert ("end_id" in recipe.key.fields) == (not own)
+    tokens = recipe.to_dataset()
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     ends = 0
     for row, found in zip(rows, tokens, strict=True):
@@ -134,6 +136,15 @@ def test_a_completion_stands_behind_its_prompt_and_is_learnt_with_its_end(
         assert found["labels"] == labels[:24]
         ends += labels[-1] == theirs.eos_token_id
     assert ends > 50
+
+
+def test_rows_without_special_tokens_have_the_key_of_earlier_versions(tmp_path):
+    rows, _ = split(frame_of(100), **PROMPTS)
+    file = saved(tmp_path, rows)
+    file.backend.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    recipe = tokens_recipe("train", rows, file, [], MODEL, LIMITS)
+    assert recipe.options.end_id == file.token_id("eos_token")
+    assert "end_id" not in recipe.key.fields
 
 
 def test_bad_rows_go_to_the_quarantine_and_bad_settings_are_refused():

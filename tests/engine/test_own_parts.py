@@ -23,6 +23,7 @@ from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import Settings, SettingsError, TrainSettings
 from flatout.engine.sweep.space import objective
 from flatout.engine.tasks import check_options
+from flatout.engine.train.keeping.snapshots import NUMBERS, OPTIMIZER, Snapshot
 from flatout.engine.train.loop import train
 from flatout.engine.train.schedule import learning_rate
 from flatout.engine.train.setup.assemble import assemble, build_model
@@ -261,13 +262,31 @@ def test_ten_steps_of_an_optimizer_equal_plain_pytorch(parts, tmp_path, path, op
         assert found == pytest.approx(loss.item(), rel=1e-3, abs=1e-4)
 
 
+def in_earlier_form(snapshot, folder):
+    """Plain numbers among the tensors of the optimizer."""
+    for parameter, numbers in snapshot.state.pop(NUMBERS).items():
+        for name, value in numbers.items():
+            entry = f"{parameter}/{name}#{type(value).__name__}"
+            snapshot.files[OPTIMIZER][entry] = torch.from_numpy(np.array(value))
+    return snapshot, folder
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    ["torch.optim.NAdam", "odd_parts.more.Counting", "odd_parts.more.Coarse"],
+    ("optimizer", "earlier"),
+    [
+        ("torch.optim.NAdam", False),
+        ("odd_parts.more.Counting", False),
+        ("odd_parts.more.Counting", True),
+        ("odd_parts.more.Coarse", False),
+    ],
 )
 def test_an_optimizer_goes_on_after_a_crash_as_if_there_had_been_none(
-    parts, tmp_path, optimizer
+    parts, tmp_path, monkeypatch, optimizer, earlier
 ):
+    """`earlier`: from a checkpoint in the form of earlier versions."""
+    write = Snapshot.write
+    if earlier:
+        monkeypatch.setattr(Snapshot, "write", lambda *a: write(*in_earlier_form(*a)))
     given = {"optimizer": optimizer, "checkpoint": {"every_steps": 2}}
     whole = run_job(make_job(tmp_path / "whole", **given))
     job = make_job(tmp_path / "cut", **given)

@@ -319,8 +319,8 @@ def test_lines_of_a_file_that_cannot_be_cut_stay_in_place(saved, tmp_path):
     assert told.to_dict() == dict.fromkeys((4, 29), "3 fields where 2 are expected")
 
 
-def test_an_empty_line_of_a_file_of_one_column_stays_in_place(saved, tmp_path):
-    lines = [*texts(3), "", *texts(3)]
+def test_an_empty_text_of_a_file_of_one_column_stays_in_place(saved, tmp_path):
+    lines = [*texts(3), '""', "", *texts(3)]
     (tmp_path / "a.csv").write_text("\n".join(["text", *lines]) + "\n")
     frame = predicted(saved(), TextFiles(tmp_path / "a.csv"))
     assert frame["row"].tolist() == list(range(7))

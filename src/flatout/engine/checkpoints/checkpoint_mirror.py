@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from flatout.engine.checkpoints.checkpoint_folder import MANIFEST, Checkpoint, Manifest
-from flatout.engine.checkpoints.resume import glimpse, identity_faults
+from flatout.engine.checkpoints.resume import glimpse, identity_faults, remedy
 from flatout.engine.files.atomic_write import hidden_path, remove
 from flatout.engine.files.mirror import DamagedCopyError, Mirror, MirrorError
 from flatout.engine.files.owner import runs_since
@@ -222,7 +222,8 @@ def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
     if faults := identity_faults(owner["identity"], identity):
         raise MirrorError(
             f"{mirror.shown} has checkpoints of another training (then -> now): "
-            f"{'; '.join(faults)}. Set {PARAMETER} to another URL, or set these back"
+            f"{'; '.join(faults)}. {remedy(owner['identity'], identity)}, or set "
+            f"{PARAMETER} to another URL"
         )
     pid, here = owner["pid"], owner["host"] == socket.gethostname()
     if here and pid != os.getpid() and runs_since(pid, owner["begin_s"]):

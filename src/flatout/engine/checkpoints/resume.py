@@ -25,6 +25,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 from flatout.engine.files.atomic_write import write_folder
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.common import by_path
+from flatout.engine.parameters.other_names import REMOVED
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def check_identity(
     if differences := identity_faults(found.identity, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
-            f"{'; '.join(differences)}. Set these back to resume it, or set "
+            f"{'; '.join(differences)}. {remedy(found.identity, identity)}, or set "
             "train.resume: never to start from the beginning"
         )
     raised = _raised(found.identity, identity) if tells else {}
@@ -130,6 +131,19 @@ def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str
     known = {n: v for n, v in found.items() if n in identity or v is not None}
     before = {**unknown, **known}
     return differing({**before, **_raised(before, identity)}, identity)
+
+
+def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
+    """Return how to resume the training that was `found`. A setting that was removed
+    cannot be set back."""
+    removed = {
+        name: REMOVED.get(name) or REMOVED.get(f"{name}={value}")
+        for name, value in found.items()
+        if value is not None and value != identity.get(name)
+    }
+    if not (told := [f"{name} ({use})" for name, use in removed.items() if use]):
+        return "Set these back to resume it"
+    return f"This version removed {', '.join(told)}: finish it with the earlier version"
 
 
 def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def tokens_recipe(
     }
     if options.whole_ends and ends_texts(tokenizer):
         fields["whole_ends"] = True  # older keys: truncated rows with ends
-    if options.form == "completion" and options.end_id is not None:
+    starts = tokenizer.backend.num_special_tokens_to_add(False) > 0
+    if options.form == "completion" and starts and options.end_id is not None:
         fields["end_id"] = options.end_id  # older keys: no end behind a start token
     if options.form == "messages":
         fields["chat_template"] = tokenizer.chat_template

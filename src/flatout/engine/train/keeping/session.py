@@ -243,7 +243,8 @@ class Session:
         if newest is not None and newest.manifest.step == done:
             text = f"saved {newest.folder}; the same command resumes there"
         else:
-            text = f"NOT saved; the newest checkpoint is {newest and newest.folder}"
+            older = newest.folder if newest else "none"
+            text = f"NOT saved; the newest checkpoint is {older}"
         if self._mirror:
             text += " (NOT in the mirror)" if fault else " (also in the mirror)"
         message = f"stopped after step {done} of {self.trainer.total_steps}: {text}"

@@ -47,6 +47,8 @@ Named = dict[str, Tensor]
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 RANKS, STATE = "ranks.safetensors", "state.json"
 GROUPS, NUMBERS = "optimizer_groups", "optimizer_numbers"
+EARLIER_NUMBERS = ("#int", "#float")
+"""Ends of the keys that plain numbers had in OPTIMIZER, before NUMBERS in STATE."""
 
 
 class UnsoundStateError(ValueError):
@@ -269,10 +271,13 @@ def restore(
 
 def _restore_numbers(trainer: Trainer, state: dict[str, Any]) -> None:
     optimizer = trainer.optimizer
+    for values in optimizer.state.values():
+        for key in [key for key in values if key.endswith(EARLIER_NUMBERS)]:
+            values[key.rpartition("#")[0]] = values.pop(key).item()
     for group, kept in zip(optimizer.param_groups, state[GROUPS], strict=True):
         group.update(kept)
     for name, parameter in trainer.model.named_parameters():
-        if kept := state[NUMBERS].get(name):
+        if kept := state.get(NUMBERS, {}).get(name):
             optimizer.state[parameter].update(kept)
 
 

@@ -318,12 +318,13 @@ class Recorder:
         rate = learning_rate(trainer.job.settings.train, step, trainer.total_steps)
         shown = ", ".join(map(str, rows[:ROWS_SHOWN].tolist()))
         more = ", ..." if len(rows) > ROWS_SHOWN else ""
+        kept = self.last_checkpoint  # known to the main rank
+        saved = f"; the newest checkpoint is {kept}" if kept else ""
         return NonFiniteError(
             f"step {step}: loss or gradient is not finite (last loss "
             f"{read_loss(trainer):g}, gradient norm {figures['last_norm']:g}) at "
             f"learning rate {rate:g}; rows of the batch: {shown}{more}. The step was "
-            f"not applied; the newest checkpoint is {self.last_checkpoint}. Lower "
-            "train.learning_rate, or look at these rows"
+            f"not applied{saved}. Lower train.learning_rate, or look at these rows"
         )
 
 
