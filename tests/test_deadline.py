@@ -55,6 +55,14 @@ def test_steps_and_times_of_common_logs(tmp_path, kind):
     assert rest.endswith("run 1 of the log.")
 
 
+def test_figures_behind_the_last_step_are_no_step(tmp_path):
+    """The line of phases in the output of `kedro run`: "steps 0.40" are seconds."""
+    log = tmp_path / "log"
+    log.write_text("10:00:00  step 4/8\n10:00:04  step 8/8\n10:00:05  steps 0.40\n")
+    run = newest_run(log)
+    assert (run.number, run.done, run.total) == (1, 8, 8)
+
+
 def test_guide_as_own_arithmetic(tmp_path):
     """145 ms a batch stated, 233 h 59 min left by its clock: 173 ms."""
     left_s, done, total = 233 * 3600 + 59 * 60, 843_200, 5_702_600

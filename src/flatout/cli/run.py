@@ -15,7 +15,8 @@ VERBOSE = click.Option(["-v", "--verbose"], is_flag=True, help="Kedro's lines to
 RUN_HELP = """Run pipelines; without names split, tokenize, train and evaluate.
 
 \b
-Pipelines: split, tokenize, arrays, images, train, evaluate, predict, benchmark, sweep.
+Pipelines: split, tokenize, arrays, images, train, evaluate, predict, detect, mine,
+export, benchmark, sweep, crossvalidate.
 
 \b
 Examples:

@@ -73,11 +73,11 @@ class TunedParameters(PathDataset):
         if self._environment:  # the group `environment` is in is the last one
             data += f"  environment: {self._environment}\n"
         _write(self._path, data)
-        logger.info(
-            "%s: written; kedro run --env=%s, with the same --params, trains with it",
-            self._path,
-            self._path.parent.name,
-        )
+        folder = self._path.parent
+        use = f"kedro run --env={folder.name}, with the same --params, trains with it"
+        if folder.parent.name != "conf":
+            use = "move it to a folder of conf/ to train with it"
+        logger.info("%s: written; %s", self._path, use)
 
     def _missing(self) -> str:
         writer = "sweep" if self._path.parent.name == "best" else "benchmark"

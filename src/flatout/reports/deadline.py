@@ -11,7 +11,7 @@ from pathlib import Path
 from flatout.engine.parameters import SettingsError
 
 DAY_S = 86_400.0
-_N = r"(\d[\d,]*)"
+_N = r"(\d[\d,]*)(?!\.?\d)"
 _KEY = r"(?:global[_ ]?step|\bstep|\biter(?:ation)?|\bbatch)s?\b\W{0,4}"
 _STEP = re.compile(
     rf"{_KEY}{_N}(?:\s*(?:/|of)\s*{_N})?|(?<!epoch )[|\[]\s*{_N}\s*/\s*{_N}", re.I
