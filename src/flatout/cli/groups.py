@@ -76,7 +76,7 @@ def context_at(env: str | None, data_dir: str | None) -> KedroContext:
 REMOVED = {
     "best": "kedro run --pipelines=sweep writes conf/best",
     "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
-    "compile-cache": "archive the compile cache by tar, as docs/guides/gpus.md describes",
+    "compile-cache": "archive the cache with tar as docs/guides/gpus.md describes",
 }
 """Replacements of commands that an earlier version had."""
 PLUGINS = {
