@@ -121,7 +121,7 @@ def assert_nested_runs(data: Path, best: dict) -> None:
     ]
     assert all(curves), "a trial's run has the curves of its training"
     lasted = [run.info.end_time - run.info.start_time for run in nested]
-    assert all(1000 < ms < 600_000 for ms in lasted)
+    assert all(0 < ms < 600_000 for ms in lasted)
 
 
 def test_the_winner_is_an_environment_over_that_of_the_sweep(tmp_path):
