@@ -99,7 +99,7 @@ def rows(
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
 )
 @click.option("--write", is_flag=True, help="Measure, and write the baseline.")
-@click.option("--steps", type=click.IntRange(min=2), default=100, show_default=True)
+@click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True)
 def gate(
     env: str | None, params: dict[str, Any], baseline: Path, write: bool, steps: int
 ) -> None:
