@@ -65,7 +65,7 @@ def test_without_lists_the_configured_ones_count():
     }
 
 
-@pytest.mark.parametrize("ending", ["npz", "npy", "h5"])
+@pytest.mark.parametrize("ending", ["npz", "h5"])
 def test_numbers_are_known_as_such(tmp_path, ending):
     file = tmp_path / f"n.{ending}"
     file.touch()

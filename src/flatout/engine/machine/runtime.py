@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from flatout.engine.machine.environment import (
 )
 from flatout.engine.machine.garbage import keep_freed_memory
 from flatout.engine.parameters import RuntimeSettings, SettingsError
+
+logger = logging.getLogger(__name__)
 
 CPU_BF16_PAD_MULTIPLE = 64
 """Multiple of packed totals in bf16 on a CPU: oneDNN compiles a product for each new
@@ -160,6 +163,13 @@ def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
     if limit_gib is None or device.type != "cuda":
         return
     whole_gib = torch.cuda.get_device_properties(device).total_memory / 2**30
+    if limit_gib > whole_gib:
+        logger.warning(
+            "runtime.memory_limit_gib: %s has %.1f GiB, not %g: all of it is used",
+            torch.cuda.get_device_name(device),
+            whole_gib,
+            limit_gib,
+        )
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib / whole_gib), device)
 
 
