@@ -14,7 +14,6 @@ from flatout.engine.parameters import ModelSettings, SettingsError
 from flatout.engine.train.setup.device_rates import slow_devices
 from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import make_collator, make_planner
-from tests.engine.families import joined_rows, token_rows
 from tests.engine.runs import make_job
 
 H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
@@ -149,15 +148,6 @@ def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
     assert collator.layout.pad_multiple == 256
     filler = -(-256 // job.settings.tokenize.max_length)
     assert collator.layout.row_multiple == -(-5 * batch // 8) + filler
-
-
-def test_fixed_with_joined_texts_is_noted(tmp_path):
-    job = make_job(tmp_path, batching="fixed", token_budget=240)
-    rows = joined_rows(token_rows("causal-lm", 60), 24)
-    runtime = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
-    for own, noted in ((job, False), (replace(job, train=rows), True)):
-        notes = resolve(own, runtime, BertConfig()).notes
-        assert any("joined texts" in note for note in notes) == noted
 
 
 def with_attention(job, kernel):
