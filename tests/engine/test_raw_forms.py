@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
+import struct
 from dataclasses import replace
 
 import datasets
@@ -156,3 +158,19 @@ def test_rows_come_back_from_frames_and_columnar_files_and_damage_is_told(
             checked(files, CLASSES)
     except RawTextsError as error:
         assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("offset", [-5, 1 << 30])
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_offset_outside_of_an_arrow_file_names_the_file(tmp_path, offset, nested):
+    texts = pa.array(["one", "of", "three"])
+    labels = pa.ListArray.from_arrays([0, 1, 2, 3], texts) if nested else texts
+    path = written(
+        tmp_path, pa.table({"label": labels}), "feather", compression="uncompressed"
+    )
+    content = path.read_bytes()
+    sound, damaged = (struct.pack("<4i", 0, 3, n, 10) for n in (5, offset))
+    assert content.count(sound) == 1
+    path.write_bytes(content.replace(sound, damaged))
+    with pytest.raises(RawTextsError, match=re.escape(str(path))):
+        list(TextFiles(path).batches(["label"]))

@@ -17,20 +17,21 @@ from flatout.engine.data.raw_texts import (
 )
 from flatout.engine.data.readers.file_reader import FileReader
 
-_BROKEN = (
+_BROKEN_PARQUET = (
     "it is damaged, cut short or no Parquet file. Write this shard again, or take it "
     "out of the folder"
 )
+_BROKEN_ARROW = "it is damaged, cut short or no Arrow file"
 
 
 class ParquetReader(FileReader):
     def column_names(self) -> list[str]:
-        with self.errors(_BROKEN):
+        with self.errors(_BROKEN_PARQUET):
             file = pq.ParquetFile(self.path, page_checksum_verification=True)
             return list(file.schema_arrow.names)
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        with self.errors(_BROKEN):
+        with self.errors(_BROKEN_PARQUET):
             table = pq.ParquetFile(self.path, page_checksum_verification=True)
             size = _rows_a_batch(table.metadata)
             yield from numbered(self.source, table.iter_batches(size, columns=columns))
@@ -49,8 +50,11 @@ class ArrowReader(FileReader):
         return list(self._table().schema.names)
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        batches = self._table().select(columns).to_batches(max_chunksize=BATCH_ROWS)
-        return numbered(self.source, batches)
+        table = self._table().select(columns)
+        with self.errors(_BROKEN_ARROW):
+            for column in table.columns:
+                _check_bounds(column)
+        return numbered(self.source, table.to_batches(max_chunksize=BATCH_ROWS))
 
     def _table(self) -> Any:
         """Memory-mapped table of an Arrow file or stream."""
@@ -63,6 +67,32 @@ class ArrowReader(FileReader):
         try:
             return pa.ipc.open_stream(pa.memory_map(str(self.path))).read_all()
         except (pa.ArrowException, OSError) as error:
-            raise self.fail(
-                error, "it is damaged, cut short or no Arrow file"
-            ) from error
+            raise self.fail(error, _BROKEN_ARROW) from error
+
+
+def _check_bounds(column: pa.ChunkedArray) -> None:
+    """Raise ArrowInvalid if an offset of `column` points outside of its values, which
+    reading does not check. (Texts are checked as bytes, because a text that is no UTF-8
+    is one rejected row, not a damaged file.)"""
+    for chunk in column.chunks:
+        chunk.view(_as_bytes(chunk.type)).validate(full=True)
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """Return `kind` with binary values in place of strings, at any depth."""
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _as_bytes(kind.value_type), kind.ordered)
+    if pa.types.is_list(kind):
+        return pa.list_(_as_bytes(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_as_bytes(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_as_bytes(f.type)) for f in kind])
+    return _BYTES.get(kind, kind)
+
+
+_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
