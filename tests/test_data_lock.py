@@ -12,7 +12,7 @@ from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 
 from flatout.engine.parameters import SettingsError, parse_settings
-from flatout.engine.tokenizing.token_keys import keys_of, tell_replaced
+from flatout.engine.tokenizing.token_keys import keys_of, warn_if_replaced
 from flatout.pipelines import boxed, evaluate, predict, split, tokenize, train
 from flatout.project.hooks import DataHooks, Run
 from tests.conftest import kedro
@@ -96,11 +96,11 @@ def test_rows_that_are_replaced_below_a_training_are_told_of(tmp_path, caplog):
         keyed_rows(folder, key)
         rows[name] = load_from_disk(str(folder))
     begun = keys_of(rows)
-    tell_replaced(begun, rows)
+    warn_if_replaced(begun, rows)
     assert not caplog.records
     shutil.rmtree(tmp_path / "test")
     keyed_rows(tmp_path / "test", "c")
-    tell_replaced(begun, rows)
+    warn_if_replaced(begun, rows)
     assert "the rows of test were replaced while the training ran" in caplog.text
 
 

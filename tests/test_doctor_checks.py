@@ -251,10 +251,10 @@ def test_memory_of_a_training_is_foretold():
     assert found.activations == 12 * 768 * 125 * 24_600
     assert found.total / GIB == pytest.approx(28.0, rel=0.03)  # measured on an H200
     assert estimate(settings, config(), 10**6).tokens == 256 * 320
-    assert model.judge_memory(found, 140 * GIB, "H200").status == "ok"
-    short = model.judge_memory(found, 16 * GIB, "T4")
+    assert model.memory_finding(found, 140 * GIB, "H200").status == "ok"
+    short = model.memory_finding(found, 16 * GIB, "T4")
     assert (short.status, "train.token_budget" in short.fix) == ("warn", True)
-    assert model.judge_memory(found, GIB, "T4").status == "fail"
+    assert model.memory_finding(found, GIB, "T4").status == "fail"
     less = Settings(train={"gradient_checkpointing": True, "global_batch_size": 256})
     kept = estimate(less, config(), 24_600).activations
     assert kept == 768 * 125 * 24_600 + 4 * 12 * 24_600 * 768

@@ -63,7 +63,7 @@ def watch(monkeypatch):
 def told(watch, samples=5):
     for _ in range(samples):
         watch.sample()
-    return watch.news()
+    return watch.new_warnings()
 
 
 def test_busy_gpus_are_well(watch):
@@ -128,7 +128,7 @@ own = torch.zeros(2 * 2**30, dtype=torch.uint8, device="cuda")
 for _ in range(5):
     time.sleep(0.5)
     watch.sample()
-print(watch.news())
+print(watch.new_warnings())
 """
 
 

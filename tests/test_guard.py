@@ -35,7 +35,7 @@ def training(tmp_path):
         parameters = {"model": {"config": {"model_type": "bert"}}, "guard": guard}
         parameters["paths"] = {"metrics": str(tmp_path / "points.jsonl")}
         guarding = Guard(parse_settings(parameters))
-        guarding.begins(folder)
+        guarding.start(folder)
         return guarding, folder
 
     return begin
@@ -81,7 +81,7 @@ def test_a_training_hears_that_it_is_slow_while_it_goes_on(training, tmp_path, c
             line = {"step": step, "time_s": time.time(), "metrics": metrics}
             file.write(json.dumps(line) + "\n")
             file.flush()
-            follower._look_early()
+            follower._warn_if_slow()
             assert ("windows: guard:" in caplog.text) == (step >= 6)
     (text,) = [r.message for r in caplog.records if "windows: guard:" in r.message]
     assert "300 samples/s in the median window, 30 % of the baseline's 1000" in text

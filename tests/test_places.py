@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.places import check_store, project_path, tracking_store, use_project
-from flatout.project.config_loader import rooted
+from flatout.project.config_loader import with_absolute_paths
 from tests.command_runs import small_project
 from tests.conftest import kedro
 
@@ -62,16 +62,19 @@ def test_relative_paths_of_parameters_start_at_the_project(tmp_path, monkeypatch
     }
     monkeypatch.chdir(elsewhere)
     use_project(project)
-    found = rooted(parse_settings(given))
+    found = with_absolute_paths(parse_settings(given))
     assert found.model.name_or_path == str(project / "models/mine")
     assert found.paths.checkpoints == str(project / "kept")
     assert found.paths.metrics == "/at/its/place.jsonl"
     assert found.sweep.storage == "postgresql://host/sweeps"
     assert found.benchmark.folder.startswith(str(project))
     hub = {"model": {"name_or_path": "bert-base-uncased"}}
-    assert rooted(parse_settings(hub)).model.name_or_path == "bert-base-uncased"
+    assert (
+        with_absolute_paths(parse_settings(hub)).model.name_or_path
+        == "bert-base-uncased"
+    )
     monkeypatch.chdir(project)
-    assert rooted(parse_settings(given)) == parse_settings(given)
+    assert with_absolute_paths(parse_settings(given)) == parse_settings(given)
 
 
 def test_without_a_session_the_project_is_that_of_the_working_directory(

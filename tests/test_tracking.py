@@ -27,8 +27,8 @@ from flatout.engine.files.calibration import CALIBRATION, Calibration
 from flatout.engine.parameters import Settings
 from flatout.project.hooks.tracking import TrackingHooks
 from flatout.tracking import facts, follow, models, outcomes, program, store as stores
+from flatout.tracking.mlflow_sender import MlflowSender
 from flatout.tracking.record import SavedModel, Sent, newest_ns
-from flatout.tracking.sending import Sender
 from flatout.tracking.store import process_tags
 from tests.engine.families import task_model
 from tests.pipelines.tokens import write_tokens
@@ -100,8 +100,8 @@ def run_to_end(folder: tracking.RunFolder, status: str = "FINISHED") -> bool:
     return folder.is_complete()
 
 
-def send(folder: tracking.RunFolder) -> tuple[Sender, str]:
-    sender = Sender(folder)
+def send(folder: tracking.RunFolder) -> tuple[MlflowSender, str]:
+    sender = MlflowSender(folder)
     return sender, sender.send(sender.client())
 
 
@@ -162,7 +162,7 @@ def test_a_training_that_starts_anew_in_its_run_repeats_and_loses_no_point(
 ):
     """It empties the file, which may be longer than before at the next look."""
     folder = begin(points, record(store, tmp_path))
-    sender = Sender(folder)
+    sender = MlflowSender(folder)
     client = sender.client()
     append(points, 1, 2, train_loss=0.5)
     run_id = sender.send(client)
@@ -170,7 +170,7 @@ def test_a_training_that_starts_anew_in_its_run_repeats_and_loses_no_point(
     append(points, 1, 2, 3, 4, train_loss=0.25)
     append(points, 4, validation_loss=0.75)
     if process == "another":
-        sender = Sender(tracking.RunFolder.load(folder.path))
+        sender = MlflowSender(tracking.RunFolder.load(folder.path))
     sender.send(client)
     assert [(s, loss) for s, loss, _ in history(store, run_id)] == [
         *((1, 0.5), (2, 0.5)),
@@ -184,7 +184,7 @@ def test_a_half_written_line_waits_and_a_broken_one_is_passed(store, tmp_path, p
     append(points, 1)
     with points.open("a") as file:
         file.write('not json\n{"event": "evaluated"}\n{"step": 2, "metr')
-    sender = Sender(folder)
+    sender = MlflowSender(folder)
     client = sender.client()
     run_id = sender.send(client)
     with points.open("a") as file:
@@ -206,7 +206,7 @@ def test_nothing_is_sent_twice_by_a_run_that_goes_on(store, tmp_path, points):
     client = MlflowClient(store)
     run_id = id_of(first)
     assert client.get_run(run_id).info.status == "KILLED"
-    assert Sender(second).send(client) == run_id
+    assert MlflowSender(second).send(client) == run_id
     assert client.get_run(run_id).info.status == "RUNNING"
     append(points, 4)
     assert run_to_end(second)
@@ -259,7 +259,7 @@ def test_what_auto_came_to_is_known_while_the_run_goes_on(store, tmp_path, point
     settled = {"strategy": "packed", "token_budget": 512, "parameters": 7}
     line = {"step": 0, "time_s": START_S + 1, "metrics": {}, "settled": settled}
     points.write_text(json.dumps(line) + "\n")
-    sender = Sender(folder)
+    sender = MlflowSender(folder)
     client = sender.client()
     run_id = sender.send(client)
     tags = client.get_run(run_id).data.tags
@@ -272,7 +272,7 @@ def test_what_auto_came_to_is_known_while_the_run_goes_on(store, tmp_path, point
 
 def test_points_of_a_step_that_was_sent_already(store, tmp_path, points):
     folder = begin(points, record(store, tmp_path))
-    sender = Sender(folder)
+    sender = MlflowSender(folder)
     client = sender.client()
     append(points, 8)
     run_id = sender.send(client)

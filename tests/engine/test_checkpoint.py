@@ -16,7 +16,7 @@ from flatout.engine.checkpoints import checkpoint_folder as folders
 from flatout.engine.checkpoints.checkpoint_folder import (
     CheckpointError,
     Manifest,
-    newest_sound,
+    newest_valid,
     open_checkpoint,
     prune,
     read_manifest,
@@ -96,7 +96,7 @@ def test_any_harm_to_any_file_is_found_and_the_older_one_is_used(tmp_path, name,
         path.unlink()
     if harm == "unreadable":  # a link to itself: every read of it is an OSError
         path.symlink_to(path)
-    found, faults = newest_sound(tmp_path)
+    found, faults = newest_valid(tmp_path)
     assert found == older
     assert len(faults) == 1 and name in faults[0]
 
@@ -110,7 +110,7 @@ def test_a_write_that_is_cut_short_leaves_what_was_there(tmp_path):
 
     with pytest.raises(OSError):
         write_checkpoint(tmp_path, manifest(3), fail)
-    assert newest_sound(tmp_path) == (before, [])
+    assert newest_valid(tmp_path) == (before, [])
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000003"]
 
 

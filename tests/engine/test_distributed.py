@@ -37,7 +37,7 @@ from flatout.engine.train.process_group import (
     Agreement,
     Decision,
     ProcessGroup,
-    _apart,
+    _sharded_separately,
     differing,
 )
 from flatout.engine.train.recording import recorder
@@ -322,10 +322,12 @@ def test_of_a_sharded_model_nothing_whole_is_kept(alone_in_a_group):
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])
-def test_blocks_whose_weights_are_tied_to_others_are_not_sharded_alone(task):
+def test_blocks_whose_weights_are_tied_to_others_are_not_sharded_separately(task):
     """BERT's word embeddings are the output of its masked language model."""
     model = task_model("bert", task, "sdpa")
-    names = {type(block).__name__ for block in _apart(model, blocks(model))}
+    names = {
+        type(block).__name__ for block in _sharded_separately(model, blocks(model))
+    }
     assert ("BertEmbeddings" in names) == (task == "sequence-classification")
     assert "BertLayer" in names
 

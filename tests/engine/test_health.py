@@ -33,7 +33,7 @@ def told(tmp_path, monkeypatch):
         found, job = [], make_job(tmp_path, epochs=20, max_steps=steps, **options)
         runtime = job.settings.runtime.model_copy(update={"threads": threads})
         settings = job.settings.model_copy(update={"runtime": runtime})
-        judge = recorder.Recorder.judge_health
+        judge = recorder.Recorder.check_health
 
         def noted(self):
             before = list(self.health_watch.warnings)
@@ -41,7 +41,7 @@ def told(tmp_path, monkeypatch):
             new = self.health_watch.warnings[len(before) :]
             found.extend((self.history[-1].step, text) for text in new)
 
-        monkeypatch.setattr(recorder.Recorder, "judge_health", noted)
+        monkeypatch.setattr(recorder.Recorder, "check_health", noted)
         return found, run_job(replace(job, settings=settings)).report.warnings
 
     return of

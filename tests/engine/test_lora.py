@@ -32,7 +32,7 @@ from flatout.engine.answers.replay import replay
 from flatout.engine.answers.step_check import verify
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
 from flatout.engine.launch.launch import run_job
-from flatout.engine.launch.results import take_over, write_result
+from flatout.engine.launch.results import load_finished_result, write_result
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.adapters import add_adapter, has_adapter
 from flatout.engine.models.building import ModelError, build, load_pretrained
@@ -48,7 +48,7 @@ from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.sweep.space import check_sweep
 from flatout.engine.train.loop import train
 from flatout.engine.train.setup import assemble as assembling
-from flatout.engine.train.setup.assemble import assemble, left_plain
+from flatout.engine.train.setup.assemble import assemble, unfused_parts
 from flatout.engine.train.setup.identity import identity
 from tests.engine.families import CONFIGS, built, step_rows, task_model, task_of
 from tests.engine.plain import (
@@ -245,7 +245,7 @@ def test_a_finished_training_is_saved_merged_without_another_one(trained, tmp_pa
     job = replace(job, settings=job.settings.model_copy(update={"train": kept}))
     write_result(job, result)
     merging = with_lora(job, LORA | {"merged": True})
-    again = take_over(merging)
+    again = load_finished_result(merging)
     entry = TransformersModel(filepath=str(tmp_path / "model"))
     files = AdapterFiles.of(again.model, (), merging.settings.model)
     entry.save((again.model, *files))
@@ -422,7 +422,7 @@ def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
     add_adapter(found.model, settings, task_of(task))
     plan = replace(PLAN, joined=family == "bert")
     found.fused_layers = found.family.fuse(found.model, plan)
-    notes = left_plain(found)
+    notes = unfused_parts(found)
     assert len(notes) == bool(left)
     assert not left or notes[0].endswith(left)
 

@@ -161,7 +161,7 @@ def test_windows_are_taken_until_they_are_together(walls, taken, count, median_s
     assert windows.rate(windows.middle(ours)) == pytest.approx(16 / median_s)
 
 
-class Scripted(windows.Warm):
+class Scripted(windows.WarmTraining):
     """Windows whose times are known."""
 
     def __init__(self, walls):
@@ -200,7 +200,7 @@ class Told:
         self.calls.append(" ".join(["below", method, *map(str, arguments)]))
         if method == "time_step":
             return 0.5
-        if method == "rested_window":
+        if method == "window_after_rest":
             rate = self.rates.pop(0)
             return window(16 / (rate or 1.0), clean=rate is not None)
         return None
@@ -223,7 +223,7 @@ class Counted:
     def shorten(self, steps):
         self.calls.append(f"shorten {steps}")
 
-    def rested_window(self):
+    def window_after_rest(self):
         self.calls.append("window")
         return window(1.0)
 
@@ -251,16 +251,18 @@ def test_both_go_over_the_rows_that_the_slower_one_has_time_for():
     _, calls = pairs_of([8.0, 8.0])
     before = ["below warm", "time", "below time_step"]
     same, mine = ["shorten 5", "below shorten 5"], ["window"]
-    assert calls == [*before, *same, *mine, *["below rested_window"] * 2, *mine]
+    assert calls == [*before, *same, *mine, *["below window_after_rest"] * 2, *mine]
 
 
 def test_what_was_loaded_in_a_rest_is_thrown_away(job):
     trainer = trainer_of(job, **{"train.loader.num_workers": 1})
-    warm = windows.Warm.up(trainer, partial(measure.loaded_feed, trainer), TWICE)
+    warm = windows.WarmTraining.up(
+        trainer, partial(measure.loaded_feed, trainer), TWICE
+    )
     warm.shorten(2)
     taken, feed = [], warm.feed
     feed.batches = (taken.append(batch.step) or batch for batch in feed.batches)
-    warm.lead_in()
+    warm.discard_ready_batches()
     ahead = trainer.job.settings.train.loader.prefetch_factor
     assert len(taken) == ahead + 1
     assert warm.feed.period == 2

@@ -31,16 +31,16 @@ from flatout.engine.train.setup.calibration import (
     Passes,
     bounds_of,
     longest_rows,
-    undisturbed,
+    preserve_state,
 )
 from flatout.engine.train.setup.memory_fit import (
     Bounds,
     Fit,
-    by_guess,
     choose_budget,
+    combine_ranks,
+    fit_from_estimate,
     is_plenty,
     points,
-    together,
 )
 from tests.engine.families import CONFIGS
 from tests.engine.runs import make_job
@@ -145,13 +145,13 @@ def test_a_model_whose_states_alone_are_too_large_is_refused_on_all_ranks():
     assert not choose_budget(BERT, BOUNDS, 1_701 * MIB, WANTED).fault
     found = choose_budget(BERT, BOUNDS, 1_699 * MIB, WANTED)
     assert "moments need 1.7 of the 1.7 GiB of GPU memory within reach" in found.fault
-    assert together(Fit(WANTED), [Fit(WANTED), found]).fault == found.fault
+    assert combine_ranks(Fit(WANTED), [Fit(WANTED), found]).fault == found.fault
 
 
 def test_ranks_use_what_fits_on_all():
     small, large = Fit(1_024, "small", tight=True), Fit(65_536, "large")
-    assert together(large, [large, small]) == small
-    assert by_guess(WANTED, BOUNDS, 2_000).token_budget == 1_920
+    assert combine_ranks(large, [large, small]) == small
+    assert fit_from_estimate(WANTED, BOUNDS, 2_000).token_budget == 1_920
 
 
 def test_memory_is_tight_from_three_fifths_on():
@@ -265,7 +265,7 @@ def test_passes_leave_no_trace(tmp_path, kind, batching):
     weights = [p.detach().clone() for p in model.parameters()]
     drawn = torch.get_rng_state()
     model.eval()
-    with undisturbed(model, stepper):
+    with preserve_state(model, stepper):
         passes = Passes(job, trainer.resolved, model, stepper)
         batch = passes.batch(100)
         assert len(batch.micro_batches) == 1

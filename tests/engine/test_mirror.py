@@ -283,7 +283,7 @@ def test_a_store_that_does_not_answer_is_tried_again(monkeypatch):
             raise error
         return "there"
 
-    assert Mirror("file:///x", "train.checkpoint.mirror").patiently(work) == "there"
+    assert Mirror("file:///x", "train.checkpoint.mirror").with_retries(work) == "there"
 
 
 def test_a_signal_ends_the_step_and_uploads(tmp_path, url, undisturbed):
@@ -337,7 +337,7 @@ def test_one_process_goes_on_from_the_mirror_of_two_ranks(tmp_path, url):
 
 
 def test_trials_and_gates_have_no_mirror(tmp_path, url):
-    job = job_of(tmp_path, url).apart(tmp_path / "trial")
+    job = job_of(tmp_path, url).in_folder(tmp_path / "trial")
     assert job.settings.train.checkpoint.mirror is None
     assert job.work_folder == tmp_path / "trial"
 

@@ -30,7 +30,7 @@ from flatout.engine.parameters import (
     parse_settings,
 )
 from flatout.engine.predict.predicting import predict
-from flatout.engine.predict.predictor import Predictor, made_ahead
+from flatout.engine.predict.predictor import Predictor, prefetched
 from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
@@ -386,7 +386,7 @@ def test_made_ahead_keeps_order_and_errors():
 
     found = []
     with pytest.raises(KeyError, match="end"):
-        for item in made_ahead(items()):
+        for item in prefetched(items()):
             found.append(item)
     assert found == [0, 1, 2]
 

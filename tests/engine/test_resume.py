@@ -26,7 +26,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.files.content_key import file_hash
 from flatout.engine.launch.launch import collect, run_job
-from flatout.engine.launch.results import take_over, write_result
+from flatout.engine.launch.results import load_finished_result, write_result
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.garbage import collect_rarely
 from flatout.engine.machine.runtime import Runtime
@@ -652,10 +652,10 @@ def test_the_best_model_of_other_evaluations_is_another_result(tmp_path):
 def test_an_audit_of_a_finished_training_trains_again(tmp_path):
     first = collect(make_job(tmp_path))
     audited = make_job(tmp_path, audit=True)
-    assert take_over(audited) is None
+    assert load_finished_result(audited) is None
     assert weights(collect(audited)) == weights(first)
     assert audited.metrics_file.with_name("suspect_rows.parquet").is_file()
-    assert take_over(audited) is not None
+    assert load_finished_result(audited) is not None
 
 
 def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplog):
@@ -664,9 +664,9 @@ def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplo
     collect(job)
     for ended in (lambda _: None, finish):  # nobody has it yet, somebody has it
         ended(job.work_folder)
-        assert take_over(make_job(tmp_path, distributed=several)) is None
+        assert load_finished_result(make_job(tmp_path, distributed=several)) is None
         assert "passed over: several machines do not know of it" in caplog.messages[-1]
-        assert take_over(job) is not None
+        assert load_finished_result(job) is not None
 
 
 def test_folders_beside_the_files_of_a_model_end_no_training(tmp_path, crashed_at_9):
@@ -680,7 +680,9 @@ def test_folders_beside_the_files_of_a_model_end_no_training(tmp_path, crashed_a
     for folder in (result.model_folder, result.last_model_folder):
         (folder / "assets").mkdir(exist_ok=True)
     write_result(again, result)
-    assert weights(take_over(make_job(tmp_path / "b", evaluate_every=3, **EVERY_2)))
+    assert weights(
+        load_finished_result(make_job(tmp_path / "b", evaluate_every=3, **EVERY_2))
+    )
 
 
 def test_a_best_model_that_cannot_be_copied_is_an_error_of_all_ranks(

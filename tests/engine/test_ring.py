@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from flatout.engine.batches.collation import Collator, StepRows
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
-from flatout.engine.batches.ring import SPARE, InPlaces, Ring
+from flatout.engine.batches.ring import SPARE, Ring, RingDataset
 from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.rows.fixed_lists import array_of
@@ -47,7 +47,7 @@ def test_places_hold_each_step_in_turn(workers, size):
     ring = Ring.of(data, ahead=4)
     assert len(ring) == 4 + SPARE < STEPS
     loader = DataLoader(
-        InPlaces(data, ring),
+        RingDataset(data, ring),
         batch_size=None,
         sampler=ring.numbered(range(STEPS)),
         num_workers=workers,
@@ -90,7 +90,7 @@ def test_a_place_is_written_again_when_its_copy_is_done():
     log = []
     data = step_rows(pixels(4))
     ring = Ring.of(data, ahead=1)
-    rows, size = InPlaces(data, ring), len(ring)
+    rows, size = RingDataset(data, ring), len(ring)
 
     def made():
         for step, place in ring.numbered(range(size + 2)):
@@ -106,7 +106,7 @@ def test_a_place_is_written_again_when_its_copy_is_done():
 
 def test_a_step_that_no_place_holds_has_memory_of_its_own():
     data = step_rows(pixels(64))
-    rows = InPlaces(data, Ring(2, 1_000))
+    rows = RingDataset(data, Ring(2, 1_000))
     made = rows[0, 1]
     assert made.place is None
     micros = zip(made.batch.micro_batches, data[0].micro_batches, strict=True)

@@ -14,7 +14,7 @@ from flatout.engine.parameters.common import (
     parameter,
 )
 from flatout.engine.parameters.roles import in_role, is_in, reported
-from flatout.engine.train.setup.identity import agreed, identity
+from flatout.engine.train.setup.identity import equal_on_all_ranks, identity
 from tests.engine.runs import make_job
 
 
@@ -53,7 +53,9 @@ def test_every_parameter_decides_or_has_a_role():
 
 def test_identity_and_agreement_ask_for_the_roles(tmp_path):
     job = make_job(tmp_path, callbacks=["a.b"], compile=False)
-    assert "train.compile" not in agreed(job)
-    assert "train.batching" in agreed(job) and "train.batching" not in identity(job)
+    assert "train.compile" not in equal_on_all_ranks(job)
+    assert "train.batching" in equal_on_all_ranks(
+        job
+    ) and "train.batching" not in identity(job)
     assert "train.learning_rate" in identity(job)
     assert "train.callbacks" not in identity(job)

@@ -22,7 +22,7 @@ from flatout.engine.answers.step_check import verify
 from flatout.engine.batches.global_batches import GlobalBatches, permute, unpermute
 from flatout.engine.checkpoints.resume import Resume
 from flatout.engine.launch.launch import run_job
-from flatout.engine.launch.results import take_over
+from flatout.engine.launch.results import load_finished_result
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import SettingsError
@@ -211,5 +211,5 @@ def test_a_run_resumes_with_other_rows_to_skip_and_is_another_result(tmp_path, s
     assert Resume("auto", job.work_folder, identity(later)).find() is not None
     run_job(later)
     assert (len(seen[11][0]), seen[11][1]) == (15, 15)
-    assert take_over(later) is not None
-    assert take_over(replace(job)) is None
+    assert load_finished_result(later) is not None
+    assert load_finished_result(replace(job)) is None

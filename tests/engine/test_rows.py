@@ -16,7 +16,7 @@ import pytest
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.readers.text_files import TextFiles
-from flatout.engine.data.row_hashes import one_form
+from flatout.engine.data.row_hashes import normalised_text
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError
 from flatout.engine.data.split_recipes import plan_split
@@ -273,9 +273,11 @@ def test_tasks_with_labels_need_a_label_column():
 
 def test_near_duplicates_differ_in_case_space_and_composition_alone():
     """Also if a letter in capitals is two."""
-    forms = {one_form(text) for text in ("Stra\xdfe  caf\xe9", " STRASSE\tCafe\u0301")}
+    forms = {
+        normalised_text(text) for text in ("Stra\xdfe  caf\xe9", " STRASSE\tCafe\u0301")
+    }
     assert len(forms) == 1
-    assert one_form("a b") != one_form("ab")
+    assert normalised_text("a b") != normalised_text("ab")
 
 
 DAYS = [datetime.date(2026, 1, n) for n in (1, 2)]

@@ -19,7 +19,7 @@ from flatout.engine.benchmark import (
     search as search_module,
     tune,
 )
-from flatout.engine.benchmark.ladder import Climb
+from flatout.engine.benchmark.ladder import LadderState
 from flatout.engine.benchmark.outcome import summarise
 from flatout.engine.benchmark.recommend import tuned_parameters
 from flatout.engine.benchmark.rungs import SLOW, rungs
@@ -428,7 +428,7 @@ def test_a_rung_that_became_something_else_is_not_kept(name, tmp_path):
 
 def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(rungs_module, "nvidia_gpu_count", lambda: 1)
-    climb = Climb({"train.fused_optimizer": True})
+    climb = LadderState({"train.fused_optimizer": True})
     chosen = {rung.name: rung for rung in rungs(settings(mode="ladder"))}
     packed = climb.complete(chosen["packed: no padding"])
     assert packed.changes == {

@@ -17,7 +17,7 @@ from flatout.engine.sweep.folds import fold_files
 from flatout.engine.sweep.queued import ANSWER, PLACE
 from flatout.engine.sweep.space import check_sweep, combinations
 from flatout.engine.sweep.sweep import run_sweep
-from flatout.engine.sweep.table import one_a_place
+from flatout.engine.sweep.table import best_trial_by_place
 from tests.conftest import PROJECT
 from tests.engine import benches
 from tests.engine.test_folds import splits_of
@@ -56,7 +56,7 @@ def test_of_a_combination_that_was_tried_twice_what_ended_well_is_kept(
         )
         trial.number = number
         tried.append(trial)
-    found = one_a_place(tried[::-1] if turned else tried)
+    found = best_trial_by_place(tried[::-1] if turned else tried)
     assert {place: trial.number for place, trial in found.items()} == {7: kept}
 
 

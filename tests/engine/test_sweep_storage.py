@@ -30,7 +30,7 @@ from flatout.engine.sweep.pruning import Pruning
 from flatout.engine.sweep.queued import (
     ANSWER,
     PLACE,
-    is_something_left,
+    has_remaining_trials,
     is_wanted,
     place_of,
     requeue,
@@ -91,7 +91,7 @@ def test_a_grid_is_queued_once_by_who_creates_the_study(tmp_path):
         trained(study, options, jobs=3)
         done = study.get_trials(states=(TrialState.COMPLETE,))
         assert sorted(t.params[RATE] for t in done) == [0.1, 0.2, 0.3]
-        assert not is_something_left(study, options)
+        assert not has_remaining_trials(study, options)
     with begun(tmp_path, grid=THREE) as (study, options):
         assert places(study, TrialState.WAITING) == []
 
@@ -143,7 +143,7 @@ def test_tpe_draws_as_many_as_asked_on_all_devices_together(tmp_path):
 def test_a_failed_training_is_tried_again_by_the_next_command_alone(tmp_path):
     with begun(tmp_path, grid=THREE) as (study, options):
         trained(study, options, {1: "error", 2: "oom"})
-        assert not is_something_left(study, options)
+        assert not has_remaining_trials(study, options)
     with begun(tmp_path, grid=THREE) as (study, _):
         assert places(study, TrialState.WAITING) == [1]
 

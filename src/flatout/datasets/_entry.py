@@ -32,7 +32,7 @@ class PathDataset(AbstractDataset[Any, Any]):
     def path(self) -> Path:
         return self._path
 
-    def _check_there(self) -> None:
+    def _check_not_empty(self) -> None:
         """Raise DatasetError if there is no data to load."""
         if not self._exists():
             raise DatasetError(self._missing())

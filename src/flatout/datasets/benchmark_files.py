@@ -21,7 +21,7 @@ class CsvTable(PathDataset):
     SQLAlchemy with them."""
 
     def load(self) -> pd.DataFrame:
-        self._check_there()
+        self._check_not_empty()
         # `trial_id` is text: 001.
         return pd.read_csv(
             self._path, dtype={"trial_id": str}, float_precision="round_trip"
@@ -63,7 +63,7 @@ class TunedParameters(PathDataset):
         self._environment = (measured_in or {}).get("environment")
 
     def load(self) -> str:
-        self._check_there()
+        self._check_not_empty()
         return self._path.read_text(encoding="utf-8")
 
     def save(self, data: str) -> None:

@@ -103,7 +103,7 @@ class KeyedArrowDataset(_KeyedFolder):
     def load(self) -> Any:
         from datasets import load_from_disk
 
-        self._check_there()
+        self._check_not_empty()
         return load_from_disk(str(self._path))
 
     def save(self, data: ArrowRecipe | Any) -> None:
@@ -143,7 +143,7 @@ class TokenizerFolder(_KeyedFolder):
 
         from flatout.engine.tokenizing.tokenizer import without_loading_options
 
-        self._check_there()
+        self._check_not_empty()
         return without_loading_options(
             AutoTokenizer.from_pretrained(
                 str(self._path), local_files_only=True, trust_remote_code=False
@@ -170,7 +170,7 @@ class TokenizerFile(TokenizerFolder):
     def load(self) -> Any:
         from flatout.engine.tokenizing.tokenizer import TokenizerFile as Encoder
 
-        self._check_there()
+        self._check_not_empty()
         return Encoder(self._path)
 
     def save(self, data: Any) -> None:

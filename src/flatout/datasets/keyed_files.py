@@ -48,7 +48,7 @@ class KeyedParquetDataset(_KeyedFile):
     """A Parquet file with its key in the schema's metadata. Loads as a DataFrame."""
 
     def load(self) -> Any:
-        self._check_there()
+        self._check_not_empty()
         return pq.read_table(self._path).to_pandas()
 
     def _read_key(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class KeyedJSONDataset(_KeyedFile):
     """A JSON object with its key under `flatout_key`. Loads as a dict without it."""
 
     def load(self) -> dict[str, Any]:
-        self._check_there()
+        self._check_not_empty()
         value: dict[str, Any] = self._read_json()
         value.pop(KEY_NAME, None)
         return value

@@ -9,7 +9,7 @@ from typing import Any
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import ReadOnlyDataset
-from flatout.engine.data.sessions.grouping import Deal, LogColumns, Part
+from flatout.engine.data.sessions.grouping import LogColumns, Part, SessionFilter
 from flatout.engine.data.sessions.log_sessions import LogSessions as _LogSessions
 from flatout.engine.data.sessions.synthetic import FORMAT_VERSION, synthetic_sessions
 from flatout.places import project_path
@@ -42,7 +42,7 @@ class LogSessions(ReadOnlyDataset):
         session_pattern: str | None = LogColumns.pattern,
         label_column: str | None = None,
         part: Part = "all",
-        train_share: float = Deal.share,
+        train_share: float = SessionFilter.share,
         metadata: dict[str, Any] | None = None,
     ) -> None:
         _check_pattern(session_pattern)
@@ -54,7 +54,7 @@ class LogSessions(ReadOnlyDataset):
             columns=LogColumns(
                 key_column, session_column, session_pattern, label_column
             ),
-            deal=_deal(part, train_share),
+            selection=_session_filter(part, train_share),
         )
         self.metadata = metadata
 
@@ -81,19 +81,23 @@ class SyntheticSessions(ReadOnlyDataset):
         sessions: int = 4_000,
         seed: int = 0,
         part: Part = "all",
-        train_share: float = Deal.share,
+        train_share: float = SessionFilter.share,
         metadata: dict[str, Any] | None = None,
     ) -> None:
         self._sessions, self._seed = sessions, seed
-        self._deal = _deal(part, train_share)
+        self._session_filter = _session_filter(part, train_share)
         self.metadata = metadata
 
     def load(self) -> Any:
         """Return an Arrow table."""
-        return synthetic_sessions(self._sessions, self._seed, self._deal)
+        return synthetic_sessions(self._sessions, self._seed, self._session_filter)
 
     def _describe(self) -> dict[str, Any]:
-        known = {"sessions": self._sessions, "seed": self._seed, "deal": self._deal}
+        known = {
+            "sessions": self._sessions,
+            "seed": self._seed,
+            "deal": self._session_filter,
+        }
         return {"name": "synthetic sessions", **known, "format": FORMAT_VERSION}
 
 
@@ -107,9 +111,9 @@ def _check_pattern(pattern: str | None) -> None:
         ) from error
 
 
-def _deal(part: Part, share: float) -> Deal:
+def _session_filter(part: Part, share: float) -> SessionFilter:
     if part not in ("all", "train", "rest"):
-        raise DatasetError(f"part: {part!r} is none of all, train, rest")
+        raise DatasetError(f"part must be all, train or rest; got {part!r}")
     if not 0 < share < 1:
-        raise DatasetError(f"train_share: {share} is not between 0 and 1")
-    return Deal(part, share)
+        raise DatasetError(f"train_share must be between 0 and 1; got {share}")
+    return SessionFilter(part, share)

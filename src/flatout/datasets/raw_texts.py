@@ -164,7 +164,7 @@ class RawFiles(PathDataset, ReadOnlyDataset):
     content = "raw files"
 
     def load(self) -> Path:
-        self._check_there()
+        self._check_not_empty()
         return self._path
 
     def _missing(self) -> str:

@@ -63,7 +63,7 @@ class TransformersModel(PathDataset):
         """The model in evaluation mode, on the CPU. Raises DatasetError."""
         from flatout.engine.models.building import ModelError, load_pretrained
 
-        self._check_there()
+        self._check_not_empty()
         try:
             model = load_pretrained(self._path, **self._load_args)
         except ModelError as error:

@@ -41,7 +41,7 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
         return [Finding("data", "ok", text)]
     try:
         data = within(READING_LIMIT_S, source.load)
-        return judged(data, settings)
+        return split_findings(data, settings)
     except TimeoutError:
         text = f"{raw} was not read within {READING_LIMIT_S:g} s: not looked at"
         return [Finding("data", "ok", text)]
@@ -50,7 +50,7 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
         return [Finding("data", "fail", " ".join(str(error).split()), fix)]
 
 
-def judged(data: Any, settings: Settings) -> list[Finding]:
+def split_findings(data: Any, settings: Settings) -> list[Finding]:
     """Check the loaded entry `raw_texts`. Raises RawTextsError."""
     raw = open_raw_texts(data)
     task = settings.model.task

@@ -27,7 +27,7 @@ class Torch:
     triton: bool
 
 
-def look_at_torch() -> Torch:
+def query_torch() -> Torch:
     """Import torch, after the environment was set, and return facts about it."""
     import torch
 

@@ -18,7 +18,7 @@ from flatout.engine.launch.startup import processes_here
 from flatout.engine.machine import checks, environment
 from flatout.engine.machine.checks import Finding
 from flatout.engine.machine.container import available_memory_bytes
-from flatout.engine.machine.driver import Driver, look_at_driver
+from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.models.memory import GIB, estimate, guessed_tokens
 from flatout.engine.parameters import Settings
 from flatout.project.command_line import check_environment
@@ -32,7 +32,7 @@ STOPS_A_RUN = (DatasetError,)
 def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
     """Return findings about a `kedro run` with these options."""
     before = environment.thread_variables()
-    patient = Patient(before)
+    patient = ExaminedProject(before)
     for name in ("kedro", "flatout"):  # the table shows all messages
         logging.getLogger(name).setLevel(logging.WARNING)
     first = guarded("parameters", partial(patient.load, env, params), "fail")
@@ -40,7 +40,7 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
     return [*first, *examine(patient.checks(), known=STOPS_A_RUN)]
 
 
-class Patient:
+class ExaminedProject:
     """Settings, catalog and machine, if they can be loaded."""
 
     def __init__(self, thread_variables: dict[str, str]) -> None:
@@ -87,11 +87,11 @@ class Patient:
 
     @cached_property
     def driver(self) -> Driver | None:
-        return look_at_driver()
+        return query_driver()
 
     @cached_property
     def torch(self) -> device.Torch:
-        return device.look_at_torch()
+        return device.query_torch()
 
     @cached_property
     def _config(self) -> Any:
@@ -144,7 +144,7 @@ class Patient:
             size = size if limit_gib is None else min(size, int(limit_gib * GIB))
         budget = self._token_budget(config, size, shards)
         found = estimate(self.settings, config, budget, shards)
-        return model.judge_memory(found, size, name)
+        return model.memory_finding(found, size, name)
 
     def _token_budget(self, config: Any, size: int, shards: int) -> int:
         """Token budget of the settings; auto is limited by a GPU of `size` bytes."""

@@ -96,7 +96,7 @@ def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
     return max(LEAST_FREE_BYTES, needed)
 
 
-def judge_memory(found: Estimate, available: int, where: str) -> Finding:
+def memory_finding(found: Estimate, available: int, where: str) -> Finding:
     """Compare with `available` bytes on `where`: a GPU's name, or RAM."""
     text = (
         f"about {gib(found.total)} of {gib(available)} ({where}): "

@@ -59,7 +59,7 @@ def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
 def check_command(options: Mapping[str, Any]) -> None:
     """Check the options of `kedro run`. Raises CommandError."""
     check_environment(options["env"], options["conf_source"])
-    check_pipelines(_asked(options))
+    check_pipelines(_pipeline_names(options))
 
 
 def plain_error(error: Exception) -> Exception | None:
@@ -75,6 +75,6 @@ def plain_error(error: Exception) -> Exception | None:
     return CommandError(" ".join(f"{error} {error.__cause__ or ''}".split()))
 
 
-def _asked(options: Mapping[str, Any]) -> list[str]:
+def _pipeline_names(options: Mapping[str, Any]) -> list[str]:
     names = options.get("pipelines") or [options.get("pipeline")]
     return [name for name in names if name] or ["__default__"]

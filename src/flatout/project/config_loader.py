@@ -95,7 +95,11 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def this_run(self) -> dict[str, Any]:
         """Return the name of the environment that sets the data, if any."""
-        env = self._measured_in() if self.env in SETTINGS_OF_TRAINING else self.env
+        env = (
+            self._measured_environment()
+            if self.env in SETTINGS_OF_TRAINING
+            else self.env
+        )
         named = None if env in (None, self.base_env, self.default_run_env) else env
         return {"environment": named}
 
@@ -112,7 +116,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
     @property
     def given_parameters(self) -> dict[str, Any]:
         """Parameters that files and the command line name, without defaults."""
-        return self._once("parameters")
+        return self._read_once("parameters")
 
     @property
     def settings(self) -> Settings:
@@ -120,7 +124,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
         runs no hook that could do it. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
-            self._parsed[state] = rooted(parse_settings(self.given_parameters))
+            self._parsed[state] = with_absolute_paths(
+                parse_settings(self.given_parameters)
+            )
             fit_pipelines(self._parsed[state])
         return self._parsed[state]
 
@@ -137,7 +143,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return {**found, "command line": given or {}}
 
     def __getitem__(self, key: str) -> dict[str, Any]:
-        found = self._once(key)
+        found = self._read_once(key)
         return found if key != "parameters" else {**found, **self._complete(found)}
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -153,7 +159,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
             if name in given or isinstance(getattr(self.settings, name), SettingsModel)
         }
 
-    def _once(self, key: str) -> dict[str, Any]:
+    def _read_once(self, key: str) -> dict[str, Any]:
         if key in self:  # set explicitly
             return super().__getitem__(key)
         state = (key, repr((self.env, self.runtime_params)))
@@ -167,7 +173,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
             return super().__getitem__(key)
         found = self.folder(self.base_env, key)
         for name in environments:
-            found = self._over(found, name, key)
+            found = self._merged_over(found, name, key)
         return found or super().__getitem__(key)
 
     def _environments(self) -> list[str]:
@@ -181,9 +187,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
             return [env]
         local = self.default_run_env
         under = [local] if (conf / local).is_dir() else []
-        return list(dict.fromkeys([*under, self._measured_in() or env, env]))
+        return list(dict.fromkeys([*under, self._measured_environment() or env, env]))
 
-    def _measured_in(self) -> str | None:
+    def _measured_environment(self) -> str | None:
         """Return the environment in which `tuned` or `best` was measured, for example
         that of images or numbers."""
         name = str(self.env)
@@ -211,7 +217,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
         ]
         return OmegaConf.merge({}, *map(OmegaConf.create, texts))
 
-    def _over(self, under: dict[str, Any], name: str, key: str) -> dict[str, Any]:
+    def _merged_over(
+        self, under: dict[str, Any], name: str, key: str
+    ) -> dict[str, Any]:
         over = self.folder(name, key)
         if self.merge_strategy.get(key) != "soft":
             return {**under, **over}
@@ -242,7 +250,7 @@ def loader_of(context: KedroContext) -> ProjectConfigLoader:
     )
 
 
-def rooted(settings: Settings) -> Settings:
+def with_absolute_paths(settings: Settings) -> Settings:
     """Return `settings` with paths made absolute from the project's root.
 
     A name of a checkpoint is a path if the project has a folder of that name."""

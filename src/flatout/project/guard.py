@@ -28,7 +28,7 @@ class Guard:
         self._verdict: guard.Verdict | None = None
         self._trained: guard.TrackedRun | None = None
 
-    def begins(self, folder: RunFolder) -> None:
+    def start(self, folder: RunFolder) -> None:
         """Store the baseline for the tracking program's one early comparison."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])

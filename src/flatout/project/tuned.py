@@ -24,7 +24,7 @@ def has_mismatches(settings: Settings, trained_on: Any) -> bool:
     return bool(differences)
 
 
-def tell_whether_kept(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     """Log whether the training reached the rate of the trials."""
     if not (rate := report["samples_per_s"]):
         return

@@ -17,12 +17,12 @@ from mlflow import MlflowClient
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.train.recording.metrics_file import parse_point
 from flatout.tracking.facts import write_environment
+from flatout.tracking.mlflow_sender import SYSTEM, MlflowSender
 from flatout.tracking.record import DROPPED, RunFolder, RunRecord, run_folders
-from flatout.tracking.sending import SYSTEM, Sender
 from flatout.tracking.store import (
-    artifacts_beside,
     cause,
     close_stale_runs,
+    default_artifact_location,
     one_line,
     process_lives,
 )
@@ -44,7 +44,7 @@ class Follower:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.sender = Sender(folder)
+        self.sender = MlflowSender(folder)
         self._client: MlflowClient | None = None
         self._failures = 0
         self._system: SystemMetrics | None = None
@@ -59,7 +59,7 @@ class Follower:
             if time.monotonic() >= due_s:
                 self._sample()
                 self.deliver()
-                self._look_early()
+                self._warn_if_slow()
                 pause_s = min(INTERVAL_S * 2**self._failures, LONGEST_PAUSE_S)
                 due_s = time.monotonic() + pause_s
             time.sleep(POLL_S)
@@ -132,10 +132,10 @@ class Follower:
             (self.folder.path / SYSTEM).open("a", encoding="utf-8") as file,
         ):
             file.write(json.dumps(line) + "\n")
-        for text in self._system.gpus.news() if self._system.gpus else ():
+        for text in self._system.gpus.new_warnings() if self._system.gpus else ():
             logger.warning("%s", text)
 
-    def _look_early(self) -> None:
+    def _warn_if_slow(self) -> None:
         """Warn once, during a training, that it is slow."""
         known, points = self._record.baseline, self._record.points
         if self._has_looked or not known or points is None:
@@ -174,7 +174,7 @@ def end_of(record: RunRecord) -> tuple[str, int]:
 
 
 @contextmanager
-def alone(folder: Path, *, waits: bool) -> Iterator[bool]:
+def run_lock(folder: Path, *, waits: bool) -> Iterator[bool]:
     """Lock the run; yield True if no other process sends it. `waits`: wait for it."""
     with (folder / "lock").open("w") as lock:
         try:
@@ -189,7 +189,7 @@ def alone(folder: Path, *, waits: bool) -> Iterator[bool]:
 
 def follow(path: Path) -> None:
     """Follow the run in the folder `path` to its end."""
-    with alone(path, waits=True):
+    with run_lock(path, waits=True):
         folder = RunFolder.load(path)
         if folder and not folder.is_complete():  # else another program has sent it
             Follower(folder).run()
@@ -209,14 +209,17 @@ def sync(parent: Path, uri: str | None = None) -> list[str]:
 
 def _sync_one(folder: RunFolder, uri: str | None) -> str:
     record = folder.record
-    with alone(folder.path, waits=False) as is_alone:
+    with run_lock(folder.path, waits=False) as is_alone:
         if not is_alone or (record.end_ms is None and process_lives(record.tags)):
             return f"{record.name}: still running, it sends its points itself"
         if uri and uri != record.tracking_uri:
-            record.tracking_uri, record.artifact_location = uri, artifacts_beside(uri)
+            record.tracking_uri, record.artifact_location = (
+                uri,
+                default_artifact_location(uri),
+            )
             record.registry_uri = record.run_id = None
         place = without_password(record.tracking_uri)
-        sender = Sender(folder)
+        sender = MlflowSender(folder)
         try:
             run_id = sender.end(sender.client(), *end_of(record))
         except Exception as error:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.benchmark.trials.trial_spec import ASKED
+from flatout.engine.benchmark.trials.trial_spec import SETTING_BY_COLUMN
 from flatout.tracking.facts import plain_name
 from flatout.tracking.record import RunRecord
 
@@ -32,7 +32,7 @@ CURVES = "validation_"
 """Prefix of figures with one point per evaluation."""
 SORTED_BY = "test_accuracy"
 
-TRIAL_SETTINGS = frozenset({*ASKED, "world_size"})
+TRIAL_SETTINGS = frozenset({*SETTING_BY_COLUMN, "world_size"})
 """Numbers of a trial that were set, not measured."""
 
 PRUNED = "pruned"
@@ -59,7 +59,7 @@ REPORT_TAGS = (
 )
 
 
-def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
+def record_node_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
     """Record a node's outputs, by their names in the catalog."""
     if report := outputs.get("train_report"):
         chosen_by = record.params.get("train.metric", "")

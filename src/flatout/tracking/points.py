@@ -42,7 +42,7 @@ class Tail:
                 yield file.tell(), parse_point(line)
 
 
-def metrics_of(point: dict[str, Any]) -> list[Metric]:
+def mlflow_metrics(point: dict[str, Any]) -> list[Metric]:
     """Return the metrics of an engine's point; empty for a damaged line, and for the
     test split, which is evaluated only once."""
     time_ms = int(point.get("time_s", time.time()) * 1000)
@@ -53,6 +53,6 @@ def metrics_of(point: dict[str, Any]) -> list[Metric]:
     ]
 
 
-def in_lots(items: Iterable[Item], size: int) -> list[list[Item]]:
+def batched(items: Iterable[Item], size: int) -> list[list[Item]]:
     rows = list(items)
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -53,7 +53,7 @@ class Program:
 
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
         """Wait at most `limit_s` until MLflow has all data of the run, which has ended.
-        Return a list of the data that it lacks."""
+        Return a list of the data that MLflow lacks."""
         begin_s = time.monotonic()
         failing_s: float | None = None
         while self._process.poll() is None and time.monotonic() < begin_s + limit_s:
@@ -65,15 +65,15 @@ class Program:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        lacks = self._lacks()
-        if lacks:
-            self._tell(lacks)
-        return lacks
+        missing = self._missing_parts()
+        if missing:
+            self._warn_missing(missing)
+        return missing
 
     def _sent(self) -> Sent:
         return Sent.load(self._folder.path, self._folder.record.tracking_uri)
 
-    def _lacks(self) -> list[str]:
+    def _missing_parts(self) -> list[str]:
         sent = self._sent()
         if self._folder.is_complete():
             return []
@@ -83,13 +83,13 @@ class Program:
         model = ["the model"] if is_model_left else []
         return [*model, "the last points and reports of this run"]
 
-    def _tell(self, lacks: list[str]) -> None:
+    def _warn_missing(self, missing: list[str]) -> None:
         fault = self._sent().fault
         logger.warning(
             "MLflow at %s does not have %s%s. It waits in %s; `kedro flatout sync` "
             "sends it.",
             without_password(self._folder.record.tracking_uri),
-            " and ".join(lacks),
+            " and ".join(missing),
             f" ({fault})" if fault else "",
             self._folder.path,
         )

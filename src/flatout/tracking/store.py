@@ -14,7 +14,7 @@ import psutil
 
 from flatout.engine.files.owner import runs_since
 from flatout.engine.files.writable import ELSEWHERE
-from flatout.engine.machine.environment import set_defaults, tracking_uri_kept
+from flatout.engine.machine.environment import preserve_tracking_uri, set_defaults
 from flatout.engine.parameters.faults import first_line
 
 if TYPE_CHECKING:  # a run's process avoids these imports
@@ -55,7 +55,7 @@ def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
     from mlflow import MlflowClient
 
     prepare(tracking_uri)
-    with tracking_uri_kept():
+    with preserve_tracking_uri():
         mlflow.set_tracking_uri(tracking_uri)
         mlflow.set_registry_uri(registry_uri or tracking_uri)
     return MlflowClient(tracking_uri, registry_uri)
@@ -70,7 +70,7 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
     )
 
 
-def artifacts_beside(tracking_uri: str) -> str | None:
+def default_artifact_location(tracking_uri: str) -> str | None:
     """Return the folder for files of a SQLite store: MLflow would use the working
     directory. None: the store decides."""
     file = _sqlite_file(tracking_uri)

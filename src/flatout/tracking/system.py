@@ -70,7 +70,7 @@ class GpuWatch:
         others = [process for process in found if process.pid not in ours]
         return sum(process.usedGpuMemory or 0 for process in others) / 2**30
 
-    def news(self) -> list[str]:
+    def new_warnings(self) -> list[str]:
         """Return the findings that are new since the last call."""
         found = {}
         for name, gpu in self._gpus.items():

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from flatout.engine.train.recording.metrics_file import parse_point
-from flatout.tracking.points import MAX_BATCH_METRICS, in_lots, metrics_of
+from flatout.tracking.points import MAX_BATCH_METRICS, batched, mlflow_metrics
 
 PARENT = "mlflow.parentRunId"
 MAX_RUNS = 50_000
@@ -50,8 +50,8 @@ def _send(
     )
     curves = list(_curves(trial.get("points")))
     step = max((metric.step for metric in curves), default=0)
-    for lot in in_lots(curves, MAX_BATCH_METRICS):
-        client.log_batch(run.info.run_id, metrics=lot)
+    for batch in batched(curves, MAX_BATCH_METRICS):
+        client.log_batch(run.info.run_id, metrics=batch)
     client.log_batch(
         run.info.run_id,
         metrics=[Metric(k, v, end_ms, step) for k, v in trial["metrics"].items()],
@@ -66,4 +66,4 @@ def _curves(points: str | None) -> Iterator[Metric]:
         return
     with Path(points).open("rb") as file:
         for line in file:
-            yield from metrics_of(parse_point(line))
+            yield from mlflow_metrics(parse_point(line))

@@ -22,7 +22,7 @@ from torch import nn
 
 from flatout.engine.guard.differences import TrackedRun, differences
 from flatout.engine.launch.launch import run_job
-from flatout.engine.machine.driver import look_at_driver
+from flatout.engine.machine.driver import query_driver
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.common import by_path
 from flatout.engine.train.loop import TrainResult
@@ -104,7 +104,7 @@ def measure(job: TrainJob, steps: int) -> Measured:
     report = found[0][0].report
     groups = job.settings.model_dump(mode="json", include={"runtime", "model", "train"})
     params = {n: str(v) for n, v in by_path(groups) if n not in UNCOMPARED}
-    driver = look_at_driver()
+    driver = query_driver()
     packages = {**versions(), "driver": driver.version if driver else "none"}
     tags = {f"version.{name}": version for name, version in packages.items()} | {
         "device": report.device,
@@ -133,7 +133,7 @@ def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float
         settings = job.settings.model_copy(update={"train": train, "runtime": runtime})
         points = Path(name, "points.jsonl")
         job = replace(job, settings=settings, metrics_file=points)
-        result = run_job(job.apart(Path(name, "run")))
+        result = run_job(job.in_folder(Path(name, "run")))
         return result, _rate(result, points, train.log_every)
 
 

@@ -22,7 +22,7 @@ from flatout.engine.batches.collation import Collator
 from flatout.engine.families import family_of
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import Rows, SplitRows
-from flatout.engine.tasks import Task, brings_head
+from flatout.engine.tasks import Task, has_custom_head
 
 ROWS_AT_ONCE = 16
 TYPES = "token_type_ids"
@@ -177,7 +177,7 @@ class Plain:
             batch = dict(family.samples.augment(model.config, batch))
         inputs = family.inputs(model.config, batch, self.max_length)
         one_a_row, index = task.head_kind.one_a_row, batch["target_index"]
-        if not brings_head(task):
+        if not has_custom_head(task):
             logits: Tensor = model(**inputs).logits
             return logits if one_a_row else logits.flatten(0, 1)[index]
         hidden = model.base_model(**inputs).last_hidden_state

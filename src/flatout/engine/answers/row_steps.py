@@ -17,7 +17,7 @@ import numpy as np
 
 from flatout.engine.answers.replay import replay
 from flatout.engine.checkpoints.checkpoint_folder import FINISHED, RESULT
-from flatout.engine.checkpoints.resume import differing, glimpse
+from flatout.engine.checkpoints.resume import differing, find_checkpoint
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import RankedRows
@@ -86,7 +86,8 @@ def _last_identity(folder: Path) -> dict[str, Any]:
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))["identity"]
             return {SKIPPED: [], **found}
-    checkpoint = glimpse("auto", folder)  # does not tell which rows were skipped
+    # A checkpoint does not record which rows were skipped.
+    checkpoint = find_checkpoint("auto", folder)
     return checkpoint.manifest.identity if checkpoint else {}
 
 
@@ -120,7 +121,7 @@ def row_lines(
     """Return the lines about `step`, or `row`, or, without both, the largest rise of
     the loss. Raises SettingsError for what is not there."""
     note = _other_rows(job, refused=replays or (step is None and row is None))
-    head, rows, at = _asked(job, step, row)
+    head, rows, at = _select_rows(job, step, row)
     columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", [""] * len(rows)
     if replays:
         runtime, numbers = set_up(job.settings.runtime), [number for number, _ in rows]
@@ -140,7 +141,7 @@ def row_lines(
     return [head, *note, f"{columns}  text", *lines, *more]
 
 
-def _asked(
+def _select_rows(
     job: TrainJob, step: int | None, row: int | None
 ) -> tuple[str, list[tuple[int, int]], int]:
     """Return a headline, (row, step) of the rows, with step 0 for all steps, and the

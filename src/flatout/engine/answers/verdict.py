@@ -109,8 +109,8 @@ def compared(
     error `times` is tolerated; `size`: the least norm that errors are relative to."""
     norm = _norm(plain)
     size = max(norm, size) or 1.0
-    tolerance = max(least, times * _apart(rounded, plain) / size)
-    error = _apart(found, plain) / size
+    tolerance = max(least, times * _distance(rounded, plain) / size)
+    error = _distance(found, plain) / size
     return Check(name, f"{_norm(found):.6f}", f"{norm:.6f}", error, tolerance)
 
 
@@ -212,5 +212,5 @@ def _norm(tensors: Iterable[Tensor]) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
 
 
-def _apart(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+def _distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     return _norm(a - b for a, b in zip(one, other, strict=True))

@@ -66,7 +66,7 @@ class ArrayFiles:
                 continue
             with _arrays(file) as arrays:
                 self._check_label(file, arrays)
-                yield from _one_each(file, arrays[str(label)])[:].tolist()
+                yield from _labels_one_dim(file, arrays[str(label)])[:].tolist()
 
     @property
     def _read_label(self) -> str | None:
@@ -101,7 +101,7 @@ class ArrayFiles:
                 raise ArraysError(f"{file}: {self._chosen(file, arrays)} is one number")
             labels = None
             if self._read_label:
-                labels = _one_each(file, arrays[self._read_label])
+                labels = _labels_one_dim(file, arrays[self._read_label])
             if labels is not None and len(labels) != len(values):
                 raise ArraysError(
                     f"{file}: {len(values)} samples and {len(labels)} labels"
@@ -136,7 +136,7 @@ class ArrayFiles:
             )
 
 
-def _one_each(file: Path, labels: Any) -> Any:
+def _labels_one_dim(file: Path, labels: Any) -> Any:
     """Labels (N,), also from (N, 1). Raises ArraysError."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0]

@@ -51,7 +51,7 @@ class SampleSplit(SplitPlan):
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
         values = self._values = _Values()
         for window in self.source.windows():
-            labels, faults = self._judged(window, values.shape_with(window))
+            labels, faults = self._labels_and_faults(window, values.shape_with(window))
             bad = [(*window.place(n), faults[n], "") for n in sorted(faults)]
             collected.reject(rejected_batch(bad), len(window.values))
             rows = np.setdiff1d(np.arange(len(window.values)), list(faults))
@@ -63,12 +63,12 @@ class SampleSplit(SplitPlan):
                 for batch in self._stored(window, rows, labels):
                     spool.add(batch)
         spool.close()
-        if not values.are_stored_alike:
+        if not values.have_final_dtype:
             # Equal numbers are equal samples, whatever type stores them.
             hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
             collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
 
-    def _judged(
+    def _labels_and_faults(
         self, window: Window, shape: tuple[int, ...] | None
     ) -> tuple[Any, dict[int, str]]:
         """Return labels (n,) of a window's rows, and why rows are unusable."""
@@ -173,7 +173,7 @@ class _Values:
         return np.dtype(np.uint8 if only_bytes else np.float32)
 
     @property
-    def are_stored_alike(self) -> bool:
+    def have_final_dtype(self) -> bool:
         """True if all samples were hashed as numbers of the final type."""
         return {stored_as(found) for found in self._dtypes} <= {self.dtype}
 

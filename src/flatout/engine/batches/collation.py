@@ -44,7 +44,7 @@ from flatout.engine.tasks import (
     HeadKind,
     Targets,
     Task,
-    brings_head,
+    has_custom_head,
     ignored_label,
 )
 
@@ -200,7 +200,7 @@ class Collator:
 
     def _arrays(self, rows: Rows, row_ids: Ints, epoch: int) -> Arrays:
         targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
-        plain = self.task.head_kind is HeadKind.ROW and not brings_head(self.task)
+        plain = self.task.head_kind is HeadKind.ROW and not has_custom_head(self.task)
         if self.pools_last and plain:
             self._leave_padding(rows, row_ids, targets)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
@@ -240,7 +240,7 @@ class Collator:
         if not layout.packed and not task.head_kind.one_a_row:
             size = laid.fields["input_ids"].size
             if layout.every_place or len(index) == size:
-                return in_place_order(index, labels, size, ignored)
+                return with_all_positions(index, labels, size, ignored)
         if not layout.packed:
             return index, labels
         multiple = (
@@ -250,7 +250,7 @@ class Collator:
         return pad_end(index, size, 0), pad_end(labels, size, ignored)
 
 
-def in_place_order(
+def with_all_positions(
     index: Ints, labels: npt.NDArray[Any], size: int, ignored: float
 ) -> tuple[Ints, npt.NDArray[Any]]:
     """All `size` positions in order, so that a model need not gather its states, with

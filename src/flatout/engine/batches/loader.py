@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from flatout.engine.batches.collation import StepBatch, StepRows, StepRun
-from flatout.engine.batches.ring import InPlaces, Ring
+from flatout.engine.batches.ring import Ring, RingDataset
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings
@@ -163,7 +163,7 @@ class StepLoader:
     def _from_ring(self, steps: range, copies: Any) -> Generator[StepRun]:
         ahead = max(1, self.num_workers) * self.settings.prefetch_factor
         ring = Ring.of(self.data, ahead)
-        rows = InPlaces(self.data, ring)
+        rows = RingDataset(self.data, ring)
         made = iter(self._data_loader(rows, ring.numbered(steps)))
         with ring.locked():
             for batch in ring.batches(made, copies):

@@ -122,7 +122,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class InPlaces:
+class RingDataset:
     """Map-style data of a DataLoader whose index is a step and its slot."""
 
     data: StepRows

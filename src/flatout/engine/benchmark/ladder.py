@@ -18,7 +18,7 @@ from flatout.engine.benchmark.pairs import compare
 from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import (
-    ASKED,
+    SETTING_BY_COLUMN,
     Changes,
     TrialResult,
     with_changes,
@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclass
-class Climb:
+class LadderState:
     """The changes to conf/slow that were kept so far."""
 
     changes: Changes = field(default_factory=dict)
@@ -82,20 +82,21 @@ SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
 """Columns of a trial with resolved values."""
 
 
-def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
+def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
     """Return whether the trial measured something else, because the device or the model
     lacks the feature and a substitute was used."""
     if "runtime.attention" in rung.changes and trial.attention == "none":
         return True
     return any(
-        rung.changes.get(ASKED[name], "auto") not in ("auto", getattr(trial, name))
+        rung.changes.get(SETTING_BY_COLUMN[name], "auto")
+        not in ("auto", getattr(trial, name))
         for name in SETTLED
     )
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
     """Climb the ladder; every rung is an end-to-end trial."""
-    chosen, climb = rungs(bench.settings), Climb()
+    chosen, climb = rungs(bench.settings), LadderState()
     slowest = with_changes(bench.settings, SLOW)
     measured = partial(compare, bench, slowest)
     slow = bench.run("end_to_end", base=slowest, label="conf/slow", world_size=1)
@@ -107,7 +108,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
         rung = climb.complete(asked)
         changes = {**climb.changes, **rung.changes}
         trial, ratio = measured(number, rung.name, changes, climb.changes)
-        if trial.ok and _is_elsewhere(rung, trial):
+        if trial.ok and _used_substitute(rung, trial):
             trial, ratio = replace(trial, status="not here"), None
         keeps = ratio is not None and ratio >= KEPT_FROM
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)

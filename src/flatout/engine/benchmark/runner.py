@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.benchmark.recommend import versions
-from flatout.engine.benchmark.trials.processes import Answer, ask, kept_answer
+from flatout.engine.benchmark.trials.processes import Answer, ask, stored_answer
 from flatout.engine.benchmark.trials.trial_spec import (
     ON_ALL_DEVICES,
     TrialResult,
@@ -151,7 +151,7 @@ class Bench:
             options=dict(options or {}),
         )
         key = spec.key(self._context())
-        kept = kept_answer(self.folder / key)
+        kept = stored_answer(self.folder / key)
         self.reused += kept is not None
         answer = self._refused(spec) or kept
         if answer is None and self.results and self._is_over:

@@ -184,7 +184,7 @@ def step_folders(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"), reverse=True)
 
 
-def newest_sound(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint without a fault, and the faults of newer ones."""
     faults: list[str] = []
     for candidate in step_folders(folder):

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from flatout.engine.checkpoints.checkpoint_folder import MANIFEST, Checkpoint, Manifest
-from flatout.engine.checkpoints.resume import glimpse, identity_faults, remedy
+from flatout.engine.checkpoints.resume import find_checkpoint, identity_faults, remedy
 from flatout.engine.files.atomic_write import hidden_path, remove
 from flatout.engine.files.mirror import DamagedCopyError, Mirror, MirrorError
 from flatout.engine.files.owner import runs_since
@@ -59,7 +59,7 @@ class CheckpointMirror:
         """Make this run, which begins at `step`, the owner; remove unfinished and later
         copies. Raises MirrorError if another run or training uses the mirror."""
         check_owner(self._mirror, identity)
-        self._mirror.patiently(lambda: self._claim(identity, step))
+        self._mirror.with_retries(lambda: self._claim(identity, step))
 
     def _claim(self, identity: dict[str, Any], step: int) -> None:
         process = {"pid": os.getpid(), "begin_s": psutil.Process().create_time()}
@@ -191,8 +191,8 @@ def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
     has a newer one. Raises MirrorError for a mirror of another training."""
     mirror = Mirror(url, PARAMETER)
     check_owner(mirror, identity)
-    local = glimpse("auto", folder)
-    if not (names := _steps(mirror.patiently(mirror.copies))):
+    local = find_checkpoint("auto", folder)
+    if not (names := _steps(mirror.with_retries(mirror.copies))):
         logger.info("%s has no checkpoint yet", mirror.shown)
     for name in reversed(names):
         if local is not None and name <= local.folder.name:
@@ -208,15 +208,15 @@ def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
 
 def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
     """Download a checkpoint, after its best model."""
-    best = mirror.patiently(lambda: _manifest(mirror, name)).best
-    if best and mirror.patiently(mirror.copies).get(best):
-        mirror.patiently(partial(mirror.download, best, folder / best))
-    mirror.patiently(partial(mirror.download, name, folder / name))
+    best = mirror.with_retries(lambda: _manifest(mirror, name)).best
+    if best and mirror.with_retries(mirror.copies).get(best):
+        mirror.with_retries(partial(mirror.download, best, folder / best))
+    mirror.with_retries(partial(mirror.download, name, folder / name))
 
 
 def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
     """Raise MirrorError if another training, or a process of this machine, uses it."""
-    owner = mirror.patiently(lambda: mirror.read_json(OWNER))
+    owner = mirror.with_retries(lambda: mirror.read_json(OWNER))
     if not {"identity", "pid", "host", "begin_s"} <= owner.keys():
         return
     if faults := identity_faults(owner["identity"], identity):

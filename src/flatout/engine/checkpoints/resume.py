@@ -16,7 +16,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     Manifest,
     forget_finished,
     inside,
-    newest_sound,
+    newest_valid,
     open_checkpoint,
     read_manifest,
     set_aside,
@@ -67,7 +67,7 @@ class Resume:
             return None
         if self.wanted != "auto":
             return open_named(self.wanted)
-        found, faults = newest_sound(self.folder)
+        found, faults = newest_valid(self.folder)
         for fault in faults:
             logger.warning("checkpoint skipped: %s", fault)
         if existing and found is None:
@@ -156,7 +156,7 @@ def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
     return raised
 
 
-def glimpse(wanted: str, folder: Path) -> Checkpoint | None:
+def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
     """The checkpoint that `train.resume: <wanted>` would resume from, without the check
     of its files and without messages, which `Resume` makes."""
     if wanted == "never":

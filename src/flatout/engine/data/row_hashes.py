@@ -20,7 +20,7 @@ def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
     """Return exact (N, 2) and near (N,) hashes of the texts of N rows."""
     texts = _texts(table)
     # All pairs and triplets of one anchor belong to one split.
-    near = [xxhash.xxh3_64_intdigest(one_form(text).encode()) for text in texts]
+    near = [xxhash.xxh3_64_intdigest(normalised_text(text).encode()) for text in texts]
     if "passages" in table.schema.names:
         lists = table.column("passages").to_pylist()
         texts = ["\x1f".join((a, *own)) for a, own in zip(texts, lists, strict=True)]
@@ -47,7 +47,7 @@ def _exact(texts: list[str]) -> Hashes:
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
-def one_form(text: str) -> str:
+def normalised_text(text: str) -> str:
     """Return text without differences of case, white space and Unicode composition."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
@@ -95,7 +95,7 @@ def leaks(exact: Hashes, codes: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int
     return [part for part in np.split(rows, bounds) if len(part) > 1]
 
 
-def in_two_splits(
+def count_shared_values(
     hashes: Hashes | None, codes: npt.NDArray[np.int8], num_splits: int
 ) -> int:
     """Return how many values of `hashes` (N,) are under more than one code (N,)."""

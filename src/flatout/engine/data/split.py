@@ -86,10 +86,10 @@ class SplitPlan(ABC):
         return self._read[0].facts()
 
     @cached_property
-    def _decided(self) -> tuple[Codes, Any]:
+    def _assignments(self) -> tuple[Codes, Any]:
         """Codes (N,) of the usable rows, and the table of all unused rows."""
         facts = self.facts
-        codes = assign(facts, self.settings)
+        codes = assign_splits(facts, self.settings)
         if not (facts.are_given or self.settings.keep_duplicates):
             codes[repeats(facts.exact)] = DUPLICATE
         elif facts.are_given and self.settings.on_leak == "drop":
@@ -103,7 +103,7 @@ class SplitPlan(ABC):
     @property
     def codes(self) -> Codes:
         """(N,) indices of usable rows' splits; negative codes: no split."""
-        return self._decided[0]
+        return self._assignments[0]
 
     @cached_property
     def folds(self) -> npt.NDArray[np.int8]:
@@ -114,7 +114,7 @@ class SplitPlan(ABC):
     @property
     def rejected(self) -> Any:
         """Table with REJECTED_SCHEMA of every unusable row."""
-        return self._decided[1]
+        return self._assignments[1]
 
     def rows(self, split: str) -> Iterator[Any]:
         """Yield RecordBatches of the rows of a split. Raises SplitError if the rows
@@ -194,7 +194,7 @@ def one_label_text(name: str, left: str = "") -> str:
     )
 
 
-def assign(facts: RowFacts, settings: SplitSettings) -> Codes:
+def assign_splits(facts: RowFacts, settings: SplitSettings) -> Codes:
     """Return split codes (N,), given or computed from the hashes. A split that is not
     given is drawn by hash from the rows of train."""
     hashes = facts.near if facts.groups is None else facts.groups

@@ -20,7 +20,7 @@ from flatout.engine.data.raw_texts import SPLITS, RawTexts, batches_of, named_ro
 from flatout.engine.data.row_facts import FactCollector
 from flatout.engine.data.row_hashes import content_hashes, group_hashes, leaks
 from flatout.engine.data.rows import check_batch
-from flatout.engine.data.split import SplitError, SplitPlan, assign
+from flatout.engine.data.split import SplitError, SplitPlan, assign_splits
 from flatout.engine.data.split_report import leak_warnings, split_report, summary_text
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ArrowDigest, ContentKey
@@ -88,9 +88,9 @@ class TextSplit(SplitPlan):
             logger.warning(
                 f"{text}: is that the right column?", self.columns.text, number
             )
-        self._check_there(collected)
+        self._check_not_empty(collected)
 
-    def _check_there(self, collected: FactCollector) -> None:
+    def _check_not_empty(self, collected: FactCollector) -> None:
         for name in self.raw.parts if isinstance(self.raw, SplitTexts) else ():
             if collected.num_raw and SPLITS.index(name) not in collected.given:
                 raise SplitError(
@@ -116,7 +116,7 @@ class TextSplit(SplitPlan):
     def _leaks(self) -> list[list[str]]:
         """Return texts that are in several given splits, one row for each split."""
         facts = self.facts
-        found = leaks(facts.exact, assign(facts, self.settings))[:SHOWN_LEAKS]
+        found = leaks(facts.exact, assign_splits(facts, self.settings))[:SHOWN_LEAKS]
         return [[named_row(facts.at(row)) for row in rows] for rows in found]
 
     def _numbers_hint(self) -> str:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.data.raw_texts import SOURCE, SPLITS, place
 from flatout.engine.data.row_facts import DROPPED, DUPLICATE, Codes, RowFacts
-from flatout.engine.data.row_hashes import in_two_splits
+from flatout.engine.data.row_hashes import count_shared_values
 from flatout.engine.data.rows import NOTHING
 
 SHOWN_REASONS = 20
@@ -33,8 +33,10 @@ def split_report(
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
         **_near_duplicates(facts, codes),
-        "texts_in_two_splits": in_two_splits(facts.exact[:, 0], codes, len(SPLITS)),
-        "groups_in_two_splits": in_two_splits(facts.groups, codes, len(SPLITS)),
+        "texts_in_two_splits": count_shared_values(
+            facts.exact[:, 0], codes, len(SPLITS)
+        ),
+        "groups_in_two_splits": count_shared_values(facts.groups, codes, len(SPLITS)),
         **labels,
     }
     out = sum(report["rows_out"].values())
@@ -82,7 +84,9 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
-        "near_duplicates_in_two_splits": in_two_splits(facts.near, codes, len(SPLITS)),
+        "near_duplicates_in_two_splits": count_shared_values(
+            facts.near, codes, len(SPLITS)
+        ),
     }
 
 

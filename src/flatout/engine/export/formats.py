@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from flatout.engine.families._family import row_means
 from flatout.engine.models.building import ModelError
-from flatout.engine.tasks import HeadKind, Task, brings_head
+from flatout.engine.tasks import HeadKind, Task, has_custom_head
 
 OUTPUT, ONNX, PROGRAM = "output", "model.onnx", "model.pt2"
 SAMPLES = ("inputs", "pixel_values")
@@ -31,7 +31,7 @@ class Forward(nn.Module):
         super().__init__()
         self.model, self.pooling = model, task.pooling
         is_language = task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS)
-        if is_language or (brings_head(task) and task.pooling is None):
+        if is_language or (has_custom_head(task) and task.pooling is None):
             why = "is a language model's" if is_language else "has a custom head"
             raise ModelError(
                 f"export: one forward pass of the saved model does not answer this: "

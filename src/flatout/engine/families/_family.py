@@ -94,7 +94,7 @@ class Samples:
         (seed, epoch, row)."""
         return batch
 
-    def files_beside(self, config: Any) -> dict[str, Any]:
+    def extra_files(self, config: Any) -> dict[str, Any]:
         """Contents of JSON files by name, saved with the weights for other programs."""
         return {}
 

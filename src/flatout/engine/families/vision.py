@@ -76,7 +76,7 @@ class _Images(Samples):
             for key, value in plain.items()
         }
 
-    def files_beside(self, config: Any) -> dict[str, Any]:
+    def extra_files(self, config: Any) -> dict[str, Any]:
         """Image processor of transformers with the same result as flatout's decoder:
         scale the shorter side, crop the centre, standardise channels. Empty for grey
         images, because transformers' pipelines always pass three channels."""

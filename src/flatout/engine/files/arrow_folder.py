@@ -89,15 +89,15 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
     mirror = Mirror(recipe.mirror, "tokenize.mirror")
     name = f"{folder.name}-{recipe.key.digest}"
     try:
-        if mirror.patiently(mirror.copies).get(name):
-            mirror.patiently(lambda: mirror.download(name, folder))
+        if mirror.with_retries(mirror.copies).get(name):
+            mirror.with_retries(lambda: mirror.download(name, folder))
             logger.info("%s: downloaded from %s", folder.name, mirror.shown)
             return int(stored_facts(folder)["rows"])
     except MirrorError as error:
         logger.warning("%s", error)
     rows = _make(folder, recipe)
     try:
-        mirror.patiently(lambda: mirror.upload(folder, name))
+        mirror.with_retries(lambda: mirror.upload(folder, name))
     except MirrorError as error:
         logger.warning("%s", error)
     return rows

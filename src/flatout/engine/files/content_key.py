@@ -52,7 +52,7 @@ class ContentKey:
         names = sorted({*now, *then} - {STATE})
         pairs = {name: (_shown(then, name), _shown(now, name)) for name in names}
         return [
-            f"{name}: {'changed' if _says_nothing(then, now) else f'{then} -> {now}'}"
+            f"{name}: {'changed' if _is_unreadable(then, now) else f'{then} -> {now}'}"
             for name, (then, now) in pairs.items()
             if then != now
         ]
@@ -91,7 +91,7 @@ class FilesKey(ContentKey):
 LONGEST_SHOWN = 100
 
 
-def _says_nothing(then: str, now: str) -> bool:
+def _is_unreadable(then: str, now: str) -> bool:
     """Return whether the values are useless to a reader: digests, or long lists."""
     has_digest = any(re.search(r'"[0-9a-f]{32}"', text) for text in (then, now))
     return has_digest or len(then) + len(now) > LONGEST_SHOWN

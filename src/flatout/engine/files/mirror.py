@@ -116,7 +116,7 @@ class Mirror:
     def write(self, file: str, text: str) -> None:
         self._place[0].pipe_file(self._path(file), text.encode())
 
-    def patiently(self, work: Callable[[], Found]) -> Found:
+    def with_retries(self, work: Callable[[], Found]) -> Found:
         """Return the result of `work`; repeat it for RETRY_S if the store does not
         answer. Raises MirrorError."""
         begin_s, pause_s = time.monotonic(), 1.0

@@ -127,10 +127,10 @@ def judge(
             "guard: the first run of this work on this device; later ones are compared "
             f"with its {rate:.0f} samples/s",
         )
-    return _against(now, rates, baseline, baseline.samples_per_s, settings)
+    return _compared_with(now, rates, baseline, baseline.samples_per_s, settings)
 
 
-def _against(
+def _compared_with(
     now: TrackedRun,
     rates: Sequence[float],
     baseline: TrackedRun,
@@ -155,13 +155,15 @@ def _against(
             text += ". guard.baseline still names the slower run: set it to this one"
     elif rate_pct < settings.healthy_low_pct:
         upper = quantiles(rates, n=4, method="inclusive")[2]
-        excuse = _excuse(now, rate_pct, 100 * upper / baseline_rate, found, settings)
+        excuse = _cause_outside_settings(
+            now, rate_pct, 100 * upper / baseline_rate, found, settings
+        )
         state = "busy" if excuse else "slow"
         text += f". No alarm: {excuse}" if excuse else _slow_text(found, settings)
     return Verdict(state, text, baseline.run_id, rate_pct, step_pct, found)
 
 
-def _excuse(
+def _cause_outside_settings(
     now: TrackedRun,
     rate_pct: float,
     upper_pct: float,

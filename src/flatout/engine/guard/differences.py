@@ -72,7 +72,7 @@ class Difference:
 def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
     """Measured figures, the largest ratio first; then settings by name."""
     before, after = _facts(then), _facts(now)
-    found = [_symptom(name, then, now) for name in SYMPTOMS]
+    found = [_changed_figure(name, then, now) for name in SYMPTOMS]
     measured = [d for d in found if d and (d.ratio or 0.0) > SYMPTOM_LIMIT]
     changed = [
         Difference(name, before.get(name, NOT_SET), after.get(name, NOT_SET))
@@ -91,7 +91,7 @@ def _facts(run: TrackedRun) -> dict[str, str]:
     return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}
 
 
-def _symptom(name: str, then: TrackedRun, now: TrackedRun) -> Difference | None:
+def _changed_figure(name: str, then: TrackedRun, now: TrackedRun) -> Difference | None:
     before, after = then.figures.get(name), now.figures.get(name)
     if before is None or after is None:
         return None

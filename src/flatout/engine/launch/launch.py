@@ -21,7 +21,11 @@ from flatout.engine.checkpoints.checkpoint_folder import finish
 from flatout.engine.checkpoints.checkpoint_mirror import fetch_newest
 from flatout.engine.checkpoints.resume import open_named
 from flatout.engine.launch.job_files import JobFiles, token_key, tokenizer_file
-from flatout.engine.launch.results import read_result, take_over, write_result
+from flatout.engine.launch.results import (
+    load_finished_result,
+    read_result,
+    write_result,
+)
 from flatout.engine.launch.startup import warn_at_start
 from flatout.engine.launch.supervisor import Attempt, is_worth_another
 from flatout.engine.machine import environment
@@ -65,7 +69,7 @@ def make_job(
 def collect(job: TrainJob) -> TrainResult:
     """Train `job`; or return the result of an earlier process that trained it and died
     before storing the result. `checkpoint_folder.finish` deletes that result."""
-    return take_over(job) or launch(job)
+    return load_finished_result(job) or launch(job)
 
 
 def run_job(job: TrainJob) -> TrainResult:

@@ -52,7 +52,7 @@ def read_result(job: TrainJob) -> TrainResult:
     return _parse(job, json.loads(path.read_text(encoding="utf-8")))
 
 
-def take_over(job: TrainJob) -> TrainResult | None:
+def load_finished_result(job: TrainJob) -> TrainResult | None:
     """Return the result of exactly this training, if it has finished here: the process
     that requested it died, or requests it again. None if there is no valid result."""
     found = [job.work_folder / name for name in (RESULT, FINISHED)]

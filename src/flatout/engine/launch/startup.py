@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flatout.engine.machine import environment
 from flatout.engine.machine.checks import disk_space, gpu_programs, threads
-from flatout.engine.machine.driver import look_at_driver
+from flatout.engine.machine.driver import query_driver
 from flatout.engine.parameters import Settings
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ def warn_at_start(settings: Settings, folder: Path) -> None:
     for found in (
         threads(settings.runtime, {}, count),
         disk_space(folder),
-        gpu_programs(look_at_driver()),
+        gpu_programs(query_driver()),
     ):
         if found.status != "ok":
             logger.warning(

@@ -26,7 +26,7 @@ class Driver:
     gpus: tuple[Gpu, ...]
 
 
-def look_at_driver() -> Driver | None:
+def query_driver() -> Driver | None:
     """Query the driver; None if it does not answer."""
     import pynvml
 

@@ -239,7 +239,7 @@ def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
         yield
 
 
-def tracking_uri_kept() -> AbstractContextManager[None]:
+def preserve_tracking_uri() -> AbstractContextManager[None]:
     """Restore MLFLOW_TRACKING_URI after the block: MLflow sets it, and a notebook's
     next session would mistake it for the user's choice."""
     return restored("MLFLOW_TRACKING_URI")

@@ -16,7 +16,7 @@ from flatout.engine.families import family_of
 from flatout.engine.families._family import Head, row_means
 from flatout.engine.models.adapters import save_model
 from flatout.engine.ops.precision import keep_output_precise
-from flatout.engine.tasks import Task, brings_head
+from flatout.engine.tasks import Task, has_custom_head
 
 GRADIENT = "logits_gradient"
 """Gradient (K, ...) of the logits in a micro-batch, instead of the task's loss."""
@@ -34,7 +34,7 @@ class SampleFiles:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save next to the weights of the model."""
-        files = family_of(self.config).samples.files_beside(self.config)
+        files = family_of(self.config).samples.extra_files(self.config)
         for name, content in files.items():
             text = json.dumps(content, indent=2, sort_keys=True) + "\n"
             Path(folder, name).write_text(text, encoding="utf-8")
@@ -59,7 +59,7 @@ class TaskModel(nn.Module):
         kind = getattr(model.config, "problem_type", None)
         if kind == "regression" or getattr(model.config, "num_labels", None) == 1:
             keep_output_precise(model)
-        own = task.head if brings_head(task) else self.family.head(task.head_kind)
+        own = task.head if has_custom_head(task) else self.family.head(task.head_kind)
         self.head: Head | None = None if whole else own
         self._caches = bool(getattr(model.config, "use_cache", False))
         self._set_cache(False)

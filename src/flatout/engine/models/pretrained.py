@@ -42,7 +42,7 @@ def load_with_new_head(
     sized = {key: dimension for key, dimension in sized.items() if key not in new}
     if sized and places is None:
         _warn(name, then, now)
-        _start_anew(model, sized)
+        _initialise_layers(model, sized)
         new = sorted({*new, *sized})
     elif sized and places is not None:
         _move_rows(model, sized, places)
@@ -113,7 +113,7 @@ def _move_rows(model: Any, sized: Mapping[str, int], places: Sequence[int]) -> N
         state[key].copy_(values)
 
 
-def _start_anew(model: Any, sized: Mapping[str, int]) -> None:
+def _initialise_layers(model: Any, sized: Mapping[str, int]) -> None:
     """Initialise the layers of these tensors with the model's own method."""
     for path in {key.rpartition(".")[0] for key in sized}:
         layer = model.get_submodule(path)

@@ -19,7 +19,7 @@ from flatout.engine.families._family import Family
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.tasks import Task, brings_head
+from flatout.engine.tasks import Task, has_custom_head
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
@@ -73,7 +73,7 @@ def check_padding(model: Any, task: Task) -> None:
     is_empty = next(model.parameters()).is_meta
     if type(family_of(model.config)) is not Family or not reads_tokens or is_empty:
         return  # tested by a family, or all samples have one shape
-    one_a_row = task.head_kind.one_a_row and not brings_head(task)
+    one_a_row = task.head_kind.one_a_row and not has_custom_head(task)
     if fault := _padding_fault(model, one_a_row=one_a_row):
         raise ModelError(
             f"a model of type {kind} cannot be used, since rows of several lengths are "

@@ -91,7 +91,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
-        if by_length and tiles_win(max_seqlen, rule):
+        if by_length and row_tiles_are_faster(max_seqlen, rule):
             qkv, heads = torch.cat([query, key, value], 1), query.shape[1]
             out = row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
         else:
@@ -165,14 +165,14 @@ def joined_attention(
 ) -> Tensor:
     """Attention on a GPU for query, key and value concatenated as (P, H + 2 G, D), with
     the kernel chosen by the rows' lengths; returns (P, H, D)."""
-    if tiles_win(max_seqlen, rule):
+    if row_tiles_are_faster(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
     query, key, value = torch.split(qkv, [heads, groups, groups], 1)
     return _flash(query, key, value, cu_seqlens, max_seqlen, rule)
 
 
-def tiles_win(max_seqlen: int, rule: Rule) -> bool:
+def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
     """Return whether rows or windows are so short that tiles of 128 are half empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW

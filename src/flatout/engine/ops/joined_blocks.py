@@ -85,7 +85,7 @@ class _DecoderAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """See _BertAttention.forward."""
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        heads = _turned(
+        heads = _rotate_heads(
             self, joined_product(layers, hidden_states), position_embeddings
         )
         return self.o_proj(_attended(self, heads, self.attention_dropout, packed)), None
@@ -105,7 +105,7 @@ class _ModernBertAttention(nn.Module):
         **packed: Any,
     ) -> tuple[Tensor, None]:
         """See _BertAttention.forward."""
-        heads = _turned(self, self.Wqkv(hidden_states), position_embeddings)
+        heads = _rotate_heads(self, self.Wqkv(hidden_states), position_embeddings)
         out = _attended(self, heads, self.attention_dropout, packed)
         return self.out_drop(self.Wo(out)), None
 
@@ -138,7 +138,7 @@ def _attended(
     return out.flatten(1).unsqueeze(0)
 
 
-def _turned(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate query and key: (1, P, (H + 2 G) D) -> (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.rotary import rotary
 
@@ -173,7 +173,7 @@ def fuse_distilbert(model: Any) -> int:
 
 def fuse_decoder(model: Any) -> int:
     """Like `fuse_bert`, for decoders that rotate whole heads."""
-    if not _turns_whole_heads(model):
+    if not _rotates_whole_heads(model):
         return 0
     found = [layer.self_attn for layer in model.base_model.layers]
     fitting = [
@@ -224,7 +224,7 @@ def _replace(
     return len(modules)
 
 
-def _turns_whole_heads(model: Any) -> bool:
+def _rotates_whole_heads(model: Any) -> bool:
     """Return whether rotation covers whole heads, not only a part of each."""
     attention = model.base_model.layers[0].self_attn
     frequencies: Tensor = model.base_model.rotary_emb.inv_freq

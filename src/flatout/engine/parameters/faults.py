@@ -70,7 +70,9 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     path = ".".join(str(part) for part in location)
     removed = REMOVED.get(path) or REMOVED.get(f"{path}={fault['input']}")
     if fault["type"] == "extra_forbidden":
-        removed = removed or REMOVED.get(_of_others(str(location[-1])) or "")
+        removed = removed or REMOVED.get(
+            _name_in_other_programs(str(location[-1])) or ""
+        )
     if removed:
         return f"was removed in this version: {removed}"
     if fault["type"] == "extra_forbidden":
@@ -85,9 +87,9 @@ def _hint(location: list[Any], model: type[BaseModel]) -> str:
     """Suggest a parameter of the same or a similar name, here or in other groups."""
     name, siblings = str(location[-1]), _sibling_names(location, model)
     renamed = RENAMED.get(".".join(str(part) for part in location))
-    found = [renamed] if renamed else known_by(name, model)
+    found = [renamed] if renamed else parameters_named_like(name, model)
     if not found and not _nearest(name, siblings):
-        found = known_by(_nearest(name, _names(model)), model)
+        found = parameters_named_like(_nearest(name, _names(model)), model)
     if found:
         return f"did you mean {' or '.join(found)}?"
     return near_or_all(name, siblings, "".join(f"{part}." for part in location[:-1]))
@@ -99,15 +101,15 @@ def _nearest(name: str, valid: Collection[str]) -> str:
     return near[0] if near else ""
 
 
-def known_by(name: str, model: type[BaseModel]) -> list[str]:
+def parameters_named_like(name: str, model: type[BaseModel]) -> list[str]:
     """Return paths of the parameters below `model` for which other programs use this
     name, or that have exactly this name."""
-    other = _of_others(name)
+    other = _name_in_other_programs(name)
     same = [path for path in _paths(model) if path.rpartition(".")[2] == name]
     return [other, *same] if other else same
 
 
-def _of_others(name: str) -> str | None:
+def _name_in_other_programs(name: str) -> str | None:
     return HERE.get(name.lower().replace("-", "_"))
 
 
@@ -116,7 +118,7 @@ def is_misplaced(name: str, value: Any, model: type[BaseModel]) -> bool:
     flatout. Other names belong to the user's own nodes."""
     if name.startswith("_"):  # an anchor of YAML
         return False
-    groups, found = model.model_fields, known_by(name, model)
+    groups, found = model.model_fields, parameters_named_like(name, model)
     if _nearest(name, groups) or any(path in groups for path in found):
         return True
     is_group = isinstance(value, Mapping)

@@ -29,7 +29,7 @@ def task_of(
     where = config.name_or_path or "the model"
     name = task_of_model(model)
     if name is None:
-        raise no_answers(where, kind)
+        raise no_row_answers_error(where, kind)
     if "." in name and name != settings.task:
         raise ModelError(
             f"{where} was trained for the task {name}, which is code of its own: it is "
@@ -47,7 +47,7 @@ def answering_task(
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
         name = model.config.name_or_path or "the model"
-        raise no_answers(name, type(model).__name__)
+        raise no_row_answers_error(name, type(model).__name__)
     return task
 
 
@@ -80,7 +80,7 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
     )
 
 
-def no_answers(where: str, kind: str) -> ModelError:
+def no_row_answers_error(where: str, kind: str) -> ModelError:
     return ModelError(
         f"{where} holds a {kind}; predict takes models that answer each row, such as "
         "classifiers and regressions, and no language models: use transformers for "

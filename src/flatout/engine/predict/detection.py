@@ -57,7 +57,7 @@ def detect(
     rows["label"] = None
     if labels is not None:
         rows = rows.drop(columns="label").merge(labels, "left", NUMBERED)
-    table = _judged(rows, settings.detect, found.predictor.max_length)
+    table = _judge_sessions(rows, settings.detect, found.predictor.max_length)
     report = _report(table, settings.detect.top_keys)
     _log(report)
     return table[COLUMNS].astype(NULLABLE), report
@@ -86,7 +86,9 @@ def _labels(
     return pd.concat(parts).drop_duplicates(NUMBERED, keep="last") if parts else None
 
 
-def _judged(rows: pd.DataFrame, detect: DetectSettings, most: int) -> pd.DataFrame:
+def _judge_sessions(
+    rows: pd.DataFrame, detect: DetectSettings, most: int
+) -> pd.DataFrame:
     """Return `rows` with further columns, which are null for an unusable session. A cut
     session has no end."""
     good = rows[rows["rank"].notna()]

@@ -26,9 +26,9 @@ from flatout.engine.predict.predictor import Predictor
 from flatout.engine.predict.text_encoder import TextEncoder
 from flatout.engine.predict.text_windows import (
     check_columns,
+    reject_rows,
     text_windows,
     window_schema,
-    with_reasons,
 )
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -59,7 +59,7 @@ class Predictions:
     def batches(self) -> Iterator[Any]:
         """Yield a RecordBatch per window, rows in their order."""
         started, rows, reasons = time.perf_counter(), 0, Counter[str]()
-        for window, usable in self.predictor.ahead(self.windows()):
+        for window, usable in self.predictor.prefetch(self.windows()):
             rows += window.num_rows
             reasons.update(window.column("reason").drop_null().to_pylist())
             yield self._answers(window, usable)
@@ -100,7 +100,7 @@ def predict(
         texts = [good.column(n) for n in good.column_names if _is_text(n)]
         tokens = encoder.encode(*(column.combine_chunks() for column in texts))
         faults = end_faults(model, tokens)
-        return encoded(with_reasons(window, faults)) if faults else (window, tokens)
+        return encoded(reject_rows(window, faults)) if faults else (window, tokens)
 
     def windows() -> Iterator[Window]:
         form = predictor.task.texts.form

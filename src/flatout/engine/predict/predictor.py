@@ -102,7 +102,7 @@ class Predictor:
         get micro-batches in turn; each is waited for once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
-            batches = self.ahead(self.micro_batches(tokens))
+            batches = self.prefetch(self.micro_batches(tokens))
             for (own, inputs), at in zip(batches, cycle(range(len(found)))):
                 outputs = self._outputs(inputs, self.devices[at])
                 found[at].append((own, outputs[: len(own)].float()))
@@ -143,10 +143,10 @@ class Predictor:
             self._model, rows, planner, self._collator, alone, self.own_metrics
         )
 
-    def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
+    def prefetch(self, items: Iterator[Item]) -> Iterator[Item]:
         """Yield the same items; on a GPU the next is made while it processes one. A CPU
         has no free core for that."""
-        return made_ahead(items) if self.runtime.is_cuda else items
+        return prefetched(items) if self.runtime.is_cuda else items
 
     def micro_batches(
         self, tokens: SplitRows, size: int | None = None
@@ -246,7 +246,7 @@ class Predictor:
         )
 
 
-def made_ahead(items: Iterator[Item]) -> Iterator[Item]:
+def prefetched(items: Iterator[Item]) -> Iterator[Item]:
     """Yield the same items; the next is made in a thread while one is used."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:

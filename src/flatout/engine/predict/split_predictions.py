@@ -222,12 +222,12 @@ def _answered(predictor: Predictor, rows: Any) -> tuple[Any, dict[str, Any]]:
     sums = Sums(task, torch.device("cpu"), predictor.own_metrics)
     sums.add(*tensors)
     found = sums.read(replace(predictor.runtime, ranks=Ranks()))
-    judged = list(_judged(task, *tensors))
+    judged = list(_predictions(task, *tensors))
     figures = {"loss": found.loss, **found.metrics, **further}
     return _table(judged, task.answers(logits), task), figures
 
 
-def _judged(task: Task, logits: Any, labels: Any) -> Iterator[Judged]:
+def _predictions(task: Task, logits: Any, labels: Any) -> Iterator[Judged]:
     for start in range(0, len(logits), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         yield from task.judge(logits[part], labels[part], str)

@@ -49,7 +49,7 @@ def window_schema(settings: PredictSettings) -> Any:
     return pa.schema([*fields, ("reason", pa.string())])
 
 
-def with_reasons(window: Any, faults: Mapping[int, str]) -> Any:
+def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
     """Return `window` without the texts of some rows; `faults`: reasons by number among
     the rows that had no reason yet."""
     places = np.flatnonzero(window.column("reason").is_null().to_numpy())

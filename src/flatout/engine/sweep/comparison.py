@@ -48,7 +48,9 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
     paired difference from the best, whose intervals hold for all pairs of settings
     together at 95 %."""
     best, *others = groups
-    ends = [_against(best, one, name, math.comb(len(groups), 2)) for one in others]
+    ends = [
+        _difference_from(best, one, name, math.comb(len(groups), 2)) for one in others
+    ]
     verdict = "best mean, no winner" if others else "the only setting"
     if others and all(end["verdict"] == WORSE for end in ends):
         verdict = WINNER
@@ -62,7 +64,7 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
     return found
 
 
-def _against(best: Group, group: Group, name: str, pairs: int) -> Row:
+def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
     """Return the difference of `group` from the best, over what both were trained
     with. The train and test rows of a fold are as 1 to the number of others."""
     common = [key for key in group if key in best]

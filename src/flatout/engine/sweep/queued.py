@@ -66,7 +66,7 @@ def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
     return True
 
 
-def is_something_left(study: Study, options: SweepSettings) -> bool:
+def has_remaining_trials(study: Study, options: SweepSettings) -> bool:
     """Return whether there is a combination that no process has begun."""
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     owed = options.sampler != "grid" and len(_places(study)) < options.n_trials

@@ -20,7 +20,7 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
-from flatout.engine.benchmark.trials.processes import KEPT, Answer, ask, kept_answer
+from flatout.engine.benchmark.trials.processes import KEPT, Answer, ask, stored_answer
 from flatout.engine.benchmark.trials.trial import TRAINING
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
 from flatout.engine.launch.job_files import JobFiles
@@ -32,7 +32,7 @@ from flatout.engine.sweep.pruning import Pruning
 from flatout.engine.sweep.queued import (
     ANSWER,
     ended,
-    is_something_left,
+    has_remaining_trials,
     is_wanted,
     place_of,
     requeue,
@@ -53,8 +53,8 @@ from flatout.engine.sweep.table import (
     FACTS,
     FIGURES,
     Row,
+    best_trial_by_place,
     number,
-    one_a_place,
     row,
     shown,
 )
@@ -120,7 +120,7 @@ class Sweep:
         continued here when their heartbeats end."""
         is_logged = False
         while not self.signals.received:
-            if is_something_left(self.study, self.options):
+            if has_remaining_trials(self.study, self.options):
                 self._optimize()
             elif others := running(self.study):
                 if not is_logged:
@@ -138,7 +138,7 @@ class Sweep:
                 "from the newest checkpoint of each trial"
             )
             raise Interrupted(self.signals.received)
-        kept = one_a_place(ended(self.study))
+        kept = best_trial_by_place(ended(self.study))
         return [row(kept[place], place) for place in sorted(kept)]
 
     def _optimize(self) -> None:
@@ -157,7 +157,7 @@ class Sweep:
             raise
 
     def _stop_at_the_end(self, study: Study, _: FrozenTrial) -> None:
-        if self.signals.received or not is_something_left(study, self.options):
+        if self.signals.received or not has_remaining_trials(study, self.options):
             study.stop()
 
     def _objective(self, trial: Trial) -> float:
@@ -212,7 +212,7 @@ class Sweep:
         self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
     ) -> Answer:
         """Return a stored answer, or that of a training now."""
-        kept = kept_answer(folder)
+        kept = stored_answer(folder)
         if kept and kept.status == "ok":  # more devices may have enough memory
             return kept
         pruning = Pruning(trial, folder, self.metric)

@@ -16,7 +16,7 @@ FACTS = ("steps", "train_wall_s", "device")
 Row = dict[str, Any]
 
 
-def one_a_place(found: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
+def best_trial_by_place(found: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
     """Return one trial per place: of several, a successful one, then the newest."""
 
     def worth(trial: FrozenTrial) -> tuple[bool, int]:

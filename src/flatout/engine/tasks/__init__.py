@@ -46,7 +46,7 @@ from flatout.engine.tasks._task import (
     Task as Task,
     TaskError as TaskError,
     Texts as Texts,
-    brings_head as brings_head,
+    has_custom_head as has_custom_head,
     ignored_label as ignored_label,
     without_options as without_options,
 )

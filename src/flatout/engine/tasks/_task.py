@@ -315,7 +315,7 @@ def ignored_label(dtype: Any) -> float:
     return float("nan") if np.issubdtype(dtype, np.floating) else IGNORED
 
 
-def brings_head(task: Task) -> bool:
+def has_custom_head(task: Task) -> bool:
     """Return whether the task defines `head`."""
     return type(task).head is not Task.head
 

@@ -55,7 +55,7 @@ def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: key.digest if key else None for name, key in found.items()}
 
 
-def tell_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
+def warn_if_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
     """Warn if rows with these keys, with which a training began, have been replaced."""
     now = keys_of(splits)
     names = [name for name, key in keys.items() if key and now[name] != key]

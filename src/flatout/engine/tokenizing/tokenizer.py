@@ -172,7 +172,7 @@ class TokenizerRecipe:
                 logger.info("training a tokenizer of %s word pieces", f"{size:,}")
                 made = word_pieces.train_word_pieces(texts, size)
             options = dict(word_pieces.OPTIONS)
-            typed = len(self.texts) > 1 and _tells_apart(self.model)
+            typed = len(self.texts) > 1 and _has_type_ids(self.model)
         return PreTrainedTokenizerFast(
             tokenizer_object=made,
             model_max_length=NO_LIMIT,
@@ -239,7 +239,7 @@ def _put_space_before_words(tokenizer: Any) -> None:
         tokenizer.init_kwargs["add_prefix_space"] = True
 
 
-def _tells_apart(model: ModelSettings) -> bool:
+def _has_type_ids(model: ModelSettings) -> bool:
     """True if the model has type ids, which distinguish the texts of a pair."""
     from transformers import AutoConfig
 

@@ -58,7 +58,7 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
     # A new model, since the trainer also marks the given letters as special tokens.
-    finished = with_ends(_untrained(_model(tokenizer.get_vocab())))
+    finished = add_special_tokens_to_ends(_untrained(_model(tokenizer.get_vocab())))
     finished.decoder = decoders.WordPiece(prefix=_CONTINUED)
     return finished
 
@@ -117,7 +117,7 @@ def _untrained(model: models.WordPiece) -> Tokenizer:
     return tokenizer
 
 
-def with_ends(tokenizer: Tokenizer) -> Tokenizer:
+def add_special_tokens_to_ends(tokenizer: Tokenizer) -> Tokenizer:
     """`tokenizer` with the special tokens, one before and one after each text."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
@@ -147,7 +147,7 @@ def word_tokenizer(words: list[str]) -> Tokenizer:
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[1]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return with_ends(tokenizer)
+    return add_special_tokens_to_ends(tokenizer)
 
 
 def _listed(column: Any) -> list[Any]:

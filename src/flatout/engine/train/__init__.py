@@ -1,0 +1,11 @@
+"""Training.
+
+| question | place |
+|---|---|
+| Which rows are in a step? | `batches/global_batches.py`: `permute`, `Planner` |
+| Where is the loss divided? | `step.py`: `Stepper._loss_divisor` |
+| Where are gradients clipped? | `optimizer.py`: `Updater` |
+| What decides `compile: auto`? | `setup/compile_choice.py`: `choose_compilation` |
+| Where is a checkpoint atomic? | `checkpoint_folder.py`: `write_checkpoint` |
+| How do figures reach MLflow? | `recording/metrics_file.py`, then `flatout.tracking` |
+"""

@@ -13,7 +13,7 @@ import torch
 
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.batches.loader import StepLoader
-from flatout.engine.checkpoints.resume import check_identity, glimpse
+from flatout.engine.checkpoints.resume import check_identity, find_checkpoint
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.adapters import has_adapter
 from flatout.engine.models.building import load_pretrained
@@ -37,7 +37,7 @@ from flatout.engine.train.recording.summary import build_report, resolved_parame
 from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.schedule import check_schedule, learning_rate
 from flatout.engine.train.setup.assemble import Trainer, assemble
-from flatout.engine.train.setup.identity import agreed, identity
+from flatout.engine.train.setup.identity import equal_on_all_ranks, identity
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.planned import plan
 from flatout.engine.train.setup.step_data import make_collator, make_planner
@@ -83,8 +83,8 @@ def train(
     begin_s = time.perf_counter()
     compile_clock.listen()
     if group:
-        group.check_equal(agreed(job))
-    if found := glimpse(job.settings.train.resume, job.work_folder):
+        group.check_equal(equal_on_all_ranks(job))
+    if found := find_checkpoint(job.settings.train.resume, job.work_folder):
         # Checked before the model is loaded, and again when it resumes.
         check_identity(found.folder, found.manifest, identity(job), tells=False)
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))

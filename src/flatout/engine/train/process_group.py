@@ -24,7 +24,7 @@ from flatout.engine.parameters import DistributedSettings, SettingsError
 logger = logging.getLogger(__name__)
 
 AGREE_EVERY_S = 1.0
-MOST_STEPS_APART = 256
+MAX_SYNC_INTERVAL = 256
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ProcessGroup:
             cpu=not runtime.is_cuda,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout), ddp],
         )
-        _check_together(accelerator)
+        _check_accelerator_is_distributed(accelerator)
         control = torch.distributed.new_group(backend="gloo", timeout=timeout)
         return cls(accelerator, settings, control, runtime.compute_dtype)
 
@@ -87,7 +87,7 @@ class ProcessGroup:
         device = self.accelerator.device
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
         copies = compiled is None and self.compute_dtype != torch.float32
-        for block in _apart(model, blocks(model)):
+        for block in _sharded_separately(model, blocks(model)):
             _spread(block, device)
             if copies and not any(isinstance(m, nn.Embedding) for m in block.modules()):
                 self._shard_layer(block, mesh)
@@ -105,7 +105,7 @@ class ProcessGroup:
         layer makes them again. Norms stay fp32, like under autocast."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        vectors = [m for m in layer.modules() if _holds_vectors_alone(m)]
+        vectors = [m for m in layer.modules() if _has_only_vectors(m)]
         if vectors:
             fully_shard(vectors, mesh=mesh)
         policy = MixedPrecisionPolicy(
@@ -137,7 +137,7 @@ class ProcessGroup:
                 )
 
 
-def _check_together(accelerator: Any) -> None:
+def _check_accelerator_is_distributed(accelerator: Any) -> None:
     """Raise SettingsError if Accelerate was set up for one rank before: it would not
     wrap the model, and each rank would silently train separately."""
     if accelerator.distributed_type == "NO":
@@ -148,7 +148,7 @@ def _check_together(accelerator: Any) -> None:
         )
 
 
-def _apart(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
+def _sharded_separately(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
     """Return blocks, the inner ones first, without those whose weights are tied to
     others outside: both must be sharded together (BERT's embeddings and its output)."""
 
@@ -164,7 +164,7 @@ def _apart(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
     ]
 
 
-def _holds_vectors_alone(module: nn.Module) -> bool:
+def _has_only_vectors(module: nn.Module) -> bool:
     own = [p for p in module._parameters.values() if p is not None]
     return bool(own) and all(p.dim() == 1 for p in own)
 
@@ -227,19 +227,19 @@ class Agreement:
         """Decide with all ranks at the same step; `save` counts on the main rank."""
         if self.control is None:
             return Decision(stop, save)
-        apart = self._steps_apart(done) if self.ranks.is_main else 0
+        interval = self._sync_interval(done) if self.ranks.is_main else 0
         save = save and self.ranks.is_main
-        word = torch.tensor([stop, int(save), apart])
+        word = torch.tensor([stop, int(save), interval])
         torch.distributed.all_reduce(
             word, op=torch.distributed.ReduceOp.MAX, group=self.control
         )
-        stop, save_now, apart = word.tolist()
-        self._next = done + apart
+        stop, save_now, interval = word.tolist()
+        self._next = done + interval
         return Decision(stop, bool(save_now))
 
-    def _steps_apart(self, done: int) -> int:
+    def _sync_interval(self, done: int) -> int:
         last_done, last_s = self._last
         now = time.monotonic()
         self._last = (done, now)
         step_s = (now - last_s) / max(1, done - last_done) if last_s else AGREE_EVERY_S
-        return max(1, min(MOST_STEPS_APART, int(AGREE_EVERY_S / max(step_s, 1e-9))))
+        return max(1, min(MAX_SYNC_INTERVAL, int(AGREE_EVERY_S / max(step_s, 1e-9))))

@@ -166,7 +166,7 @@ class Stepper:
         if self.scaler is None:
             self._note(self._loss, norm, ~finite)
         else:
-            self._note(self._loss, norm, self.scaler.cannot_mend(finite))
+            self._note(self._loss, norm, self.scaler.is_unrecoverable(finite))
             self.scaler.update(finite)
 
     def clear_gradients(self) -> None:
@@ -264,7 +264,7 @@ class _LossScale:
         """Return the tensors that a checkpoint stores."""
         return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
 
-    def cannot_mend(self, finite: Tensor) -> Tensor:
+    def is_unrecoverable(self, finite: Tensor) -> Tensor:
         """Return () bool: the step is not finite, and a smaller scale would not help.
         Steps that overflow while the scale adapts are skipped, which is no fault."""
         return ~finite & (self.scale <= self.FLOOR)

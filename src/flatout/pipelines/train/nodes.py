@@ -27,7 +27,7 @@ def train_model(
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.launch.launch import launch, make_job
-    from flatout.engine.launch.results import take_over
+    from flatout.engine.launch.results import load_finished_result
     from flatout.engine.models.merged import AdapterFiles
     from flatout.engine.models.model import SampleFiles
     from flatout.engine.models.sentence_files import SentenceFiles
@@ -35,8 +35,8 @@ def train_model(
     from flatout.engine.tokenizing.token_keys import (
         check_tokens_match,
         keys_of,
-        tell_replaced,
         token_key,
+        warn_if_replaced,
     )
 
     settings = Settings(**groups)
@@ -45,8 +45,8 @@ def train_model(
         check_tokens_match(splits, settings, tokenizer, label_names)
     keys, train_key = keys_of(splits), token_key(train_rows)
     job = make_job(settings, splits, tokenizer, label_names)
-    result = take_over(job) or launch(job)
-    tell_replaced(keys, splits)
+    result = load_finished_result(job) or launch(job)
+    warn_if_replaced(keys, splits)
     rows = TrainedRows.of(train_rows, train_key, settings.runtime.seed)
     files = (rows,) if tokenizer is None else (tokenizer, rows)
     files += (SampleFiles(result.model.config),)

@@ -65,7 +65,7 @@ def time_line(seconds: Mapping[str, float]) -> str:
     return f"where {sum(seconds.values()):.1f} s went: {parts}"
 
 
-def begun(created_s: float) -> PhaseClock:
+def start_clock(created_s: float) -> PhaseClock:
     """`created_s`: start of the configuration. The process's age counts if a command
     line started it, but not in a notebook."""
     is_command = click.get_current_context(silent=True) is not None
@@ -93,7 +93,7 @@ class ClockHooks:
 
     @hook_impl(wrapper=True)
     def before_pipeline_run(self) -> Iterator[Any]:
-        self._clock = begun(self._run.loader.created_s)
+        self._clock = start_clock(self._run.loader.created_s)
         self._reports: dict[str, Any] = {}
         result = yield
         self._clock.mark("configuration")

@@ -14,7 +14,7 @@ from flatout.engine.machine import environment
 from flatout.project.data.outputs import check_outputs
 from flatout.project.hooks.run import Run
 from flatout.project.parameters.checks import check_run, check_sources
-from flatout.project.tuned import has_mismatches, tell_whether_kept
+from flatout.project.tuned import has_mismatches, log_rate_check
 
 
 class SettingsHooks:
@@ -56,4 +56,4 @@ class SettingsHooks:
     @hook_impl
     def after_node_run(self, node: Node, outputs: dict[str, Any]) -> None:
         if node.short_name == "train_model" and self._is_as_measured:
-            tell_whether_kept(self._run.settings.tuned, outputs["train_report"])
+            log_rate_check(self._run.settings.tuned, outputs["train_report"])

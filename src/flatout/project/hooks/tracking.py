@@ -65,7 +65,7 @@ class TrackingHooks:
             rows = inputs[f"train_{self._run.settings.train.rows}"]
             folder.record.tags["token_key"] = token_key(rows)
         if node.short_name == "train_model":
-            self._guard.begins(folder)
+            self._guard.start(folder)
         folder.save()
 
     @hook_impl
@@ -85,7 +85,7 @@ class TrackingHooks:
                 self._trained = inputs[f"test_{rows}"], report
         if (folder := run.tracked) is None:
             return
-        outcomes.note_outputs(folder.record, outputs)
+        outcomes.record_node_outputs(folder.record, outputs)
         if run.reused:
             folder.record.tags["exit_reason"] = "finished already"
         elif is_training:

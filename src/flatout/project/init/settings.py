@@ -33,7 +33,7 @@ FROM_SCRATCH = {"config": {"model_type": "bert"}}
 FILES = ("catalog.yml", "parameters.yml")
 
 
-class ConfThereError(ValueError):
+class ConfExistsError(ValueError):
     """Files that would be replaced."""
 
 
@@ -102,7 +102,7 @@ def with_task(found: Guess, task: str | None) -> Guess:
 
 
 def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
-    """Raises ConfThereError if files exist whose contents differ from `texts`."""
+    """Raises ConfExistsError if files exist whose contents differ from `texts`."""
     there = [
         str(folder / name)
         for name in FILES
@@ -110,7 +110,7 @@ def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
         and (folder / name).read_text("utf-8", "replace") != (texts or {}).get(name)
     ]
     if there:
-        raise ConfThereError(
+        raise ConfExistsError(
             f"{' and '.join(there)} would be replaced: move what you need, then "
             "kedro flatout init FILE --force"
         )

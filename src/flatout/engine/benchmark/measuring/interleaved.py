@@ -19,7 +19,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from flatout.engine.benchmark.measuring.windows import Warm, block_steps, enough, rate
+from flatout.engine.benchmark.measuring.windows import (
+    WarmTraining,
+    block_steps,
+    enough,
+    rate,
+)
 from flatout.engine.benchmark.trials.processes import command, write_spec
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.environment import child_environment, training_environment
@@ -61,7 +66,7 @@ class Baseline:
     connection: Connection
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Return the result of this method of its `Warm`. Raises BaselineError."""
+        """Return the result of this method of `WarmTraining`. Raises BaselineError."""
         with suppress(OSError):  # it has ended: the missing answer shows it
             self.connection.send((method, arguments))
         return self.answer()
@@ -118,7 +123,7 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
         baseline.end()
 
 
-def interleave(warm: Warm, baseline: Baseline) -> list[InterleavedPair]:
+def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
     """At least `repeats` pairs, up to 2 * repeats + 1 if ratios vary. The first side
     alternates, so that a slowing host does not bias the ratio."""
     _same_blocks(warm, baseline)
@@ -141,7 +146,7 @@ def middle_half_pct(ratios: list[float]) -> float:
     return float(100 * (high - low) / middle)
 
 
-def _same_blocks(warm: Warm, baseline: Baseline) -> None:
+def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
     """Use the same rows on both sides: those that fit the slower one's windows. Each
     side is timed while the other rests."""
     baseline.answer()
@@ -151,7 +156,7 @@ def _same_blocks(warm: Warm, baseline: Baseline) -> None:
     baseline.ask("shorten", steps)
 
 
-def _pair(warm: Warm, baseline: Baseline, *, first: bool) -> InterleavedPair:
-    below = None if first else baseline.ask("rested_window")
-    window = warm.rested_window()
-    return InterleavedPair(window, below or baseline.ask("rested_window"))
+def _pair(warm: WarmTraining, baseline: Baseline, *, first: bool) -> InterleavedPair:
+    below = None if first else baseline.ask("window_after_rest")
+    window = warm.window_after_rest()
+    return InterleavedPair(window, below or baseline.ask("window_after_rest"))

@@ -27,7 +27,7 @@ from flatout.engine.benchmark.measuring.interleaved import (
 from flatout.engine.benchmark.measuring.phases import launch_ms, phase_ms
 from flatout.engine.benchmark.measuring.windows import (
     SPREAD_LIMIT_PCT,
-    Warm,
+    WarmTraining,
     middle,
     rate,
     spread_pct,
@@ -113,12 +113,12 @@ def warm_training(
     feed: FeedOf,
     runtime: Runtime,
     group: ProcessGroup | None,
-) -> Warm:
+) -> WarmTraining:
     """Return the training of `job` after its first steps."""
     compile_clock.listen()
     trainer = assemble(job, runtime, group)
     trainer.model.train()
-    return Warm.up(trainer, partial(feed, trainer), measure)
+    return WarmTraining.up(trainer, partial(feed, trainer), measure)
 
 
 def _measured(

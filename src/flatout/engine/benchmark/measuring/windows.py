@@ -28,7 +28,7 @@ SPREAD_LIMIT_PCT = 5.0
 
 
 @dataclass
-class Warm:
+class WarmTraining:
     """A training past warm-up, on which windows are measured."""
 
     driver: Driver
@@ -48,7 +48,7 @@ class Warm:
         trainer: Trainer,
         feed_of: Callable[[int], Feed],
         measure: BenchmarkSettings,
-    ) -> Warm:
+    ) -> WarmTraining:
         driver, feed = Driver(trainer), feed_of(measure.steps_per_trial)
         begin = time.perf_counter()
         feed.step(driver)
@@ -65,7 +65,9 @@ class Warm:
         for _ in range(2):
             self.feed.step(self.driver)
         self.driver.synchronize()
-        self.step_s = agreed((time.perf_counter() - begin) / 2, self._runtime)
+        self.step_s = same_on_all_ranks(
+            (time.perf_counter() - begin) / 2, self._runtime
+        )
         return self.step_s
 
     def shorten(self, steps: int) -> None:
@@ -84,11 +86,13 @@ class Warm:
         for _ in range(passes * feed.period):
             feed.step(driver)
         driver.synchronize()
-        compiles = agreed(driver.window_clock.compiles, runtime)
+        compiles = same_on_all_ranks(driver.window_clock.compiles, runtime)
         window = driver.window_clock.close(int(compiles))
         self.gpu_util_pct.append(gpu_util_pct(runtime))
         # Replayed graphs are faster than the warm-up was.
-        self.step_s = agreed(min(self.step_s, window.wall_s / window.steps), runtime)
+        self.step_s = same_on_all_ranks(
+            min(self.step_s, window.wall_s / window.steps), runtime
+        )
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
@@ -102,9 +106,9 @@ class Warm:
     def _enough(self, windows: list[Window], most_apart_pct: float) -> bool:
         rates = [rate(window) for window in windows if window.clean]
         more = not enough(rates, len(windows), self.measure.repeats, most_apart_pct)
-        return not agreed(float(more), self._runtime)
+        return not same_on_all_ranks(float(more), self._runtime)
 
-    def lead_in(self) -> None:
+    def discard_ready_batches(self) -> None:
         """Discard ready batches after a rest, because workers loaded them during it,
         which is not their rate; every window still covers whole blocks."""
         loader = self.feed.loader
@@ -113,9 +117,9 @@ class Warm:
             next(self.feed.batches)
         self.feed.step(self.driver)
 
-    def rested_window(self) -> Window:
+    def window_after_rest(self) -> Window:
         """Return the next window after a rest."""
-        self.lead_in()
+        self.discard_ready_batches()
         return self.window()
 
     @property
@@ -128,7 +132,7 @@ def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
     return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
-def agreed(value: float, runtime: Runtime) -> float:
+def same_on_all_ranks(value: float, runtime: Runtime) -> float:
     """Return the highest value of all ranks: they must run the same number of steps."""
     if runtime.ranks.world_size == 1:
         return value

@@ -55,7 +55,7 @@ class Answer:
     figures: Mapping[str, Any]
 
 
-def kept_answer(folder: Path) -> Answer | None:
+def stored_answer(folder: Path) -> Answer | None:
     """Return the stored answer of the trial in `folder`; None if it must be run."""
     file = folder / "answer.json"
     try:

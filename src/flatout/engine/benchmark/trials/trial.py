@@ -88,7 +88,7 @@ def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
     resumes from its newest checkpoint."""
     from flatout.engine.launch.launch import collect
 
-    return collect(job.apart(folder / TRAINING)).report.as_dict()
+    return collect(job.in_folder(folder / TRAINING)).report.as_dict()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class TrialSpec:
         return xxhash.xxh3_64_hexdigest(json.dumps(asked, sort_keys=True).encode())
 
 
-ASKED = {
+SETTING_BY_COLUMN = {
     "strategy": "train.batching",
     "global_batch_size": "train.global_batch_size",
     "token_budget": "train.token_budget",
@@ -95,7 +95,7 @@ ASKED = {
 """Columns of settings. A figure of the same name is the resolved value of `auto`."""
 COLUMNS = (
     *("trial_id", "mode"),
-    *(name for name in ASKED if name != "bucket_mib"),
+    *(name for name in SETTING_BY_COLUMN if name != "bucket_mib"),
     "io_ms",  # mean time that a step lost waiting for its batch
     *("forward_ms", "backward_ms", "optimizer_ms"),
     "total_ms",  # wall time of a step, in windows without phase timing
@@ -140,8 +140,8 @@ class TrialResult:
         if name in ("mode", "kind", "label", "world_size"):
             return getattr(self.spec, name)
         found = self.figures.get(name)
-        if found is None and name in ASKED:
-            return attrgetter(ASKED[name])(self.spec.settings)
+        if found is None and name in SETTING_BY_COLUMN:
+            return attrgetter(SETTING_BY_COLUMN[name])(self.spec.settings)
         return found
 
     @property

@@ -33,14 +33,14 @@ Part = Literal["all", "train", "rest"]
 
 
 @dataclass(frozen=True)
-class Deal:
+class SessionFilter:
     """Choice of sessions. `train`: a `share` of them, by a hash of their names, without
     the abnormal ones. `rest`: all others."""
 
     part: Part = "all"
     share: float = 0.8
 
-    def takes(
+    def mask(
         self, names: Sequence[str], labels: Sequence[str | None]
     ) -> npt.NDArray[np.bool_]:
         """(N,) mask of the sessions that are in this part."""

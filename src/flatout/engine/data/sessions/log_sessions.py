@@ -27,8 +27,8 @@ from flatout.engine.data.sessions.grouping import (
     ABNORMAL,
     COLUMNS,
     NORMAL,
-    Deal,
     LogColumns,
+    SessionFilter,
     group_lines,
     read_labels,
 )
@@ -44,7 +44,7 @@ class LogSessions:
     labels: Path | None = None
     """A file with one line per session: its name and its label."""
     columns: LogColumns = field(default_factory=LogColumns)
-    deal: Deal = field(default_factory=Deal)
+    selection: SessionFilter = field(default_factory=SessionFilter)
 
     @property
     def column_names(self) -> list[str]:
@@ -52,7 +52,7 @@ class LogSessions:
 
     def digest(self, columns: Sequence[str]) -> str:
         """Return a hash of the files and of how they are read. Raises RawTextsError."""
-        options = [list(columns), asdict(self.columns), asdict(self.deal)]
+        options = [list(columns), asdict(self.columns), asdict(self.selection)]
         state = xxhash.xxh3_128(json.dumps(options).encode())
         for path in (self.path, self.abnormal, self.labels):
             for file in [] if path is None else _files(path):
@@ -80,7 +80,7 @@ class LogSessions:
             elif self.labels is not None:
                 sessions, unlabelled = self._labelled(sessions, self.labels)
                 broken += unlabelled
-            taken = self.deal.takes(sessions["session"], sessions["label"])
+            taken = self.selection.mask(sessions["session"], sessions["label"])
             yield from _batches(file.name, sessions[taken], broken, columns)
 
     def _labelled(self, sessions: Any, labels: Path) -> tuple[Any, list[BrokenRow]]:

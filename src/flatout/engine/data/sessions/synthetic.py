@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from flatout.engine.data.sessions.grouping import ABNORMAL, NORMAL, Deal
+from flatout.engine.data.sessions.grouping import ABNORMAL, NORMAL, SessionFilter
 from flatout.engine.data.sessions.log_sessions import table_of
 
 FORMAT_VERSION = 1
@@ -19,13 +19,13 @@ REPLICAS = 3
 Keys = list[str]
 
 
-def synthetic_sessions(count: int, seed: int, deal: Deal) -> Any:
+def synthetic_sessions(count: int, seed: int, sessions_filter: SessionFilter) -> Any:
     """Arrow table `session`, `text`, `label` of those of `count` sessions that are in
     this part; reproducible by seed."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     found = [_session(rng, number) for number in range(count)]
     names, texts, labels = map(list, zip(*found, strict=True))
-    taken = deal.takes(names, labels).nonzero()[0].tolist()
+    taken = sessions_filter.mask(names, labels).nonzero()[0].tolist()
     columns = [[column[at] for at in taken] for column in (names, texts, labels)]
     return table_of(*columns)
 

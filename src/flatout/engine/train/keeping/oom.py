@@ -13,7 +13,7 @@ import torch
 from flatout.engine.models.model import forget_failed_pass, is_out_of_memory
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.train.setup.assemble import Trainer
-from flatout.engine.train.setup.budgets import takes_whole_steps
+from flatout.engine.train.setup.budgets import needs_whole_steps
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     how = f"out of memory at step {step}"
     if trainer.resolved.cuda_graphs:
         _drop_graphs(trainer, error, how)
-    elif takes_whole_steps(trainer.model.model.config):
+    elif needs_whole_steps(trainer.model.model.config):
         how += ", which BatchNorm needs as one batch"
         raise _refusal(trainer, how, "train.global_batch_size smaller") from error
     else:

@@ -31,7 +31,7 @@ from flatout.engine.train.recording.summary import versions
 from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.setup.identity import identity
-from flatout.engine.train.setup.planned import as_kept
+from flatout.engine.train.setup.planned import checkpoint_values
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Session:
             self._save_is_due(done),
         )
         if decision.stop:
-            self._leave(done, decision.stop)
+            self._save_and_stop(done, decision.stop)
         if decision.save:
             self._save(done)
         self._report_saved()
@@ -231,10 +231,10 @@ class Session:
             identity=self._identity,
             best=self.recorder.best_folder,
             versions=versions(),
-            accelerated=as_kept(self.trainer.resolved, self.trainer.runtime),
+            accelerated=checkpoint_values(self.trainer.resolved, self.trainer.runtime),
         )
 
-    def _leave(self, done: int, signum: int) -> None:
+    def _save_and_stop(self, done: int, signum: int) -> None:
         with heartbeat.phase("checkpoint"):
             self._save(done)
             self._writer.wait()

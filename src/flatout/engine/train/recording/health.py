@@ -40,14 +40,14 @@ def initial_loss_warning(loss: float, chance: float | None) -> str | None:
     )
 
 
-def has_learnt(history: Sequence[LogPoint], chance: float | None) -> bool:
+def has_learned(history: Sequence[LogPoint], chance: float | None) -> bool:
     """Return whether the loss is below half of chance, or of its first value: small
     gradients are normal then."""
     first = max(history[0].loss, chance or 0.0) if history else 0.0
     return bool(history) and history[-1].loss < first / 2
 
 
-def grad_norm_warning(norms: list[float], *, has_learnt: bool = False) -> str | None:
+def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str | None:
     """Warn if the median gradient norm of the log points is outside the usual band."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:
@@ -59,7 +59,7 @@ def grad_norm_warning(norms: list[float], *, has_learnt: bool = False) -> str | 
             f"gradient norm is unusually high: {median:.3g} in the median, usual is at "
             f"most {high:g}. Lower train.learning_rate"
         )
-    if median < low and not has_learnt:
+    if median < low and not has_learned:
         return (
             f"gradient norm is unusually low: {median:.3g} in the median, usual is at "
             f"least {low:g}. Little is learned: raise train.learning_rate, or look at "
@@ -140,12 +140,12 @@ class HealthWatch:
         """Check all figures and warn of new problems."""
         norms = [point.grad_norm for point in history]
         enough = len(norms) >= FEWEST_POINTS
-        learnt = has_learnt(history, self._chance_loss)
+        learnt = has_learned(history, self._chance_loss)
         waits = Rates.over(list(windows)).loader_wait_pct if windows else 0.0
         on_cpu, threads = not self._runtime.is_cuda, self._runtime.threads
         found = {
             "loss": initial_loss_warning(initial_loss, self._chance_loss),
-            "norm": grad_norm_warning(norms, has_learnt=learnt) if enough else None,
+            "norm": grad_norm_warning(norms, has_learned=learnt) if enough else None,
             "cpu": cpu_wait_warning(cpu_wait_pct, threads, on_cpu=on_cpu),
             "loader": loader_wait_warning(
                 waits if len(windows) >= FEWEST_POINTS else 0.0, self.num_workers

@@ -141,7 +141,7 @@ class Recorder:
         pieces = job.vocabulary.size if job.vocabulary else 1
         return job.task.chance_loss(len(job.label_names) or pieces)
 
-    def judge_health(self) -> None:
+    def check_health(self) -> None:
         """Warn of new problems, once each."""
         wait_pct = self.conditions.figures()["cpu_wait_pct"]
         self.health_watch.look(self.initial_loss, self.history, self.windows, wait_pct)
@@ -189,7 +189,7 @@ class Recorder:
         self._steps_since_log = 0
         every = self.trainer.job.settings.train.log_every
         if point.step - self.start_step <= FIRST_POINTS * every:  # a resumed run's too
-            self.judge_health()
+            self.check_health()
         done, total = point.step, self.trainer.total_steps
         logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
         if self.progress is not None:
@@ -231,7 +231,7 @@ class Recorder:
         """Record a result; return whether it is the best so far."""
         named = result.named("validation")
         self.metrics.write(done, named)
-        self.judge_health()
+        self.check_health()
         if self.trainer.runtime.ranks.is_main:
             names = dict.fromkeys([*LOGGED, self.trainer.job.settings.train.metric])
             logged = (f"validation_{name}" for name in names)

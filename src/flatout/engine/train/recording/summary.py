@@ -142,7 +142,7 @@ def _share_pct(tflops: float, peak: float | None) -> float | None:
 def _warnings(recorder: Recorder) -> list[str]:
     """Warnings during the run, and those that are known only at its end."""
     trainer = recorder.trainer
-    recorder.judge_health()
+    recorder.check_health()
     found = recorder.health_watch.warnings
     job = trainer.job
     few = health.few_rows_warning(job.test.facts.label_counts, job.label_names)

@@ -54,7 +54,7 @@ class Planned:
     """Token budget of that run."""
 
 
-def accelerate(
+def choose_compile_and_graphs(
     job: TrainJob,
     runtime: Runtime,
     config: Any,
@@ -63,8 +63,8 @@ def accelerate(
 ) -> Choice:
     """The choice by settings, or by the time saved in the work `planned`. None: steps
     are measured, with everything that makes them faster. Raises SettingsError."""
-    compiled = _compile_wanted(job.settings.train.compile, runtime, config)
-    recorded = _graphs_wanted(job, runtime, strategy, config)
+    compiled = _resolve_compile(job.settings.train.compile, runtime, config)
+    recorded = _resolve_cuda_graphs(job, runtime, strategy, config)
     known = Choice(compiled is not False, recorded is not False)
     if planned is None:
         return known
@@ -112,7 +112,7 @@ def _shapes(job: TrainJob, runtime: Runtime) -> int:
     return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
 
 
-def _compile_wanted(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
+def _resolve_compile(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
     """Return the setting, or None if `auto` may choose. Raises SettingsError."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
@@ -148,7 +148,7 @@ def without_compiler(runtime: Runtime) -> list[str]:
     ]
 
 
-def _graphs_wanted(
+def _resolve_cuda_graphs(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> bool | None:
     """Return the setting, or None if `auto` may choose. Raises SettingsError."""

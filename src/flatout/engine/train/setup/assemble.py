@@ -30,18 +30,18 @@ from flatout.engine.ops.flash4 import choose_flash_kernel
 from flatout.engine.ops.plain import are_matrices
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
-from flatout.engine.tasks import brings_head
+from flatout.engine.tasks import has_custom_head
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
-from flatout.engine.train.setup.budgets import takes_whole_steps
+from flatout.engine.train.setup.budgets import needs_whole_steps
 from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.device_rates import PROBE_S, slow_devices
 from flatout.engine.train.setup.job import TrainJob, check_rows, splits_of
-from flatout.engine.train.setup.memory_fit import Fit, together
+from flatout.engine.train.setup.memory_fit import Fit, combine_ranks
 from flatout.engine.train.setup.resolved_config import (
     ResolvedConfig,
     resolve,
@@ -99,14 +99,14 @@ def assemble(
         round_frozen(model, runtime.compute_dtype)
         task_model.to(runtime.device)  # sharding moves a block at a time
     noise = _replace_parts(task_model, train, resolved, runtime)
-    resolved = replace(resolved, notes=resolved.notes + left_plain(task_model))
-    wrap = group.wrap if group and not resolved.flat_all_reduce else _alone
+    resolved = replace(resolved, notes=resolved.notes + unfused_parts(task_model))
+    wrap = group.wrap if group and not resolved.flat_all_reduce else _compiled_whole
     wrapped = wrap(task_model, compiled if resolved.compile else None)
     stepper = _stepper(job, runtime, resolved, task_model, wrapped, noise)
     demand = None
-    if runtime.is_cuda and _asks_for_memory(job, task_model):
+    if runtime.is_cuda and _needs_memory_fit(job, task_model):
         found = fit(job, resolved, task_model, stepper)
-        found = together(found, group.all_gather(found) if group else [found])
+        found = combine_ranks(found, group.all_gather(found) if group else [found])
         kept = planned.token_budget if planned else None  # and with it the same bits
         resolved = _within(found, resolved, kept or found.token_budget)
         demand = found.demand
@@ -214,10 +214,10 @@ def _within(found: Fit, resolved: ResolvedConfig, budget: int) -> ResolvedConfig
     return replace(resolved, token_budget=budget, budget_reason=reason)
 
 
-def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:
+def _needs_memory_fit(job: TrainJob, model: TaskModel) -> bool:
     """Return whether the budget is free, and steps may have several micro-batches."""
     asked = job.settings.train.token_budget == "auto"
-    return asked and not takes_whole_steps(model.model.config)
+    return asked and not needs_whole_steps(model.model.config)
 
 
 def _replace_parts(
@@ -261,7 +261,7 @@ def fuse_parts(
     return noise if resolved.compile else None
 
 
-def left_plain(task_model: TaskModel) -> tuple[str, ...]:
+def unfused_parts(task_model: TaskModel) -> tuple[str, ...]:
     """Note of the fused parts that do not apply to adapted layers, if any."""
     layers = task_model.family.num_layers(task_model.model.config)
     plain = [
@@ -297,7 +297,7 @@ def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
     return model
 
 
-def _alone(model: TaskModel, compile_module: Compile | None) -> nn.Module:
+def _compiled_whole(model: TaskModel, compile_module: Compile | None) -> nn.Module:
     return compile_module(model) if compile_module else model
 
 
@@ -308,7 +308,7 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
         runtime.is_cuda
         and isinstance(task, CrossEntropy)
         and task.is_plain
-        and not brings_head(task)
+        and not has_custom_head(task)
         and task.head_kind in task_model.family.matrix_heads
         and are_matrices(output)
         and output.bias is None

@@ -19,12 +19,12 @@ GPU_SAMPLE_VALUES = 2**27
 """Values of a micro-batch with samples of one shape: 891 RGB images of 224 x 224."""
 
 
-def takes_whole_steps(config: Any) -> bool:
+def needs_whole_steps(config: Any) -> bool:
     """Return whether BatchNorm needs all samples of a step in one micro-batch."""
     return family_of(config).samples.batch_statistics
 
 
-def _whole_step(job: TrainJob, runtime: Runtime) -> int:
+def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
     """Samples of a rank's step, which BatchNorm needs in one micro-batch. Raises
     SettingsError if a step would have several, or if ranks could not share
     statistics."""
@@ -49,7 +49,7 @@ def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
     """Tokens, or samples of one shape, per micro-batch. Raises SettingsError."""
     train, longest = job.settings.train, job.train.facts.longest
     if family_of(config).samples.batch_statistics:
-        return _whole_step(job, runtime)
+        return _whole_step_samples(job, runtime)
     if strategy == "fixed":
         longest = job.settings.max_length
     if train.token_budget != "auto":

@@ -26,8 +26,8 @@ from flatout.engine.train.setup.memory_fit import (
     Bounds,
     Fit,
     Point,
-    by_guess,
     choose_budget,
+    fit_from_estimate,
     is_plenty,
     points,
 )
@@ -55,11 +55,11 @@ def fit(
     room = ROOM * runtime.memory_within_reach
     guess = guessed_tokens(job.settings, model.model.config, room, shards)
     if sharded:  # a pass would gather weights of all ranks
-        return by_guess(wanted, bounds, guess)
+        return fit_from_estimate(wanted, bounds, guess)
     linear = resolved.attention != "eager"  # eager stores all pairs of a row's tokens
     if guess and linear and is_plenty(guess, bounds):
         return Fit(wanted)
-    with undisturbed(model, stepper):
+    with preserve_state(model, stepper):
         start = FIRST_SHARE * guess if guess else FIRST_ROWS * bounds.least
         demand = Passes(job, resolved, model, stepper).demand(int(start), bounds, room)
     return choose_budget(demand, bounds, runtime.memory_within_reach, wanted)
@@ -76,7 +76,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
 
 
 @contextmanager
-def undisturbed(model: TaskModel, stepper: Stepper) -> Iterator[None]:
+def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
     """Restore random states, gradients and buffers after the passes."""
     runtime, was_training = stepper.runtime, model.training
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

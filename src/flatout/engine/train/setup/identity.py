@@ -82,7 +82,7 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
     )
 
 
-def agreed(job: TrainJob) -> dict[str, Any]:
+def equal_on_all_ranks(job: TrainJob) -> dict[str, Any]:
     """Values that must be equal on all ranks: the identity, and how a step is divided,
     logged, evaluated and saved."""
     settings = {"train": job.settings.train.model_dump(mode="json")}

@@ -37,7 +37,7 @@ class TrainJob:
     tokenizer_file: str | None = None
     """A tokenizer.json for readable rows; None: rows are shown as token numbers."""
 
-    def apart(self, folder: Path) -> TrainJob:
+    def in_folder(self, folder: Path) -> TrainJob:
         """Return the job in another work folder, without a mirror."""
         train = self.settings.train
         checkpoint = train.checkpoint.model_copy(update={"mirror": None})

@@ -73,7 +73,7 @@ def choose_budget(
     return Fit(budget, reason, demand, tight=peak > TIGHT * memory)
 
 
-def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
+def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
     """Budget that fits on all ranks, which must divide batches equally."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     tight = any(fit.tight for fit in gathered)
@@ -81,7 +81,7 @@ def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
     return replace(least, tight=tight, fault=fault, demand=own.demand)
 
 
-def by_guess(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
+def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
     """Budget from an estimate, if passes cannot be measured."""
     if guess is None or guess >= bounds.most:
         return Fit(wanted)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.checkpoints.checkpoint_folder import Manifest
-from flatout.engine.checkpoints.resume import glimpse
+from flatout.engine.checkpoints.resume import find_checkpoint
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.flops import ModelFlops
@@ -19,9 +19,9 @@ from flatout.engine.train.setup.resolved_config import ResolvedConfig
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     """Plan a training of a Hugging Face `model`."""
     train, batches = job.settings.train, job.batches
-    checkpoint = glimpse(train.resume, job.work_folder)
+    checkpoint = find_checkpoint(train.resume, job.work_folder)
     found = checkpoint.manifest if checkpoint else None
-    earlier = _earlier(found, runtime)
+    earlier = _earlier_choice(found, runtime)
     done = found.step if found and earlier is None else 0
     return Planned(
         steps=max(1, batches.total_steps(train.epochs, train.max_steps) - done),
@@ -41,24 +41,24 @@ def _sample_flops(job: TrainJob, model: Any) -> int:
     return ModelFlops.of(model).over(tokens=1, targets=1, attention_pairs=0)
 
 
-def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
+def checkpoint_values(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
     """Values for a checkpoint, so that a resumed run makes the same choices."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
         "token_budget": resolved.token_budget,
         "reason": resolved.compile_reason,
-        **_where(runtime),
+        **_device_facts(runtime),
     }
 
 
-def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
+def _earlier_choice(found: Manifest | None, runtime: Runtime) -> Choice | None:
     """Earlier choice; None for another device or number of them, which choose again."""
     kept = found.accelerated if found else {}
-    if not kept or any(kept.get(k) != v for k, v in _where(runtime).items()):
+    if not kept or any(kept.get(k) != v for k, v in _device_facts(runtime).items()):
         return None
     return Choice(kept["compile"], kept["cuda_graphs"], kept["reason"])
 
 
-def _where(runtime: Runtime) -> dict[str, Any]:
+def _device_facts(runtime: Runtime) -> dict[str, Any]:
     return {"device": runtime.device_name, "world_size": runtime.ranks.world_size}

@@ -12,7 +12,7 @@ from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.train.setup.acceleration import (
     Planned,
-    accelerate,
+    choose_compile_and_graphs,
     fused,
     width_of,
     without_compiler,
@@ -63,7 +63,7 @@ def resolve(
     if fault:
         notes.append(fault)
     notes += without_targets(job) + without_compiler(runtime)
-    choice = accelerate(job, runtime, config, strategy, planned)
+    choice = choose_compile_and_graphs(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
     if train.optimizer != "adamw":
         notes.append(

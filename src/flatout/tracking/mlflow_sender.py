@@ -16,7 +16,7 @@ from mlflow.entities import (
 
 from flatout.tracking.models import log_and_register
 from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags, report_tags
-from flatout.tracking.points import MAX_BATCH_METRICS, Tail, in_lots, metrics_of
+from flatout.tracking.points import MAX_BATCH_METRICS, Tail, batched, mlflow_metrics
 from flatout.tracking.record import RunFolder, RunRecord, Sent
 from flatout.tracking.store import connect, find_run, process_tags
 from flatout.tracking.trials import send_trials
@@ -27,7 +27,7 @@ SYSTEM = "system.jsonl"
 """File of the machine's load, sampled by the tracking program."""
 
 
-class Sender:
+class MlflowSender:
     """Send new data of one run to one store. The state of the store is read once;
     exceptions are those of the store."""
 
@@ -52,11 +52,11 @@ class Sender:
     def send(self, client: MlflowClient) -> str | None:
         """Send new data; return the run's id, or None for a training that has not
         begun: it may be finished already."""
-        if self._waits():
+        if self._has_not_begun():
             return None
         run_id = self._open(client)
         for tail in filter(None, (self._points, self._system)):
-            for metrics in self._lots(tail):
+            for metrics in self._metric_batches(tail):
                 client.log_batch(run_id, metrics=metrics)
                 self.sent.steps |= {metric.key: metric.step for metric in metrics}
                 self.save()
@@ -95,7 +95,7 @@ class Sender:
     def save(self) -> None:
         self.sent.save(self.folder.path)
 
-    def _waits(self) -> bool:
+    def _has_not_begun(self) -> bool:
         if self._points is None or self._record.end_ms is not None or self.sent.run_id:
             return False
         return not any(self._is_of_run(point) for _, point in self._points.new())
@@ -146,31 +146,33 @@ class Sender:
             for name, text in wanted.items()
             if self._tags.get(name) != text[:MAX_VALUE_LENGTH]
         }
-        for lot in in_lots(params, MAX_BATCH_PARAMS):
-            client.log_batch(run_id, params=lot)
+        for batch in batched(params, MAX_BATCH_PARAMS):
+            client.log_batch(run_id, params=batch)
         if tags:
             client.log_batch(run_id, tags=[RunTag(*tag) for tag in tags.items()])
         self._params |= {param.key for param in params}
         self._tags |= tags
 
-    def _lots(self, tail: Tail) -> Iterator[list[Metric]]:
+    def _metric_batches(self, tail: Tail) -> Iterator[list[Metric]]:
         """Yield new metrics in lots of a valid size; each is sent before the next is
         requested. A resumed or restarted training repeats steps: metrics that the store
         has are skipped."""
         seen, end = dict(self.sent.steps), tail.read_bytes
-        lot: list[Metric] = []
+        batch: list[Metric] = []
         for end_of_line, point in tail.new():
             if self._is_of_run(point):
                 self._settled |= report_tags(point.get("settled", {}))
-                found = [m for m in metrics_of(point) if m.step > seen.get(m.key, -1)]
-                if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
-                    yield lot
-                    tail.read_bytes, lot = end, []
-                lot += found
+                found = [
+                    m for m in mlflow_metrics(point) if m.step > seen.get(m.key, -1)
+                ]
+                if batch and len(batch) + len(found) > MAX_BATCH_METRICS:
+                    yield batch
+                    tail.read_bytes, batch = end, []
+                batch += found
                 seen |= {metric.key: metric.step for metric in found}
             end = end_of_line
-        if lot:
-            yield lot
+        if batch:
+            yield batch
         tail.read_bytes = end
 
 
