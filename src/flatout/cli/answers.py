@@ -33,7 +33,7 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
         context = context_of(env, params)
         if folder is None:
             job = training_job(context)
-            from flatout.engine.answers.rank import verify_job
+            from flatout.engine.answers.step_check import verify_job
 
             verdict = verify_job(job)
         else:

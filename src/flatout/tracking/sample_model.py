@@ -19,18 +19,15 @@ class SampleModel:
     def __init__(self, model: Any) -> None:
         """`model`: result of `load_pretrained`. Raises ModelError."""
         from flatout.engine.files.calibration import Calibration
-        from flatout.engine.parameters import RuntimeSettings, Settings
+        from flatout.engine.parameters import Settings
         from flatout.engine.predict.predictor import Predictor
 
-        settings = Settings(runtime=RuntimeSettings(precision="fp32"))
-        known = {}
+        known = {"runtime.precision": "fp32"}
         if named := getattr(model.config, "flatout_task", None):
-            known["task"] = named
+            known["model.task"] = named
         if Calibration.read(model.config.name_or_path).thresholds:
-            known["label_threshold"] = "auto"
-        options = settings.model.model_copy(update=known)
-        settings = settings.model_copy(update={"model": options})
-        self._predictor = Predictor(model, None, settings)
+            known["model.label_threshold"] = "auto"
+        self._predictor = Predictor(model, None, Settings().changed(known))
 
     def predict(
         self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None

@@ -116,25 +116,24 @@ def measure(job: TrainJob, steps: int) -> Measured:
 
 
 def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float]:
+    every = max(1, steps // WINDOWS)
+    threads = {} if torch.cuda.is_available() else {"runtime.threads": 1}
+    job = job.changed(
+        {
+            "train.max_steps": steps,
+            "train.log_every": every,
+            "train.evaluate_every": None,
+            "train.resume": "never",
+            "train.callbacks": [f"{__name__}.{Yardstick.__name__}"],
+            "runtime.seed": job.settings.runtime.seed + number,
+            **threads,
+        }
+    )
     with tempfile.TemporaryDirectory(prefix="flatout-gate-") as name:
-        train = job.settings.train.model_copy(
-            update={
-                "max_steps": steps,
-                "log_every": max(1, steps // WINDOWS),
-                "evaluate_every": None,
-                "resume": "never",
-                "callbacks": [f"{__name__}.{Yardstick.__name__}"],
-            }
-        )
-        changed: dict[str, Any] = {"seed": job.settings.runtime.seed + number}
-        if not torch.cuda.is_available():
-            changed["threads"] = 1
-        runtime = job.settings.runtime.model_copy(update=changed)
-        settings = job.settings.model_copy(update={"train": train, "runtime": runtime})
         points = Path(name, "points.jsonl")
-        job = replace(job, settings=settings, metrics_file=points)
-        result = run_job(job.in_folder(Path(name, "run")))
-        return result, _rate(result, points, train.log_every)
+        job = replace(job.in_folder(Path(name, "run")), metrics_file=points)
+        result = run_job(job)
+        return result, _rate(result, points, every)
 
 
 def _rate(result: TrainResult, points: Path, every: int) -> float:

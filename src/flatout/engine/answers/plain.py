@@ -7,9 +7,8 @@ way; `Plain.described` names what is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,14 @@ from flatout.engine.batches.collation import Collator
 from flatout.engine.families import family_of
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import Rows, SplitRows
-from flatout.engine.tasks import Task, has_custom_head
+from flatout.engine.tasks import IGNORED, Task, has_custom_head
 
 ROWS_AT_ONCE = 16
 TYPES = "token_type_ids"
+OF_ROWS = ("sequence-classification", "regression", "multi-label-classification")
+OF_NEXT = ("causal-lm", "next-key")
+OF_TOKENS = (*OF_NEXT, "token-classification", "masked-lm")
+"""Tasks with a counterpart in transformers, by their targets."""
 
 
 @dataclass
@@ -50,28 +53,17 @@ class Plain:
     task: Task
     rows: SplitRows
     max_length: int
-    pad_token_id: int = 0
 
-    @cached_property
-    def _loss(self) -> Callable[[Rows, Ints, int], tuple[Tensor, Tensor]] | None:
-        """Function of rows, row numbers (B,) of one length and epoch to logits and
-        labels (K, ...); None if the module's own forward pass is the reference."""
-        if not type(self.model).__module__.startswith("transformers."):
-            return None
-        return {
-            "sequence-classification": self._of_rows,
-            "regression": self._of_rows,
-            "multi-label-classification": self._of_rows,
-            "token-classification": self._of_tags,
-            "causal-lm": self._of_next_tokens,
-            "next-key": self._of_next_tokens,
-            "masked-lm": self._of_masked_tokens,
-        }.get(self.task.settings.task)
+    @property
+    def _has_counterpart(self) -> bool:
+        """True if transformers has the model, and PyTorch the loss."""
+        own = type(self.model).__module__.startswith("transformers.")
+        return own and self.task.settings.task in {*OF_ROWS, *OF_TOKENS}
 
     @property
     def described(self) -> str:
         kind = type(self.model).__name__
-        if self._loss is not None:
+        if self._has_counterpart:
             return f"plain transformers ({kind}), rows without padding, losses of torch"
         whole = "all rows at once" if self._needs_all else "rows without padding"
         return (
@@ -84,24 +76,35 @@ class Plain:
         family = family_of(self.model.config)
         return self.task.whole_batch or family.samples.batch_statistics
 
-    def parts(self, row_ids: Ints, epoch: int) -> Iterator[Part]:
+    def parts(self, row_ids: Ints, epoch: int = 0) -> Iterator[Part]:
         """Yield the losses of `row_ids` (N,), a few rows at a time."""
+        part = self._plain_part if self._has_counterpart else self._own_part
         with sdpa_kernel(SDPBackend.MATH):
             rows, ids = self.rows.sequences(row_ids)
             for own in [ids] if self._needs_all else by_length(rows, ids):
-                if self._loss is None:
-                    yield self._own_part(rows, own, epoch)
-                else:
-                    yield self._part(own, *self._loss(rows, own, epoch))
+                yield part(rows, own, epoch)
 
-    def _part(self, own: Ints, logits: Tensor, labels: Tensor) -> Part:
+    def backward(self, row_ids: Ints) -> tuple[float, int, float]:
+        """Compute the gradients of the summed loss of `row_ids` (N,). Return that loss,
+        the number of its targets, and their divisor."""
+        self.model.zero_grad(set_to_none=True)
+        loss, targets, divisor = 0.0, 0, 0.0
+        for part in self.parts(row_ids):
+            with torch.autocast(self.model.device.type, enabled=False):
+                part.loss.backward()  # type: ignore[no-untyped-call]
+            loss, targets = loss + part.loss.item(), targets + part.targets
+            divisor += part.divisor
+        return loss, targets, divisor or 1.0
+
+    def _plain_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
+        logits, labels = self._outputs(rows, ids, epoch)
         logits, options = logits.float(), self.task.loss_options
         if labels.is_floating_point():
             is_number = self.task.settings.task == "regression"
             of = F.mse_loss if is_number else F.binary_cross_entropy_with_logits
             found = logits.squeeze(-1) if is_number else logits
             loss = of(found, labels, reduction="sum")
-            return Part(own, loss, len(labels), len(labels), logits)
+            return Part(ids, loss, len(labels), len(labels), logits)
         weights = None
         if options.class_weights is not None:
             weights = torch.tensor(options.class_weights, device=logits.device)
@@ -111,56 +114,50 @@ class Plain:
             right = logits.softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
             losses = losses * (1 - right).clamp(min=1e-8) ** options.focal_gamma
         divisor = len(labels) if weights is None else float(weights[labels].sum())
-        return Part(own, losses.sum(), len(labels), divisor, logits)
+        return Part(ids, losses.sum(), len(labels), divisor, logits)
+
+    def _outputs(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return logits and labels (K, ...) of rows `ids` (B,) of one length."""
+        name, further = self.task.settings.task, {}
+        inputs = tokens = self._tensor(rows, ids)
+        if name in OF_ROWS:
+            listed = self.rows.table.column("labels").take(ids.tolist()).to_pylist()
+            labels = torch.tensor(listed, device=tokens.device)
+        elif name == "masked-lm":
+            inputs, labels = self._masked(rows, ids, tokens, epoch)
+        else:
+            labels = tokens
+            if rows.has_token_labels:
+                labels = self._tensor(rows, ids, "labels")
+        if TYPES in self.rows.column_names:
+            further[TYPES] = self._tensor(rows, ids, TYPES)
+        logits = self.model(input_ids=inputs, **further).logits
+        if name in OF_ROWS:
+            return logits, labels
+        if name in OF_NEXT:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return logits[labels != IGNORED], labels[labels != IGNORED]
 
     def _tensor(self, rows: Rows, ids: Ints, column: str = "input_ids") -> Tensor:
         found = np.stack([np.asarray(view) for view in rows.views(ids, column)])
         return torch.from_numpy(found.astype(np.int64)).to(self.model.device)
 
-    def _logits(self, rows: Rows, ids: Ints, inputs: Tensor) -> Tensor:
-        """Logits of `inputs` (B, length), the tokens of rows `ids`."""
-        further = {}
-        if TYPES in self.rows.column_names:
-            further[TYPES] = self._tensor(rows, ids, TYPES)
-        logits: Tensor = self.model(input_ids=inputs, **further).logits
-        return logits
-
-    def _of_rows(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
-        labels = self.rows.table.column("labels").take(ids.tolist()).to_pylist()
-        logits = self._logits(rows, ids, self._tensor(rows, ids))
-        return logits, torch.tensor(labels, device=logits.device)
-
-    def _of_tags(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
-        tags = self._tensor(rows, ids, "labels")
-        logits = self._logits(rows, ids, self._tensor(rows, ids))
-        return logits[tags >= 0], tags[tags >= 0]
-
-    def _of_next_tokens(
-        self, rows: Rows, ids: Ints, epoch: int
+    def _masked(
+        self, rows: Rows, ids: Ints, tokens: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        tokens = self._tensor(rows, ids)
-        given = self._tensor(rows, ids, "labels") if rows.has_token_labels else tokens
-        labels = given[:, 1:]
-        logits = self._logits(rows, ids, tokens)[:, :-1]
-        return logits[labels != -100], labels[labels != -100]
-
-    def _of_masked_tokens(
-        self, rows: Rows, ids: Ints, epoch: int
-    ) -> tuple[Tensor, Tensor]:
-        """Which tokens are masked is random, so the task tells that."""
+        """Return inputs and labels. The task draws the masked tokens at random."""
         drawn = self.task.targets(rows, ids, epoch, pools_last=False)
-        masked = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
-        chosen = torch.zeros(masked.shape, dtype=torch.bool)
-        for row, places in enumerate(drawn.places):
-            chosen[row, torch.from_numpy(np.asarray(places))] = True
-        device = self.model.device
-        logits = self._logits(rows, ids, masked.to(device))
-        return logits[chosen.to(device)], self._tensor(rows, ids)[chosen.to(device)]
+        inputs = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
+        labels = torch.full_like(tokens, IGNORED)
+        for row, places in enumerate(map(torch.tensor, drawn.places)):
+            labels[row, places] = tokens[row, places]
+        return inputs.to(tokens.device), labels
 
     def _own_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
         """Rows of one length through the module and the task's own loss."""
         task, family = self.task, family_of(self.model.config)
-        layout = Layout(pad_token_id=self.pad_token_id, max_length=self.max_length)
+        pad = task.vocabulary.pad_token_id if task.vocabulary else 0
+        layout = Layout(pad_token_id=pad, max_length=self.max_length)
         micro = Collator(task, layout, family.causal).collate(rows, ids, epoch)
         device = self.model.device
         batch = {name: t.to(device) for name, t in micro.tensors().items()}

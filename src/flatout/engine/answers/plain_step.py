@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +12,7 @@ from torch import Tensor, nn
 from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.verdict import ROUNDOFF
 from flatout.engine.machine.runtime import Runtime, exact_products
+from flatout.engine.models.frozen import freeze
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.optimizer import (
     NO_DECAY_DIMENSIONS,
@@ -38,71 +36,69 @@ class Step:
     """Numbers of targets, which must all be equal."""
     gradients: Weights
     """Of the parameters that received one, before clipping."""
-    trained: frozenset[str]
-    """Parameters that the optimizer has."""
     weights: Weights = field(default_factory=dict)
+    """Of the parameters that the optimizer has, after the step."""
     ranks_agree: bool = True
 
 
-@dataclass
 class PlainStep:
-    """The step in plain PyTorch, in fp32 and rounded like the run."""
+    """The first step of `job` in plain PyTorch: `found` in fp32, and `rounded` like the
+    run."""
 
-    job: TrainJob
-    model: Any
-    before: Weights
-    found: Step
-    rounded: Step
-    described: str
-
-    @classmethod
-    def of(cls, job: TrainJob, runtime: Runtime) -> PlainStep:
-        model = _started(job)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        plain = Plain(
-            model.to(runtime.device).train(),
-            job.task,
-            job.train,
-            job.settings.max_length,
-            job.vocabulary.pad_token_id if job.vocabulary else 0,
-        )
-        take = partial(_plain_step, plain, job.batches.rows(0))
+    def __init__(self, job: TrainJob, runtime: Runtime) -> None:
+        """Raises SettingsError if the model drops anything."""
+        self._job, self.model = job, _started(job)
+        self.before = _weights(self.model)
+        module = self.model.to(runtime.device).train()
+        plain = Plain(module, job.task, job.train, job.settings.max_length)
+        self.described = plain.described
         with exact_products():
-            found = take(nullcontext)
+            self.found = self._step(plain, nullcontext())
         if roundoff_of(runtime) == ROUNDOFF["fp32"]:
-            _change_last_bits(model)
-        rounded = take(runtime.autocast)
-        model.zero_grad(set_to_none=True)
-        model = model.cpu()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(before[name])
-        return cls(job, model, before, found, rounded, plain.described)
+            _change_last_bits(module)
+        self.rounded = self._step(plain, runtime.autocast())
+        module.zero_grad(set_to_none=True)
+        module.cpu()
+
+    @property
+    def trained(self) -> Weights:
+        """Parameters that the optimizer has."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def _step(self, plain: Plain, precision: AbstractContextManager[Any]) -> Step:
+        with precision:
+            loss, targets, divisor = plain.backward(self._job.batches.rows(0))
+        gradients = {
+            name: p.grad.float().cpu() / divisor
+            for name, p in self.model.named_parameters()
+            if p.grad is not None
+        }
+        return Step(loss / divisor, (targets,), gradients)
 
     def weights_after(self, gradients: Weights) -> Weights:
         """Return the weights after a step of torch.optim by `gradients`, clipped."""
-        train, model = self.job.settings.train, self.model
-        for name, parameter in model.named_parameters():
-            own = gradients.get(name)
-            parameter.grad = None if own is None else own.clone()  # it is clipped
-        optimizer = _plain_optimizer(model, self.job)
+        train = self._job.settings.train
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.before[name])
+                own = gradients.get(name)
+                parameter.grad = None if own is None else own.clone()  # it is clipped
+        optimizer = _optimizer(self.model, self._job)
         if train.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
+            nn.utils.clip_grad_norm_(self.model.parameters(), train.max_grad_norm)
         optimizer.step()
-        return {name: p.detach() for name, p in model.named_parameters()}
+        return _weights(self.model)
+
+
+def _weights(model: nn.Module) -> Weights:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def _started(job: TrainJob) -> Any:
     """Return the model that the training starts from, with its parameters frozen.
     Raises SettingsError if it drops anything."""
-    train = job.settings.train.model_copy(update={"freeze": []})
-    settings = job.settings.model_copy(update={"train": train})
-    model = seeded_model(replace(job, settings=settings))
-    for pattern in job.settings.train.freeze:
-        fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
-        for name, parameter in model.named_parameters():
-            if fits(name):
-                parameter.requires_grad_(False)
+    model = seeded_model(job)
+    freeze(model, job.settings.train.freeze)
     for name, module in model.named_modules():
         if "drop" in type(module).__name__.lower() and getattr(module, "p", None):
             raise SettingsError(
@@ -122,28 +118,7 @@ def _change_last_bits(model: nn.Module) -> None:
             parameter.mul_(1 + signs * 2 * ROUNDOFF["fp32"])
 
 
-def _plain_step(
-    plain: Plain, rows: Any, precision: Callable[[], AbstractContextManager[Any]]
-) -> Step:
-    plain.model.zero_grad(set_to_none=True)
-    loss, targets, divisor = 0.0, 0, 0.0
-    with precision():
-        for part in plain.parts(rows, 0):
-            with torch.autocast(plain.model.device.type, enabled=False):
-                part.loss.backward()  # type: ignore[no-untyped-call]
-            loss, targets = loss + part.loss.item(), targets + part.targets
-            divisor += part.divisor
-    divisor = divisor or 1.0
-    gradients = {
-        name: p.grad.float().cpu() / divisor
-        for name, p in plain.model.named_parameters()
-        if p.grad is not None
-    }
-    trained = (n for n, p in plain.model.named_parameters() if p.requires_grad)
-    return Step(loss / divisor, (targets,), gradients, frozenset(trained))
-
-
-def _plain_optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
     """Return AdamW or SGD of PyTorch; for any other, the run's own on this model."""
     train = job.settings.train
     rate = train.peak_learning_rate
@@ -151,18 +126,18 @@ def _plain_optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
         optimizer = build_optimizer(model, train, fused=False, capturable=False)
         set_learning_rate(optimizer, rate)
         return optimizer
-    groups: dict[bool, list[Tensor]] = {}
-    for parameter in filter(lambda p: p.requires_grad, model.parameters()):
-        groups.setdefault(parameter.dim() > NO_DECAY_DIMENSIONS, []).append(parameter)
-    decayed = [
-        {"params": own, "weight_decay": train.weight_decay * is_matrix}
-        for is_matrix, own in groups.items()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() > NO_DECAY_DIMENSIONS]
+    vectors = [p for p in trained if p.dim() <= NO_DECAY_DIMENSIONS]
+    groups = [
+        {"params": matrices, "weight_decay": train.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     if train.optimizer == "sgd":
         momentum = SGD_MOMENTUM if train.momentum is None else train.momentum
-        return torch.optim.SGD(decayed, lr=rate, momentum=momentum)
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum)
     betas, eps = (train.adam_beta1, train.adam_beta2), train.adam_epsilon
-    return torch.optim.AdamW(decayed, lr=rate, betas=betas, eps=eps)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps)
 
 
 def roundoff_of(runtime: Runtime) -> float:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
+from torch.nn.utils import get_total_norm
 
 from flatout.engine.answers.plain import Plain
 from flatout.engine.checkpoints.checkpoint_folder import read_manifest, step_folders
+from flatout.engine.checkpoints.shards import load_whole
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import SettingsError
+from flatout.engine.train.keeping.snapshots import MODEL
 from flatout.engine.train.setup.assemble import seeded_model
 from flatout.engine.train.setup.job import TrainJob
-
-MODEL = "model.safetensors"
 
 
 def replay(
@@ -32,7 +31,7 @@ def replay(
             f"--replay: a row of {job.settings.model.task} has no loss of its own, it "
             "is compared with the others of its batch; leave --replay out"
         )
-    saved = dict(_saved(job.work_folder))
+    saved = _saved(job.work_folder)
     if not saved:
         raise SettingsError(
             f"--replay: {job.work_folder} has no checkpoint and no model: train first, "
@@ -40,30 +39,23 @@ def replay(
         )
     folder = saved[min(saved, key=lambda at: (abs(at - step), at))]
     model = _loaded(job, folder).to(runtime.device).eval()
-    pad = job.vocabulary.pad_token_id if job.vocabulary else 0
-    plain = Plain(model, job.task, job.train, job.settings.max_length, pad)
+    plain = Plain(model, job.task, job.train, job.settings.max_length)
     return folder.name, [_replayed(plain, row) for row in rows]
 
 
 def _replayed(plain: Plain, row: int) -> tuple[float, float]:
-    plain.model.zero_grad(set_to_none=True)
-    loss, divisor = 0.0, 0.0
-    for part in plain.parts(np.array([row]), 0):
-        part.loss.backward()  # type: ignore[no-untyped-call]
-        loss, divisor = loss + part.loss.item(), divisor + part.divisor
+    loss, _, divisor = plain.backward(np.array([row]))
     grads = [p.grad for p in plain.model.parameters() if p.grad is not None]
-    norm = float(torch.nn.utils.get_total_norm(grads))
-    return loss / (divisor or 1.0), norm / (divisor or 1.0)
+    return loss / divisor, float(get_total_norm(grads)) / divisor
 
 
-def _saved(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield checkpoints and saved models with their steps."""
+def _saved(folder: Path) -> dict[float, Path]:
+    """Return checkpoints and saved models by their steps; the last has infinity."""
+    found = {float(path.name[len("best-") :]): path for path in folder.glob("best-*")}
     if (folder / "last" / "config.json").is_file():
-        yield float("inf"), folder / "last"
-    for path in folder.glob("best-*"):
-        yield int(path.name.removeprefix("best-")), path
-    for path in step_folders(folder):
-        yield read_manifest(path).step, path
+        found[float("inf")] = folder / "last"
+    steps = {read_manifest(path).step: path for path in step_folders(folder)}
+    return {**found, **steps}
 
 
 def _loaded(job: TrainJob, folder: Path) -> Any:
@@ -75,14 +67,9 @@ def _loaded(job: TrainJob, folder: Path) -> Any:
         trusted = job.settings.model.trust_remote_code
         found = load_pretrained(folder, trust_remote_code=trusted, merge=False)
         weights = found.state_dict()
-    elif (folder / MODEL).is_file():
-        file = load_file(folder / MODEL)
-        weights = {name.removeprefix("model."): value for name, value in file.items()}
     else:
-        raise SettingsError(
-            f"--replay: {folder} is in parts of several ranks (fsdp); let the training "
-            "end, then its model is used"
-        )
+        stored = load_whole(folder, MODEL)
+        weights = {name.removeprefix("model."): value for name, value in stored.items()}
     # Tied weights, and those below an adapter, are not stored.
     unknown = model.load_state_dict(weights, strict=False).unexpected_keys
     if unknown:

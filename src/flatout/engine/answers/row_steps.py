@@ -38,15 +38,10 @@ SHOWN = 60
 """Characters of a text."""
 
 
-def total_steps(job: TrainJob) -> int:
-    train = job.settings.train
-    return job.batches.total_steps(train.epochs, train.max_steps)
-
-
 def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
     """Return (row, step) of the rows of `steps`. Raises SettingsError for a step that
     the run lacks."""
-    total = total_steps(job)
+    total = job.total_steps
     if outside := [step for step in steps if not 1 <= step <= total]:
         raise SettingsError(
             f"--step {outside[0]}: the run has the steps 1 to {total}; raise "
@@ -67,7 +62,7 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
         )
     if row in job.batches.skipped:
         return []
-    total, number = total_steps(job), np.array([row])
+    total, number = job.total_steps, np.array([row])
     epochs = range(math.ceil(total / job.batches.steps_per_epoch))
     steps = [int(job.batches.steps_of(number, epoch)[0]) + 1 for epoch in epochs]
     return [step for step in steps if step <= total]
@@ -152,7 +147,7 @@ def _select_rows(
         if row in job.batches.skipped:
             shown = "none: train.skip_rows leaves it out"
         elif not steps:
-            shown = f"none: the run ends at step {total_steps(job)}, before it"
+            shown = f"none: the run ends at step {job.total_steps}, before it"
         head = f"row {row} is trained in steps {shown}"
         return head, [(row, 0)], max(steps, default=0)
     if step is not None:

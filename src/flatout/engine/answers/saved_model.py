@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +49,14 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     predictor = Predictor(own, tokenizer, settings, task)
     loss = predictor.evaluate(rows).loss
     runtime = predictor.runtime
-    reference = Plain(
-        plain.to(runtime.device).eval(),
-        without_options(task),
-        rows,
-        predictor.max_length,
-        vocabulary.pad_token_id if vocabulary else 0,
-    )
+    module, plain_task = plain.to(runtime.device).eval(), without_options(task)
+    reference = Plain(module, plain_task, rows, predictor.max_length)
     with exact_products():
-        theirs, answers = _outputs(reference, nullcontext)
-    rounded, rounded_answers = _outputs(reference, runtime.autocast)
+        theirs, answers = _outputs(reference)
+    with runtime.autocast():
+        rounded, rounded_answers = _outputs(reference)
     roundoff = roundoff_of(runtime)
-    checks = [compared_loss(loss, theirs, rounded, roundoff)]
+    checks = [compared_loss((loss, theirs, rounded), roundoff)]
     if task.head_kind.one_a_row and not isinstance(task, RowAnswers):
         own_answers, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
         own, exact, near = ([o - mean] for o in (own_answers, answers, rounded_answers))
@@ -83,18 +77,12 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
 
 
 @torch.no_grad()
-def _outputs(
-    plain: Plain, precision: Callable[[], AbstractContextManager[Any]]
-) -> tuple[float, Tensor]:
+def _outputs(plain: Plain) -> tuple[float, Tensor]:
     """Return the mean loss and the outputs (K, ...), in the order of the rows."""
-    count = len(plain.rows)
-    with precision():
-        parts = list(plain.parts(np.arange(count), 0))
+    parts = list(plain.parts(np.arange(len(plain.rows))))
     loss = sum(part.loss.item() for part in parts)
-    order = np.argsort(np.concatenate([part.row_ids for part in parts]), kind="stable")
     logits = torch.cat([part.logits.float().cpu() for part in parts])
-    one_a_row = len(order) == len(logits)
-    return (
-        loss / max(1, sum(part.targets for part in parts)),
-        logits[torch.from_numpy(order)] if one_a_row else logits,
-    )
+    order = np.argsort(np.concatenate([part.row_ids for part in parts]), kind="stable")
+    if len(order) == len(logits):  # one output a row
+        logits = logits[torch.from_numpy(order)]
+    return loss / max(1, sum(part.targets for part in parts)), logits

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,10 @@ from flatout.engine.answers.verdict import (
     compared,
 )
 from flatout.engine.batches.collation import StepBatch
-from flatout.engine.machine.runtime import Runtime
+from flatout.engine.launch.launch import resolve_processes, write_spec
+from flatout.engine.launch.supervisor import Attempt
+from flatout.engine.machine.environment import launched_from_outside
+from flatout.engine.machine.runtime import Runtime, set_up
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.models.model import is_out_of_memory
 from flatout.engine.parameters import SettingsError
@@ -31,8 +36,32 @@ from flatout.engine.train.setup.assemble import Trainer, assemble, build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.planned import plan
 
+RANK = "flatout.engine.answers.rank"
+VERDICT = "verdict.json"
 OVERFLOWS = 20
 """Most steps of fp16 until its loss scale fits."""
+
+
+def verify_job(job: TrainJob) -> Verdict:
+    """Compare the first step of `job`, in this process or in one per device. Raises
+    SettingsError for several machines, and the errors of a training at its start."""
+    distributed = job.settings.train.distributed
+    if launched_from_outside() or distributed.num_machines > 1:
+        raise SettingsError(
+            "verify runs on one machine and starts its ranks: give it "
+            "train.distributed.num_machines=1, without torchrun, accelerate or srun"
+        )
+    processes = resolve_processes(distributed)
+    if processes == 1:
+        verdict = verify(job, set_up(job.settings.runtime))
+        assert verdict is not None  # noqa: S101 - the only rank is the main one
+        return verdict
+    with tempfile.TemporaryDirectory(prefix="flatout-") as name:
+        folder = Path(name)
+        write_spec(job, processes, folder)
+        if error := Attempt(job, processes, folder, RANK).run():
+            raise error
+        return Verdict.from_json(json.loads((folder / VERDICT).read_text("utf-8")))
 
 
 def verify(
@@ -47,40 +76,36 @@ def verify(
     if runtime.ranks.is_main:
         try:
             with heartbeat.phase("evaluate"):
-                plain = PlainStep.of(job, runtime)
+                plain = PlainStep(job, runtime)
         except RuntimeError as error:  # a training explains what a device cannot do
             fault = error
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
-    if fault is not None and is_out_of_memory(fault):
+    if fault is not None:
+        if not is_out_of_memory(fault):
+            raise fault
         raise SettingsError(
             "verify: the plain step in fp32 does not fit this device's memory; verify "
             "with a smaller train.global_batch_size or tokenize.max_length"
         ) from fault
-    if fault is not None:
-        raise fault
     found = own_step(trainer, group)
     if plain is None:
         return None
-    change = _change(trainer, plain, found)
     times = TIMES * (2.0 if trainer.resolved.residual == "bf16" else 1.0)
-    judged = compare(plain, found, change, roundoff_of(runtime), times)
+    judged = compare(plain, found, _change(plain, found), roundoff_of(runtime), times)
     seconds = time.perf_counter() - begin_s
     return Verdict(_summary(trainer), plain.described, *judged, seconds)
 
 
-def _change(trainer: Trainer, plain: PlainStep, found: Step) -> Check:
-    """Compare the change of weights with that of a plain update by the same gradients,
-    both in the types in which the training has them. What fp32 rounds is tolerated."""
-    named = trainer.model.model.named_parameters()
-    types = {_plain_name(name): parameter.dtype for name, parameter in named}
+def _change(plain: PlainStep, found: Step) -> Check:
+    """Compare the change of weights with that of a plain update by the same gradients.
+    What fp32 rounds is tolerated."""
     after = plain.weights_after(found.gradients)
-    before = {n: w.to(types[n]).float() for n, w in plain.before.items()}
-    own = [found.weights[n] - w for n, w in before.items()]
-    theirs = [after[n].to(types[n]).float() - w for n, w in before.items()]
-    rounded = [
-        c + TIMES * ROUNDOFF["fp32"] * w
-        for c, w in zip(theirs, before.values(), strict=True)
-    ]
+    before = {name: plain.before[name] for name in found.weights}
+    own = [found.weights[name] - w for name, w in before.items()]
+    theirs = [after[name] - w for name, w in before.items()]
+    few_bits = TIMES * ROUNDOFF["fp32"]
+    pairs = zip(theirs, before.values(), strict=True)
+    rounded = [change + few_bits * w for change, w in pairs]
     return compared("change of weights", own, theirs, rounded, 1e-3, times=1.0)
 
 
@@ -102,14 +127,15 @@ def without_dropout(job: TrainJob) -> TrainJob:
         for name, value in config.items()
         if "drop" in name and isinstance(value, float) and value
     }
-    model, train = job.settings.model, job.settings.train
+    model = job.settings.model
     key = "config" if model.name_or_path is None else "overrides"
-    lora = model.lora.model_copy(update={"dropout": 0.0})
-    changed = {key: {**getattr(model, key), **off}, "lora": lora}
-    model = model.model_copy(update=changed)
-    train = train.model_copy(update={"resume": "never"})
-    settings = job.settings.model_copy(update={"model": model, "train": train})
-    return replace(job, settings=settings)
+    return job.changed(
+        {
+            f"model.{key}": {**getattr(model, key), **off},
+            "model.lora.dropout": 0.0,
+            "train.resume": "never",
+        }
+    )
 
 
 class NotedUpdater:
@@ -119,75 +145,65 @@ class NotedUpdater:
     def __init__(self, inner: Updater, named: Mapping[str, Tensor]) -> None:
         self.inner, self.named = inner, named
         self.optimizer, self.parameters = inner.optimizer, inner.parameters
-        self.gradients = {n: torch.zeros_like(p.detach()) for n, p in named.items()}
-        self.received: set[str] = set()
+        self.gradients: dict[str, Tensor] = {}
 
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         for name, parameter in self.named.items():
             if parameter.grad is not None:
-                self.received.add(name)
                 own = parameter.grad if scale is None else parameter.grad / scale
-                self.gradients[name].copy_(own)
+                kept = self.gradients.setdefault(name, torch.empty_like(own))
+                kept.copy_(own)
         return self.inner(loss, scale)
 
 
 def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
     """Take the step of `trainer`, at the highest learning rate. All ranks call it."""
-    named = {_plain_name(n): p for n, p in trainer.model.model.named_parameters()}
     held = {id(p) for p in trainer.stepper.updater.parameters}
-    trained = {name: p for name, p in named.items() if id(p) in held}
+    trained = {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in trainer.model.model.named_parameters()
+        if id(parameter) in held
+    }
     noted = NotedUpdater(trainer.stepper.updater, trained)
     trainer.stepper.updater = noted  # type: ignore[assignment]
-    set_learning_rate(trainer.optimizer, trainer.job.settings.train.peak_learning_rate)
     batch = trainer.data[0]
-    _launch(trainer, batch.to(trainer.runtime.device), named)
-    sums = trainer.stepper.sums
+    _launch(trainer, batch.to(trainer.runtime.device))
     task = trainer.job.task
     here = sum(int(task.real(m.labels).sum()) for m in batch.micro_batches)
-    weights = {n: _whole(p.detach()).float().cpu() for n, p in named.items()}
+    weights = {n: _whole(p.detach()) for n, p in trained.items()}
     digest = sum(float(w.double().sum()) for w in weights.values())
-    mine = (sums.last_loss.item(), here, digest)
+    mine = (trainer.stepper.sums.last_loss.item(), here, digest)
     ranks = group.all_gather(mine) if group else [mine]
     return Step(
         loss=sum(loss for loss, _, _ in ranks),
         targets=(sum(count for _, count, _ in ranks), batch.num_targets),
-        gradients={
-            name: _whole(gradient).float().cpu()
-            for name, gradient in noted.gradients.items()
-            if name in noted.received
-        },
+        gradients={n: _whole(g) for n, g in noted.gradients.items()},
         weights=weights,
-        trained=frozenset(trained),
         ranks_agree=len({digest for _, _, digest in ranks}) == 1,
     )
 
 
-def _launch(trainer: Trainer, batch: StepBatch, named: Mapping[str, Tensor]) -> None:
+def _launch(trainer: Trainer, batch: StepBatch) -> None:
     """Run the step; with CUDA graphs as a replay, with fp16 until its scale fits."""
-    stepper = trainer.stepper
-    before = {name: p.detach().clone() for name, p in named.items()}
-    stepper(batch)
+    stepper, optimizer = trainer.stepper, trainer.optimizer
     if trainer.resolved.cuda_graphs:  # each shape runs once before it is recorded
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(before[name])
-            for state in trainer.optimizer.state.values():
-                for value in filter(torch.is_tensor, state.values()):
-                    value.zero_()
+        set_learning_rate(optimizer, 0.0)
         stepper(batch)
+        for state in optimizer.state.values():
+            for value in filter(torch.is_tensor, state.values()):
+                value.zero_()
+    set_learning_rate(optimizer, trainer.job.settings.train.peak_learning_rate)
+    stepper(batch)
     for _ in range(OVERFLOWS):
         if stepper.scaler is None or bool(torch.isfinite(stepper.sums.last_norm)):
             break
         stepper(batch)
 
 
-def _plain_name(name: str) -> str:
-    return name.replace("_orig_mod.", "")
-
-
 def _whole(tensor: Any) -> Tensor:
-    """Return all of a tensor whose parts are on several ranks; all ranks call it."""
+    """Return all of a tensor whose parts are on several ranks, on the CPU; all ranks
+    call it."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
+    return whole.float().cpu()

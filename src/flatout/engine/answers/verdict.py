@@ -115,30 +115,36 @@ def compared(
 
 
 def compared_loss(
-    found: float, plain: float, rounded: float, roundoff: float, times: float = TIMES
+    losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
-    own, exact, near = (
-        [torch.tensor(v, dtype=torch.float64)] for v in (found, plain, rounded)
-    )
-    return compared("loss", own, exact, near, max(LEAST / 10, roundoff), times=times)
+    """Compare the first of `losses` with the plain one and the one that is rounded."""
+    tensors = ([torch.tensor(loss, dtype=torch.float64)] for loss in losses)
+    return compared("loss", *tensors, max(LEAST / 10, roundoff), times=times)
 
 
 def compare(
     plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
     """Return checks, faults and notes about a step. `change`: that of the weights."""
-    losses = found.loss, plain.found.loss, plain.rounded.loss
+    expected = plain.found.targets[0]
+    apart = max(abs(count - expected) for count in found.targets)
+    shown = " and ".join(sorted({str(count) for count in found.targets}))
+    checks = [
+        compared_loss(
+            (found.loss, plain.found.loss, plain.rounded.loss), roundoff, times
+        ),
+        Check("targets", shown, str(expected), apart, 0),
+        change,
+    ]
     least = max(LEAST, TIMES * roundoff)
     modules = sorted(_modules(plain, found, least, times), key=lambda c: -c.ratio)
-    checks = [compared_loss(*losses, roundoff, times), _targets(plain, found), change]
-    faults = [*_gradient_faults(plain.found, found), *wrong(checks)]
+    faults = [*_gradient_faults(plain, found), *wrong(checks)]
     if bad := [check for check in modules if not check.is_within]:
         faults.append(
             f"the gradients of {len(bad)} modules are wrong, most that of "
             f"{bad[0].name} (error {bad[0].error:.2g})"
         )
-    notes = [*_unsure(modules), *_silent(plain.found)]
-    return checks + modules[:SHOWN], faults, notes
+    return checks + modules[:SHOWN], faults, list(_notes(plain, modules))
 
 
 def wrong(checks: list[Check]) -> list[str]:
@@ -146,33 +152,29 @@ def wrong(checks: list[Check]) -> list[str]:
     return [f"{c.name} is {c.found}, plain {c.plain}" for c in bad]
 
 
-def _unsure(modules: list[Check]) -> Iterator[str]:
-    """Name gradients that are mostly rounding, in which no fault can be seen."""
+def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
+    """Name gradients in which no fault can be seen: those that are mostly rounding or
+    zero, such as the first matrix of an adapter while its second one is zero."""
     if unsure := [c.name.partition(" ")[2] for c in modules if c.tolerance > UNSURE]:
         yield (
             f"a fault would not be seen in {len(unsure)} of {len(modules)} modules, "
             f"whose gradients are mostly rounding: {_some(unsure)}"
         )
-
-
-def _silent(plain: Step) -> Iterator[str]:
-    """Name parameters without a gradient, such as the first matrix of an adapter while
-    its second one is zero."""
-    moved = {name for name, own in plain.gradients.items() if own.any()}
-    if silent := sorted(plain.trained - moved):
+    moved = {name for name, own in plain.found.gradients.items() if own.any()}
+    if silent := sorted(plain.trained.keys() - moved):
         yield (
             f"{len(silent)} trainable parameters have a gradient of zero or none, here "
             f"and in plain PyTorch; no fault can be seen in them: {_some(silent)}"
         )
 
 
-def _gradient_faults(plain: Step, found: Step) -> Iterator[str]:
-    if missing := sorted(plain.gradients.keys() - found.gradients.keys()):
+def _gradient_faults(plain: PlainStep, found: Step) -> Iterator[str]:
+    if missing := sorted(plain.found.gradients.keys() - found.gradients.keys()):
         yield (
             f"{len(missing)} trainable parameters received no gradient: "
             f"{_some(missing)}"
         )
-    more = (found.trained - plain.trained) & found.gradients.keys()
+    more = found.gradients.keys() - plain.trained.keys()
     if extra := sorted(n for n in more if bool(found.gradients[n].any())):
         yield f"frozen parameters are trained: {_some(extra)}"
     if not found.ranks_agree:
@@ -183,29 +185,23 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _targets(plain: PlainStep, step: Step) -> Check:
-    found, (expected,) = step.targets, plain.found.targets
-    error = max(abs(count - expected) for count in found)
-    shown = " and ".join(sorted({str(count) for count in found}))
-    return Check("targets", shown, str(expected), error, 0)
-
-
 def _modules(
     plain: PlainStep, found: Step, least: float, times: float
 ) -> Iterator[Check]:
     """Compare the gradients by module."""
-    gradients, rounded = plain.found.gradients, plain.rounded.gradients
-    size = SMALL * _norm(gradients.values())
+    exact = plain.found.gradients
+    size = SMALL * _norm(exact.values())
     modules: dict[str, list[str]] = {}
-    for name in gradients:
+    for name in exact:
         modules.setdefault(name.rpartition(".")[0], []).append(name)
     for module, names in modules.items():
-        theirs = [gradients[n] for n in names]
-        own = [found.gradients.get(n, torch.zeros_like(gradients[n])) for n in names]
-        others = theirs, [rounded[n] for n in names]
-        yield compared(
-            f"gradient {module}", own, *others, least, size=size, times=times
+        own = [found.gradients.get(n, torch.zeros_like(exact[n])) for n in names]
+        sides = (
+            own,
+            [exact[n] for n in names],
+            [plain.rounded.gradients[n] for n in names],
         )
+        yield compared(f"gradient {module}", *sides, least, size=size, times=times)
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

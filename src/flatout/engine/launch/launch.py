@@ -150,8 +150,8 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
     if error.to_try is None or train_settings.distributed.num_machines > 1:
         return None
     logger.warning("%s. Starting again with %s", error, error.to_try)
-    smaller = train_settings.model_copy(update={**error.to_try, "resume": "auto"})
-    return replace(job, settings=job.settings.model_copy(update={"train": smaller}))
+    changes = {**error.to_try, "resume": "auto"}
+    return job.changed({f"train.{name}": value for name, value in changes.items()})
 
 
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:

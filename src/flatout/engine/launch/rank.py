@@ -26,7 +26,11 @@ from flatout.engine.machine.watchdog import FINISHED, heartbeat
 from flatout.engine.parameters import Settings, SettingsError, parse_settings
 
 if TYPE_CHECKING:
+    from flatout.engine.machine.runtime import Runtime
+    from flatout.engine.train.process_group import ProcessGroup
     from flatout.engine.train.setup.job import TrainJob
+
+    Work = Callable[[TrainJob, Runtime, ProcessGroup, Path], None]
 
 INTERRUPTED = "interrupted.json"
 SMALLER = "smaller.json"
@@ -34,10 +38,6 @@ SMALLER = "smaller.json"
 
 
 ALONE = "--alone"
-
-
-Work = Callable[[dict[str, Any], Settings, Path], None]
-"""Work of a rank, by the spec, its settings and the folder."""
 
 
 def main(folder: Path, *, work: Work | None = None) -> None:
@@ -51,7 +51,7 @@ def main(folder: Path, *, work: Work | None = None) -> None:
     environment.apply(settings.runtime)  # before torch is imported
     collect_rarely()
     try:
-        (work or _train)(spec, settings, folder)
+        _run(work or _train, spec, settings, folder)
     except Exception as error:
         leave_error(error)
         raise
@@ -85,18 +85,33 @@ def _log_to_stderr(rank: int) -> None:
     )
 
 
-def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
-    from flatout.engine.launch.results import write_result
+def _run(work: Work, spec: dict[str, Any], settings: Settings, folder: Path) -> None:
+    from flatout.engine.launch.job_files import JobFiles
     from flatout.engine.machine.runtime import set_up
-    from flatout.engine.machine.signals import Interrupted
-    from flatout.engine.train.keeping.oom import OutOfMemory
-    from flatout.engine.train.loop import train
     from flatout.engine.train.process_group import ProcessGroup
 
     runtime = set_up(settings.runtime)
     check_world_size(runtime.ranks.world_size, spec["world_size"])
     group = ProcessGroup.join(settings.train.distributed, runtime)
-    job = open_job(spec, settings)
+    job = JobFiles(**spec["job"]).open(settings, Path(spec["work_folder"]))
+    job = replace(job, metrics_file=Path(spec["metrics_file"]))
+    work(job, runtime, group, folder)
+    group.leave()
+
+
+def check_world_size(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise SettingsError(
+            f"the launcher started {found} ranks, train.distributed asks for {wanted}"
+        )
+
+
+def _train(job: TrainJob, runtime: Runtime, group: ProcessGroup, folder: Path) -> None:
+    from flatout.engine.launch.results import write_result
+    from flatout.engine.machine.signals import Interrupted
+    from flatout.engine.train.keeping.oom import OutOfMemory
+    from flatout.engine.train.loop import train
+
     try:
         result = train(job, runtime, group)
     except Interrupted as stop:
@@ -109,21 +124,6 @@ def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
     else:
         if runtime.ranks.is_main:
             write_result(job, result)
-    group.leave()
-
-
-def check_world_size(found: int, wanted: int) -> None:
-    if found != wanted:
-        raise SettingsError(
-            f"the launcher started {found} ranks, train.distributed asks for {wanted}"
-        )
-
-
-def open_job(spec: dict[str, Any], settings: Settings) -> TrainJob:
-    from flatout.engine.launch.job_files import JobFiles
-
-    job = JobFiles(**spec["job"]).open(settings, Path(spec["work_folder"]))
-    return replace(job, metrics_file=Path(spec["metrics_file"]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -13,6 +13,9 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Strategy = Literal["fixed", "random", "grouped", "packed"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -68,6 +71,15 @@ class SettingsModel(BaseModel):
         if is_given and kinds & {int, float} and bool not in kinds:
             raise ValueError("should be a number, not true or false")
         return value
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with valid values by path, such as `loader.num_workers`."""
+        found: dict[str, Any] = {}
+        for path, value in values.items():
+            name, _, rest = path.partition(".")
+            before = found.get(name, getattr(self, name))
+            found[name] = before.changed({rest: value}) if rest else value
+        return self.model_copy(update=found)
 
 
 def _kinds(annotation: Any) -> set[type]:

@@ -65,8 +65,7 @@ def repeated(settings: Settings, folds: int | None = None) -> Settings:
         raise SettingsError(f"sweep.seeds sets {SEED}: take it out of sweep.grid")
     else:
         grid[SEED] = [settings.runtime.seed + n for n in range(sweep.seeds or 0)]
-    swept = sweep.model_copy(update={"grid": grid})
-    return settings.model_copy(update={"sweep": swept})
+    return settings.changed({"sweep.grid": grid})
 
 
 def check_sweep(settings: Settings, folds: int | None = None) -> None:

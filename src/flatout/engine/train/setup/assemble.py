@@ -111,12 +111,9 @@ def assemble(
         resolved = _within(found, resolved, kept or found.token_budget)
         demand = found.demand
     data = step_rows(job, runtime, resolved, task_model.model.config)
-    total = data.batches.total_steps(train.epochs, train.max_steps)
     collect_as_usual()
-    optimizer = stepper.updater.optimizer
-    return Trainer(
-        job, runtime, resolved, task_model, stepper, optimizer, data, total, demand
-    )
+    parts = task_model, stepper, stepper.updater.optimizer, data
+    return Trainer(job, runtime, resolved, *parts, job.total_steps, demand)
 
 
 def seeded_model(

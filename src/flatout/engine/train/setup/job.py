@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.batches.skipped import check_skipped, skipped_rows
@@ -39,11 +40,12 @@ class TrainJob:
 
     def in_folder(self, folder: Path) -> TrainJob:
         """Return the job in another work folder, without a mirror."""
-        train = self.settings.train
-        checkpoint = train.checkpoint.model_copy(update={"mirror": None})
-        train = train.model_copy(update={"checkpoint": checkpoint})
-        settings = self.settings.model_copy(update={"train": train})
-        return replace(self, settings=settings, work_folder=folder)
+        unmirrored = self.changed({"train.checkpoint.mirror": None})
+        return replace(unmirrored, work_folder=folder)
+
+    def changed(self, values: Mapping[str, Any]) -> TrainJob:
+        """Return the job with other settings, by path (`train.max_steps`)."""
+        return replace(self, settings=self.settings.changed(values))
 
     @cached_property
     def task(self) -> Task:
@@ -66,6 +68,11 @@ class TrainJob:
         total = batches.total_steps(train.epochs, train.max_steps)
         check_skipped(skipped, batches, total)
         return replace(batches, skipped=tuple(skipped.tolist()))
+
+    @property
+    def total_steps(self) -> int:
+        train = self.settings.train
+        return self.batches.total_steps(train.epochs, train.max_steps)
 
 
 def check_rows(job: TrainJob) -> None:

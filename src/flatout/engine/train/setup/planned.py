@@ -18,13 +18,12 @@ from flatout.engine.train.setup.resolved_config import ResolvedConfig
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     """Plan a training of a Hugging Face `model`."""
-    train, batches = job.settings.train, job.batches
-    checkpoint = find_checkpoint(train.resume, job.work_folder)
+    checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     found = checkpoint.manifest if checkpoint else None
     earlier = _earlier_choice(found, runtime)
     done = found.step if found and earlier is None else 0
     return Planned(
-        steps=max(1, batches.total_steps(train.epochs, train.max_steps) - done),
+        steps=max(1, job.total_steps - done),
         parts=distinct_parts(model),
         sample_flops=_sample_flops(job, model) if runtime.is_cuda else 0,
         earlier=earlier,
