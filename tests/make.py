@@ -15,8 +15,7 @@ from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import Settings, SplitSettings, parse_settings
-from flatout.engine.rows.opening import rows_from_dataset
-from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.rows import SplitRows, rows_from_dataset
 from flatout.engine.tasks import columns_of
 from flatout.engine.train.setup.job import TrainJob
 from tests.engine.families import LABEL_NAMES, NAMED, token_rows

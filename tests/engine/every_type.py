@@ -108,7 +108,7 @@ def ours(model, name, rows, *, packed):
     )
     micro = collator.collate(rows, np.arange(len(rows)), 0)
     with torch.no_grad():
-        return made.logits(micro.tensors())[: len(micro.target_index)]
+        return made.logits(micro)[: len(micro["target_index"])]
 
 
 def tried(kind: str, name: str) -> str:

@@ -195,7 +195,7 @@ def gradient(model: TaskModel, batches) -> tuple[float, torch.Tensor]:
     total = 0.0
     for batch in batches:
         for micro in batch.micro_batches:
-            loss, _ = model(micro.tensors())
+            loss, _ = model(micro)
             (loss / batch.num_targets).backward()
             total += loss.item() / batch.num_targets
     grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
@@ -210,11 +210,9 @@ def plain_gradient(family: str, task: str, data: StepRows) -> tuple[float, Any]:
         (ids,) = data.rows.views(np.array([number]))
         row = data.collator.collate(data.rows, np.array([number]), 0)
         inputs = (
-            row.inputs["input_ids"]
-            if task == "masked-lm"
-            else torch.tensor([ids.tolist()])
+            row["input_ids"] if task == "masked-lm" else torch.tensor([ids.tolist()])
         )
-        logits, labels = model(input_ids=inputs).logits, row.labels
+        logits, labels = model(input_ids=inputs).logits, row["labels"]
         if task == "bidirectional-lm":
             onward, back = logits[0, :-1, 0], logits[0, 1:, 1]
             logits = torch.cat([onward, back])
@@ -222,7 +220,7 @@ def plain_gradient(family: str, task: str, data: StepRows) -> tuple[float, Any]:
         if task == "causal-lm":
             logits, labels = logits[0, :-1], inputs[0, 1:]
         if task == "masked-lm":
-            logits = logits[0, row.target_index]
+            logits = logits[0, row["target_index"]]
         if task == "token-classification":
             (tags,) = data.rows.views(np.array([number]), "labels")
             labels = torch.tensor(tags[tags >= 0].tolist(), dtype=torch.int64)

@@ -115,13 +115,13 @@ def of_pairs(job: TrainJob) -> TrainJob:
     """`job` with the last two thirds of each row as its second text."""
 
     def typed(rows: TokenRows) -> TokenRows:
-        lengths = rows.all_lengths.tolist()
+        lengths = rows.lengths(np.arange(len(rows))).tolist()
         kinds = [[int(i >= n // 3) for i in range(n)] for n in lengths]
         own = rows.views(np.arange(len(rows)))
         table = {
             "input_ids": pa.array([v.tolist() for v in own], pa.list_(pa.int32())),
             TYPES: pa.array(kinds, pa.list_(pa.int8())),
-            "labels": pa.array(rows.labels),
+            "labels": pa.array(rows.table["labels"].to_numpy()),
         }
         return TokenRows(pa.table(table))
 
@@ -261,7 +261,7 @@ def _inputs(
         labels = torch.where(mask.bool(), ids, -100)
     else:
         kind = torch.float32 if task == "regression" else torch.int64
-        labels = torch.tensor(rows.labels[row_ids], dtype=kind)
+        labels = torch.tensor(rows.table["labels"].to_numpy()[row_ids], dtype=kind)
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
     if TYPES in rows.column_names:
         own = [torch.tensor(v.tolist()) for v in rows.views(row_ids, TYPES)]
@@ -275,12 +275,12 @@ def _masked(
     """Which tokens are masked is the collator's to say (tested beside it)."""
     layout = Layout(max_length=job.settings.tokenize.max_length)
     batch = Collator(job.task, layout).collate(rows, row_ids, epoch)
-    ids = batch.inputs["input_ids"]
+    ids = batch["input_ids"]
     labels = torch.full(ids.shape, -100)
-    labels.view(-1)[batch.target_index] = batch.labels
-    mask = batch.inputs["attention_mask"].long()
+    labels.view(-1)[batch["target_index"]] = batch["labels"]
+    mask = batch["attention_mask"].long()
     return {
-        "input_ids": batch.inputs["input_ids"],
+        "input_ids": batch["input_ids"],
         "attention_mask": mask,
         "labels": labels,
     }

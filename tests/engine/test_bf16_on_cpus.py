@@ -90,7 +90,7 @@ def micro_batches(folder, runtime, strategy):
     data = training_rows(job, runtime, resolved, HIDDEN)
     for step in range(12):
         batch = data[step]
-        shapes = [micro.inputs["input_ids"].shape for micro in batch.micro_batches]
+        shapes = [micro["input_ids"].shape for micro in batch.micro_batches]
         assert batch.num_padded_tokens == sum(shape.numel() for shape in shapes)
         yield batch, shapes
 
@@ -128,7 +128,7 @@ def test_a_regression_is_not_rounded_at_the_end(family, whole):
         output.bias = nn.Parameter(torch.zeros(1))
     output.bias.data.fill_(2000.0)
     batch = step_rows(family, "regression", "random").cut(np.arange(8), 0, 0)
-    inputs = batch.micro_batches[0].tensors()
+    inputs = batch.micro_batches[0]
     with torch.no_grad():
         exact = model.logits(inputs)
         with BF16.autocast():

@@ -32,53 +32,51 @@ def collate(task="sequence-classification", packed=False, data=None, **options):
 
 def test_right_padding():
     batch = collate()
-    assert batch.inputs["input_ids"].tolist() == [
+    assert batch["input_ids"].tolist() == [
         [2, 7, 3, 0, 0],
         [2, 8, 9, 10, 3],
         [2, 3, 0, 0, 0],
     ]
-    assert batch.inputs["attention_mask"].tolist() == [
+    assert batch["attention_mask"].tolist() == [
         [True, True, True, False, False],
         [True, True, True, True, True],
         [True, True, False, False, False],
     ]
-    assert batch.target_index.tolist() == [0, 5, 10]
-    assert batch.labels.tolist() == [1, 0, 2]
-    assert "cu_seqlens" not in batch.inputs
+    assert batch["target_index"].tolist() == [0, 5, 10]
+    assert batch["labels"].tolist() == [1, 0, 2]
+    assert "cu_seqlens" not in batch
 
 
 def test_right_padding_to_a_length_and_to_a_multiple():
-    assert collate(pad_to_length=7).inputs["input_ids"].shape == (3, 7)
-    assert collate(pad_multiple=4).inputs["input_ids"].shape == (3, 8)
+    assert collate(pad_to_length=7)["input_ids"].shape == (3, 7)
+    assert collate(pad_multiple=4)["input_ids"].shape == (3, 8)
     # A model may have no more positions than that.
-    assert collate(pad_multiple=4, max_length=6).inputs["input_ids"].shape == (3, 6)
+    assert collate(pad_multiple=4, max_length=6)["input_ids"].shape == (3, 6)
 
 
 def test_packing():
     batch = collate(packed=True)
-    assert batch.inputs["input_ids"].tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3]]
-    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1]]
-    assert batch.inputs["cu_seqlens"].tolist() == [0, 3, 8, 10]
-    assert batch.inputs["cu_seqlens"].dtype == torch.int32
-    assert batch.target_index.tolist() == [0, 3, 8]
-    assert "attention_mask" not in batch.inputs
+    assert batch["input_ids"].tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1]]
+    assert batch["cu_seqlens"].tolist() == [0, 3, 8, 10]
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert batch["target_index"].tolist() == [0, 3, 8]
+    assert "attention_mask" not in batch
 
 
 def test_packing_to_few_shapes():
     batch = collate(packed=True, pad_multiple=16, row_multiple=8, max_length=5)
-    assert batch.inputs["input_ids"].tolist() == [
-        [2, 7, 3, 2, 8, 9, 10, 3, 2, 3] + [0] * 6
-    ]
+    assert batch["input_ids"].tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3] + [0] * 6]
     # Six tokens of padding in rows of at most max_length, then empty rows.
-    assert batch.inputs["cu_seqlens"].tolist() == [0, 3, 8, 10, 15, 16, 16, 16, 16]
-    assert batch.inputs["position_ids"][0, 10:].tolist() == [0, 1, 2, 3, 4, 0]
-    assert batch.labels.tolist() == [1, 0, 2] + [IGNORED] * 5
-    assert batch.target_index.tolist() == [0, 3, 8] + [0] * 5
+    assert batch["cu_seqlens"].tolist() == [0, 3, 8, 10, 15, 16, 16, 16, 16]
+    assert batch["position_ids"][0, 10:].tolist() == [0, 1, 2, 3, 4, 0]
+    assert batch["labels"].tolist() == [1, 0, 2] + [IGNORED] * 5
+    assert batch["target_index"].tolist() == [0, 3, 8] + [0] * 5
 
 
 def test_decoders_classify_from_the_last_token():
-    assert collate(pools_last=True).target_index.tolist() == [2, 9, 11]
-    assert collate(packed=True, pools_last=True).target_index.tolist() == [
+    assert collate(pools_last=True)["target_index"].tolist() == [2, 9, 11]
+    assert collate(packed=True, pools_last=True)["target_index"].tolist() == [
         2,
         7,
         9,
@@ -98,25 +96,25 @@ def test_a_text_that_ends_with_the_padding_token_is_read_as_transformers_reads_i
     )
     plain = built("llama", task).eval()
     with torch.no_grad():
-        found = model.logits(batch.tensors())
+        found = model.logits(batch)
         expected = [plain(input_ids=torch.tensor([ids])).logits for ids in ends]
     torch.testing.assert_close(found, torch.cat(expected))
 
 
 def test_causal_targets_are_the_next_tokens():
     batch = collate("causal-lm", packed=True)
-    assert batch.target_index.tolist() == [0, 1, 3, 4, 5, 6, 8]
-    assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3]
+    assert batch["target_index"].tolist() == [0, 1, 3, 4, 5, 6, 8]
+    assert batch["labels"].tolist() == [7, 3, 8, 9, 10, 3, 3]
     padded = collate("causal-lm")
-    assert padded.labels.tolist() == batch.labels.tolist()
-    assert padded.target_index.tolist() == [0, 1, 5, 6, 7, 8, 10]
+    assert padded["labels"].tolist() == batch["labels"].tolist()
+    assert padded["target_index"].tolist() == [0, 1, 5, 6, 7, 8, 10]
 
 
 def test_targets_of_a_language_model_are_rounded_up_as_its_tokens_are():
     batch = collate("causal-lm", packed=True, pad_multiple=16, row_multiple=8)
-    assert batch.inputs["input_ids"].shape == (1, 16)
-    assert batch.target_index.tolist() == [0, 1, 3, 4, 5, 6, 8] + [0] * 9
-    assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3] + [IGNORED] * 9
+    assert batch["input_ids"].shape == (1, 16)
+    assert batch["target_index"].tolist() == [0, 1, 3, 4, 5, 6, 8] + [0] * 9
+    assert batch["labels"].tolist() == [7, 3, 8, 9, 10, 3, 3] + [IGNORED] * 9
 
 
 def test_places_without_a_target_fill_up_one_shape():
@@ -124,10 +122,10 @@ def test_places_without_a_target_fill_up_one_shape():
     batch = collate("causal-lm", every_place=True)
     none = IGNORED
     rows = [[7, 3, none, none, none], [8, 9, 10, 3, none], [3, *[none] * 4]]
-    assert batch.target_index.tolist() == list(range(15))
-    assert batch.labels.view(3, 5).tolist() == rows
+    assert batch["target_index"].tolist() == list(range(15))
+    assert batch["labels"].view(3, 5).tolist() == rows
     one_a_row = collate(every_place=True)
-    assert one_a_row.target_index.tolist() == [0, 5, 10]
+    assert one_a_row["target_index"].tolist() == [0, 5, 10]
 
 
 def test_masked_targets_do_not_depend_on_the_batch():
@@ -139,15 +137,12 @@ def test_masked_targets_do_not_depend_on_the_batch():
     together = collator.collate(rows(), np.array([0, 1, 2]), epoch=1)
     alone = collator.collate(rows(), np.array([1]), epoch=1)
     # Row 2 has special tokens only: no target. Row 1 has 3 candidates, half of them 2.
-    assert len(together.labels) == 3
-    assert together.labels[1:].tolist() == alone.labels.tolist()
-    assert (
-        together.inputs["input_ids"][0, 3:8].tolist()
-        == alone.inputs["input_ids"][0].tolist()
-    )
+    assert len(together["labels"]) == 3
+    assert together["labels"][1:].tolist() == alone["labels"].tolist()
+    assert together["input_ids"][0, 3:8].tolist() == alone["input_ids"][0].tolist()
     assert collator.task.num_targets(rows(), np.array([0, 1, 2]), 1) == 3
     other = collator.collate(rows(), np.array([1]), epoch=2)
-    assert other.inputs["input_ids"].tolist() != alone.inputs["input_ids"].tolist()
+    assert other["input_ids"].tolist() != alone["input_ids"].tolist()
 
 
 def test_of_masked_targets_eight_in_ten_are_masks_and_one_in_ten_another_piece():
@@ -159,10 +154,10 @@ def test_of_masked_targets_eight_in_ten_are_masks_and_one_in_ten_another_piece()
     known = Vocabulary(vocabulary, 0, 4, special_token_ids=special)
     collator = collator_of("masked-lm", packed=True, vocabulary=known)
     batch = collator.collate(data, np.arange(2_000), epoch=3)
-    targets = batch.target_index.numpy()
+    targets = batch["target_index"].numpy()
     assert len(targets) == 2_000 * round(0.15 * 48)
-    found, real = batch.inputs["input_ids"].numpy()[0], ids.reshape(-1)
-    assert (batch.labels.numpy() == real[targets]).all()
+    found, real = batch["input_ids"].numpy()[0], ids.reshape(-1)
+    assert (batch["labels"].numpy() == real[targets]).all()
     untouched = np.setdiff1d(np.arange(len(real)), targets)
     assert (found[untouched] == real[untouched]).all()
     masked, kept = found[targets] == 4, found[targets] == real[targets]
@@ -179,23 +174,23 @@ def test_of_masked_targets_eight_in_ten_are_masks_and_one_in_ten_another_piece()
 def test_regression_keeps_floats_and_marks_absent_targets_with_nan():
     data = rows(labels=(0.5, -100.0, 2.0))
     batch = collate("regression", packed=True, data=data, row_multiple=4)
-    assert batch.labels[:3].tolist() == [0.5, -100.0, 2.0]
-    assert batch.labels[3].isnan()
+    assert batch["labels"][:3].tolist() == [0.5, -100.0, 2.0]
+    assert batch["labels"][3].isnan()
 
 
 def test_an_empty_batch_is_one_token_without_a_target():
     for packed in (False, True):
         collator = collator_of("sequence-classification", packed=packed)
         batch = collator.collate(rows(), np.array([], dtype=np.int64), epoch=0)
-        assert batch.inputs["input_ids"].tolist() == [[0]]
-        assert batch.labels.tolist() == [IGNORED]
+        assert batch["input_ids"].tolist() == [[0]]
+        assert batch["labels"].tolist() == [IGNORED]
 
 
 def test_token_types_are_laid_out_like_the_tokens():
     kinds = pa.array([[0, 0, 1], [0, 0, 1, 1, 1], [0, 1]], pa.list_(pa.int8()))
     data = rows(token_type_ids=kinds)
     batch = collate(data=data)
-    assert batch.inputs["token_type_ids"].tolist() == [
+    assert batch["token_type_ids"].tolist() == [
         [0, 0, 1, 0, 0],
         [0, 0, 1, 1, 1],
         [0, 1, 0, 0, 0],
@@ -204,7 +199,7 @@ def test_token_types_are_laid_out_like_the_tokens():
 
 def test_one_buffer_holds_every_tensor():
     batch = collate(packed=True)
-    arrays = {name: tensor.numpy() for name, tensor in batch.tensors().items()}
+    arrays = {name: tensor.numpy() for name, tensor in batch.items()}
     buffer, layout = in_one_buffer([arrays, arrays])
     size, found = places(layout)
     assert (buffer.dtype, len(buffer)) == (torch.uint8, size)
@@ -213,7 +208,7 @@ def test_one_buffer_holds_every_tensor():
     for part in found:
         for name, (begin, end, dtype, shape) in part.items():
             stored = buffer[begin:end].view(dtype).view(shape)
-            assert torch.equal(stored, batch.tensors()[name])
+            assert torch.equal(stored, batch[name])
 
 
 def step_rows(world_size=1, rank=0, strategy="packed", budget=8, **options):
@@ -235,7 +230,7 @@ def test_counts_are_of_the_global_batch_on_every_rank(strategy, world_size, mult
     ]
     steps = [part[0] for part in data]
     micros = [micro for step in steps for micro in step.micro_batches]
-    computed = sum(micro.inputs["input_ids"].numel() for micro in micros)
+    computed = sum(micro["input_ids"].numel() for micro in micros)
     for step in steps:
         assert step.num_padded_tokens == computed >= 10
         assert (step.num_samples, step.num_targets, step.num_tokens) == (3, 3, 10)
@@ -246,9 +241,9 @@ def test_counts_are_of_the_global_batch_on_every_rank(strategy, world_size, mult
 def test_a_step_survives_the_trip_through_its_buffer():
     step = step_rows(budget=16)[0]
     (micro,) = step.micro_batches
-    lengths = micro.inputs["cu_seqlens"].diff().tolist()
+    lengths = micro["cu_seqlens"].diff().tolist()
     assert sorted(lengths) == [2, 3, 5]
-    assert micro.inputs["input_ids"].numel() == 10
+    assert micro["input_ids"].numel() == 10
 
 
 def test_a_run_of_steps_is_one_buffer():
@@ -270,7 +265,7 @@ def test_rows_come_from_the_buffers_of_sliced_and_chunked_tables():
     views = chunked.views(np.array([2, 0]))
     assert [view.tolist() for view in views] == [IDS[0], IDS[1]]
     assert chunked.lengths(np.array([0, 1, 2])).tolist() == [5, 2, 3]
-    assert chunked.all_lengths.tolist() == [5, 2, 3]
+    assert chunked.lengths(np.arange(len(chunked))).tolist() == [5, 2, 3]
     assert chunked.facts.largest_id == 10
 
 

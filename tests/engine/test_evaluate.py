@@ -57,11 +57,11 @@ def plain(family, task):
     model = task_model(family, task, "sdpa", whole=True).model.eval()
     data = step_rows(family, task, "random", token_budget=10**6)
     batch = data.cut(torch.arange(len(data.rows)).numpy(), 0, 0).micro_batches[0]
-    labels = batch.labels
-    ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    labels = batch["labels"]
+    ids, mask = batch["input_ids"], batch["attention_mask"]
     if task == "masked-lm":
         labels = torch.full((ids.numel(),), -100)
-        labels[batch.target_index] = batch.labels
+        labels[batch["target_index"]] = batch["labels"]
         labels = labels.view_as(ids)
     if task == "causal-lm":
         labels = ids.masked_fill(~mask, -100)

@@ -185,9 +185,7 @@ def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
     real, refused = Stepper.__call__, []
 
     def limited(self, batch):
-        largest = max(
-            micro.inputs["input_ids"].numel() for micro in batch.micro_batches
-        )
+        largest = max(micro["input_ids"].numel() for micro in batch.micro_batches)
         if largest > 60:
             refused.append(largest)
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")

@@ -14,7 +14,7 @@ from sklearn.model_selection import KFold, PredefinedSplit, StratifiedKFold
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.split import SplitError
 from flatout.engine.parameters import SettingsError, SplitSettings
-from flatout.engine.rows.opening import open_rows
+from flatout.engine.rows.rows import open_rows
 from flatout.engine.sweep.folds import fold_files
 from flatout.engine.tasks import columns_of
 from tests.engine import benches

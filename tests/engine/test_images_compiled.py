@@ -50,7 +50,7 @@ def job_batch(job, ids):
     from flatout.engine.batches.collation import Collator
     from flatout.engine.rows.layout import Layout
 
-    return Collator(job.task, Layout()).collate(job.train, ids, 1).tensors()
+    return Collator(job.task, Layout()).collate(job.train, ids, 1)
 
 
 def gradients(model, batch):

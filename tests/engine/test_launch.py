@@ -27,7 +27,7 @@ from flatout.engine.launch.supervisor import Attempt, RankError, is_worth_anothe
 from flatout.engine.machine import environment
 from flatout.engine.machine.watchdog import Heartbeat, read_beats
 from flatout.engine.parameters import DistributedSettings, SettingsError
-from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.rows import open_rows
 from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import train
 from flatout.engine.train.recording.health import NonFiniteError
@@ -86,9 +86,8 @@ def test_the_ranks_start_from_a_file_of_this_users_alone(tmp_path):
     spec = json.loads(path.read_text())
     assert spec["world_size"] == 2
     assert spec["job"]["data_key"] == job.data_key
-    rows = TokenRows.open(Path(spec["job"]["train"]))
-    assert rows.all_lengths.tolist() == job.train.all_lengths.tolist()
-    assert rows.labels.tolist() == job.train.labels.tolist()
+    rows = open_rows(Path(spec["job"]["train"]))
+    assert rows.table.to_pydict() == job.train.table.to_pydict()
 
 
 def test_the_number_of_ranks_that_was_asked_for_is_asserted():

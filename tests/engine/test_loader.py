@@ -112,10 +112,9 @@ def test_steps_that_come_together_are_those_that_are_made_alone(workers, start):
                 assert getattr(batch, name) == value
         pairs = zip(batch.micro_batches, alone.micro_batches, strict=True)
         for micro, own in pairs:
-            tensors = micro.tensors()
-            assert list(tensors) == list(own.tensors())
-            for name, tensor in own.tensors().items():
-                assert torch.equal(tensors[name], tensor)
+            assert list(micro) == list(own)
+            for name, tensor in own.items():
+                assert torch.equal(micro[name], tensor)
 
 
 def test_only_small_batches_come_together():

@@ -119,7 +119,7 @@ def test_targets_at_every_place_have_the_gradient_of_those_that_are_there():
     kind = ("log_key_lstm", "causal-lm", "grouped")
     few, every = (step_rows(*kind, every_place=own)[0] for own in (False, True))
     for micro, own in zip(every.micro_batches, few.micro_batches, strict=True):
-        assert len(micro.labels) == micro.inputs["input_ids"].numel() > len(own.labels)
+        assert len(micro["labels"]) == micro["input_ids"].numel() > len(own["labels"])
     found, expected = gradient(model, [every]), gradient(model, [few])
     assert found[0] == pytest.approx(expected[0])
     torch.testing.assert_close(found[1], expected[1])

@@ -487,7 +487,7 @@ def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, t
             if "lora_B" in name:  # else an adapter changes nothing
                 torch.nn.init.normal_(parameter, std=0.1)
         for micro in step_rows(family, task, strategy)[0].micro_batches:
-            model(micro.tensors())[0].backward()
+            model(micro)[0].backward()
         own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         assert own.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
         found.append(own)
@@ -532,7 +532,7 @@ def test_adapted_blocks_share_whole_graphs(monkeypatch):
     counters.clear()
     compiled(model, backend="eager").train()
     for micro in step_rows("qwen3", "causal-lm", "grouped")[0].micro_batches:
-        model(micro.tensors())[0].backward()
+        model(micro)[0].backward()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 3
 

@@ -60,14 +60,14 @@ def plain_gradient(task, rows, options):
     """Of the first global batch, a padded model of transformers on all of it."""
     model = built(TASKS[task], task)
     (batch,) = step_rows(TASKS[task], task, "random", rows=rows)[0].micro_batches
-    ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    ids, mask = batch["input_ids"], batch["attention_mask"]
     logits = model(ids, attention_mask=mask).logits
-    labels = batch.labels
+    labels = batch["labels"]
     if task == "causal-lm":
         seen = mask[:, 1:]
         logits, labels = logits[:, :-1][seen], ids[:, 1:][seen]
     if task == "token-classification":  # which tokens are targets is tested elsewhere
-        logits, labels = logits.flatten(0, 1)[batch.target_index], labels[:, 0]
+        logits, labels = logits.flatten(0, 1)[batch["target_index"]], labels[:, 0]
     loss = plain_loss(logits, labels, options)
     loss.backward()
     return loss.item(), {n: p.grad for n, p in model.named_parameters()}

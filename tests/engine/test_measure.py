@@ -116,7 +116,7 @@ def test_a_block_of_few_steps_has_the_mean_length_of_all():
     )
     first, steps = representative_block(data.rows, data.batches, 4)
     rows = np.concatenate([data.batches.rows(s) for s in range(first, first + steps)])
-    mean = data.rows.all_lengths.mean()
+    mean = data.rows.facts.mean_length
     assert steps == 4
     assert data.rows.lengths(rows).mean() == pytest.approx(mean, rel=0.01)
 

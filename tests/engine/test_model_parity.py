@@ -117,7 +117,9 @@ def test_joined_documents_equal_plain_transformers_on_each_alone(family, task):
     rows = joined_rows(documents, 20)
     assert len(rows) == 4
     ids = np.concatenate(documents.views(np.arange(len(documents))))
-    cuts = sorted({*np.cumsum(documents.all_lengths).tolist(), 20, 40, 60})
+    cuts = sorted(
+        {*np.cumsum(documents.lengths(np.arange(len(documents)))).tolist(), 20, 40, 60}
+    )
     parts = rows_of(task, [part.tolist() for part in np.split(ids, cuts[:-1])])
     alone = step_rows(family, task, "random", rows=parts)
     if task == "masked-lm":  # masks belong to a block and a place in it
@@ -155,9 +157,9 @@ def test_heads_and_narrowing_equal_the_whole_model(family, task):
     batch = step_rows(family, task, "random")[1]
     ours = task_model(family, task, "sdpa")
     whole = task_model(family, task, "sdpa", whole=True)
-    tensors = batch.micro_batches[0].tensors()
+    tensors = batch.micro_batches[0]
     logits = ours.logits(tensors)
-    assert len(logits) == len(batch.micro_batches[0].labels)
+    assert len(logits) == len(batch.micro_batches[0]["labels"])
     torch.testing.assert_close(logits, whole.logits(tensors), rtol=1e-4, atol=1e-5)
     found = gradient(ours, [batch])[1]
     assert found.norm() > 0

@@ -17,6 +17,7 @@ from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.split import SplitError
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import ModelSettings, SplitSettings
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tasks import make_task, task_class
 from tests.engine.families import task_of
@@ -109,7 +110,7 @@ def test_labels_become_zeros_and_ones_that_rows_give_back():
     rows = TokenRows(pa.table({"input_ids": ids, "labels": encoded}))
     expected = [[0, 0, 0], [1, 0, 1], [0, 1, 0]]
     assert rows.labels_of(np.arange(3)).tolist() == expected
-    again = TokenRows.from_dataset(Dataset(rows.table))
+    again = rows_from_dataset(Dataset(rows.table))
     assert again.labels_of(np.array([2, 1])).tolist() == expected[:0:-1]
     assert "the first 'd' in row 1" in task.label_fault(
         pa.chunked_array([[["a"], ["d"]]])

@@ -52,7 +52,7 @@ def test_steps_are_those_of_pytorchs_optimizer(name):
         (micro,) = data[step].micro_batches
         for trained in (model, plain):
             trained.zero_grad()
-            (trained(micro.tensors())[0] / 12).backward()
+            (trained(micro)[0] / 12).backward()
         set_learning_rate(optimizer, RATE)
         norm, _ = updater(torch.zeros(()))
         expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)

@@ -18,7 +18,7 @@ from flatout.engine.parameters import (
     TokenizeSettings,
     parse_settings,
 )
-from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
@@ -64,7 +64,7 @@ def test_each_text_is_a_sequence_of_its_own(tmp_path, form):
     assert not rejected
     file = saved(tmp_path, rows)
     recipe = tokens_recipe("train_tokens", rows, file, [], MODEL, LIMITS)
-    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    tokens = rows_from_dataset(recipe.to_dataset())
     members, numbers = tokens.sequences(np.arange(len(tokens)))
     found = iter(members.views(numbers))
     labels = iter(members.labels_of(numbers).tolist())
@@ -129,7 +129,7 @@ def test_scores_outside_of_the_range_are_rejected(tmp_path):
     assert found.keys() == {3, 4, 5}
     file = saved(tmp_path, rows)
     recipe = tokens_recipe("train_tokens", rows, file, [], MODEL, LIMITS)
-    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    tokens = rows_from_dataset(recipe.to_dataset())
     members, numbers = tokens.sequences(np.arange(len(tokens)))
     sample, place, bits = members.labels_of(numbers).T
     known = bits.astype(np.int32).view(np.float32)

@@ -14,7 +14,7 @@ from flatout.engine.families import usable_positions
 from flatout.engine.models.building import Vocabulary, build, load_pretrained
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
 from flatout.engine.predict.predicting import predict
-from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
@@ -67,7 +67,7 @@ def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path)
     assert logits.softmax(-1).std(0).max() > 1e-4  # 10 times
 
     batch = collator_of("sequence-classification", max_length=24).collate(
-        TokenRows.from_dataset(tokens), np.arange(30), 0
+        rows_from_dataset(tokens), np.arange(30), 0
     )
     for name, values in padded.items():
-        assert torch.equal(batch.inputs[name].long(), values), name
+        assert torch.equal(batch[name].long(), values), name

@@ -169,7 +169,7 @@ def test_in_bf16_lengths_and_totals_are_rounded_up(
 
     def watched(*arguments, **named):
         batch = collate(*arguments, **named)
-        lengths.append(batch.inputs["input_ids"].shape[1])
+        lengths.append(batch["input_ids"].shape[1])
         return batch
 
     monkeypatch.setattr(Collator, "collate", watched)

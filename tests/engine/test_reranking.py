@@ -22,7 +22,7 @@ from flatout.engine.models.sentence_files import SentenceFiles
 from flatout.engine.parameters import SettingsError, SplitSettings, parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import Predictor
-from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import columns_of
 from flatout.engine.tasks._shared.ranking import Ranking, ranking_figures
 from flatout.engine.tokenizing.encoders.encoded import TokensError
@@ -141,7 +141,7 @@ def trained(tmp_path_factory):
     recipe.build().save_pretrained(folder / "tokenizer")
     file = TokenizerFile(folder / "tokenizer")
     made = split_recipes(rows, file, [], settings.model, settings.tokenize)
-    tokens = [TokenRows.from_dataset(recipe.to_dataset()) for recipe in made]
+    tokens = [rows_from_dataset(recipe.to_dataset()) for recipe in made]
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     job = replace(
         job,

@@ -33,7 +33,7 @@ def graphs(tmp_path, batch, *, width=64, runtime=H200, **train):
     job = make_job(
         tmp_path, global_batch_size=batch, **{"token_budget": 10**7, **train}
     )
-    assert job.train.all_lengths.mean() == pytest.approx(MEAN_TOKENS, abs=0.01)
+    assert job.train.facts.mean_length == pytest.approx(MEAN_TOKENS, abs=0.01)
     config = BertConfig(hidden_size=width, num_attention_heads=width // 64)
     return resolve(job, runtime, config).cuda_graphs
 

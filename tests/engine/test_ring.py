@@ -57,9 +57,9 @@ def test_places_hold_each_step_in_turn(workers, size):
     for step, batch in enumerate(ring.batches(iter(loader))):
         place = ring.place(step % len(ring))
         assert batch.buffer.data_ptr() == place.data_ptr()
-        found = torch.cat([micro.inputs["inputs"] for micro in batch.micro_batches])
+        found = torch.cat([micro["inputs"] for micro in batch.micro_batches])
         assert np.array_equal(found.numpy(), values[batch.row_ids])
-        labels = torch.cat([micro.labels for micro in batch.micro_batches])
+        labels = torch.cat([micro["labels"] for micro in batch.micro_batches])
         assert labels.tolist() == (batch.row_ids % 3).tolist()
         seen.append(batch.step)
     assert seen == list(range(STEPS))
@@ -111,11 +111,11 @@ def test_a_step_that_no_place_holds_has_memory_of_its_own():
     assert made.place is None
     micros = zip(made.batch.micro_batches, data[0].micro_batches, strict=True)
     for own, other in micros:
-        assert torch.equal(own.inputs["inputs"], other.inputs["inputs"])
+        assert torch.equal(own["inputs"], other["inputs"])
 
 
 def test_a_rank_without_rows_has_one_of_zeros():
     data = step_rows(pixels(64))
     nothing = data.collator.collate(data.rows, np.zeros(0, np.int64), 0)
-    assert nothing.inputs["inputs"].shape == (1, 64, 64, 3)
-    assert not nothing.inputs["inputs"].any()
+    assert nothing["inputs"].shape == (1, 64, 64, 3)
+    assert not nothing["inputs"].any()

@@ -61,7 +61,7 @@ def test_windows_of_few_bytes_give_the_rows_and_figures_of_large_ones(
         flat = values.reshape(-1, 3 if kind == "images" else 6)
         np.testing.assert_allclose(rows.facts.mean, flat.mean(0), rtol=1e-5)
         np.testing.assert_allclose(rows.facts.deviation, flat.std(0), rtol=1e-5)
-        found.append((values.tolist(), rows.labels.tolist()))
+        found.append((values.tolist(), rows.table["labels"].to_numpy().tolist()))
     assert found[0] == found[1]
 
 

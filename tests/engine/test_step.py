@@ -192,9 +192,9 @@ def test_fp16_trains_as_with_pytorchs_grad_scaler(fused):
         (micro,) = padded[step].micro_batches
         with torch.autocast("cpu", torch.float16):
             loss = plain(
-                micro.inputs["input_ids"],
-                attention_mask=micro.inputs["attention_mask"],
-                labels=micro.labels,
+                micro["input_ids"],
+                attention_mask=micro["attention_mask"],
+                labels=micro["labels"],
             ).loss
         optimizer.zero_grad()
         scaler.scale(loss).backward()

@@ -24,7 +24,7 @@ from flatout.engine.parameters import (
     parse_settings,
 )
 from flatout.engine.predict.predicting import predict
-from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import columns_of, make_task
 from flatout.engine.tokenizing.encoders.encode import TokensError
 from flatout.engine.tokenizing.token_recipes import label_names_of, tokens_recipe
@@ -281,7 +281,7 @@ def test_the_first_target_of_each_row_is_marked(made):
     recipe = tokens_recipe(
         "train", rows, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
     )
-    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    tokens = rows_from_dataset(recipe.to_dataset())
     task = make_task(model_of("bert"), TAGS)
     found = task.targets(tokens, np.arange(len(tokens)), 0, pools_last=False).labels
     assert {len(labels) for labels in found} > {1, 2}
@@ -294,7 +294,7 @@ def test_rows_of_tags_are_read_as_they_were_written(made):
     recipe = tokens_recipe(
         "train", rows, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
     )
-    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    tokens = rows_from_dataset(recipe.to_dataset())
     assert tokens.has_token_labels
     assert not tokens.facts.label_counts
     (view,) = tokens.views(np.array([3]), "labels")

@@ -14,6 +14,7 @@ from flatout.engine.files.arrow_folder import ArrowRecipe, TableRecipe, write_re
 from flatout.engine.files.atomic_folder import stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import SettingsError
+from flatout.engine.rows.rows import open_rows
 from flatout.engine.rows.token_facts import TokenFacts
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.train.setup.job import check_rows
@@ -60,7 +61,7 @@ class MachineRows(ArrowRecipe):
 
 def machine_rows(folder, count, key="k"):
     write_recipe(folder, MachineRows(ContentKey({"rows": key}), count))
-    return TokenRows.open(folder)
+    return open_rows(folder)
 
 
 def counted(rows):
@@ -83,7 +84,7 @@ def counted(rows):
 def overwrite(folder, what):
     """Let every byte of the ids be `what`; the file keeps its form."""
     (path,) = folder.glob("*.arrow")
-    values = TokenRows.open(folder)._chunks[0].columns["input_ids"][1].tobytes()
+    values = open_rows(folder)._chunks[0].columns["input_ids"][1].tobytes()
     data = path.read_bytes()
     assert data.count(values) == 1
     path.write_bytes(data.replace(values, what * len(values)))
@@ -92,7 +93,7 @@ def overwrite(folder, what):
 def test_facts_are_noted_when_rows_are_written(tmp_path):
     rows = machine_rows(tmp_path / "t", 3000)
     assert stored_facts(tmp_path / "t")["tokens"] == counted(rows)
-    assert rows.facts.mean_length == rows.all_lengths.mean()
+    assert rows.facts.mean_length == rows.lengths(np.arange(len(rows))).mean()
 
 
 @pytest.mark.parametrize("task", [TASK, "regression", "causal-lm"])
@@ -108,7 +109,7 @@ def test_a_start_reads_no_tokens(tmp_path):
     """The key vouches for them: nothing looks through terabytes for a bad id again."""
     machine_rows(tmp_path / "t", 3000)
     overwrite(tmp_path / "t", b"\x7f")
-    rows = TokenRows.open(tmp_path / "t")
+    rows = open_rows(tmp_path / "t")
     assert max(rows.views(np.arange(1))[0]) == 0x7F7F7F7F
     job = make_job(tmp_path)
     check_rows(replace(job, train=rows))
@@ -121,20 +122,20 @@ def test_rows_without_facts_are_counted_once_and_told(tmp_path, caplog):
     write_recipe(folder, TableRecipe(table))
     key = stored_key(folder)
     with caplog.at_level("INFO", "flatout.engine"):
-        assert vars(TokenRows.open(folder).facts) == counted(TokenRows.open(folder))
+        assert vars(open_rows(folder).facts) == counted(open_rows(folder))
     (line,) = [m for m in caplog.messages if "reading all rows, because" in m]
     assert str(folder) in line
     assert stored_key(folder) == key and stored_facts(folder)["rows"] == 3000
     caplog.clear()
     overwrite(folder, b"\x7f")
     with caplog.at_level("INFO", "flatout.engine"):
-        assert TokenRows.open(folder).facts.largest_id < VOCABULARY.size
+        assert open_rows(folder).facts.largest_id < VOCABULARY.size
     assert not caplog.messages
 
 
 def test_facts_of_other_rows_do_not_count(tmp_path):
     machine_rows(tmp_path / "t", 100)
-    part = TokenRows(TokenRows.open(tmp_path / "t").table.slice(10, 20), tmp_path / "t")
+    part = TokenRows(open_rows(tmp_path / "t").table.slice(10, 20), tmp_path / "t")
     assert part.facts.num_rows == 20
 
 
@@ -158,7 +159,7 @@ def test_columns_cut_at_other_places_than_rows():
 def test_a_start_and_a_step_copy_no_column(tmp_path):
     """Memory of a start does not grow with the rows: 12 bytes a row would be 24 MB."""
     machine_rows(tmp_path / "t", 2_000_000)
-    rows = TokenRows.open(tmp_path / "t")
+    rows = open_rows(tmp_path / "t")
     job = replace(make_job(tmp_path), train=rows)
     tracemalloc.start()
     check_rows(job)

@@ -28,7 +28,7 @@ from flatout.engine.benchmark.recommend import provenance
 from flatout.engine.launch.job_files import token_key
 from flatout.engine.machine.environment import device_name
 from flatout.engine.parameters import parse_settings
-from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import (
     check_trials,

@@ -28,6 +28,7 @@ from flatout.engine.predict.judgement import (
     class_table,
     confusion,
 )
+from flatout.engine.rows.rows import open_rows
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
@@ -88,7 +89,7 @@ def data(tmp_path_factory) -> Path:
 def test_figures_are_those_of_sklearn_on_what_transformers_predicts(data, split):
     folder = saved_model(data, "bert", CLASSES)
     catalog = evaluate(data, split=split)
-    rows = TokenRows.open(data / f"05_model_input/{split}_tokens")
+    rows = open_rows(data / f"05_model_input/{split}_tokens")
     logits = torch.stack(plain_logits(folder, rows))
     shares, best = logits.softmax(-1).numpy(), logits.argmax(-1).tolist()
     labels = rows.labels_of(np.arange(len(rows)))
@@ -153,7 +154,7 @@ def test_a_language_model_has_figures_and_no_rows(data):
     (data / "06_models/label_names.json").write_text("[]")
     catalog = evaluate(data, LANGUAGE)
     (data / "06_models/label_names.json").write_text(json.dumps(LABEL_NAMES))
-    rows = TokenRows.open(data / "05_model_input/test_tokens")
+    rows = open_rows(data / "05_model_input/test_tokens")
     total = count = 0
     for logits, ids in zip(
         plain_logits(folder, rows), rows.views(np.arange(len(rows))), strict=True
@@ -176,7 +177,7 @@ def test_a_masked_model_is_judged_on_the_masks_of_its_training(data):
     names = data / "06_models/label_names.json"
     names.write_text("[]")
     model = load_pretrained(folder).eval()
-    rows = TokenRows.open(data / "05_model_input/test_tokens")
+    rows = open_rows(data / "05_model_input/test_tokens")
     for seed in (7, 42):
         task = task_of("masked-lm", seed, SPECIAL)
         found = task.targets(rows, np.arange(len(rows)), 0, pools_last=False)
@@ -259,7 +260,7 @@ def test_rows_that_were_trained_on_are_counted_in_another_split(tmp_path):
 def test_rows_of_other_data_are_judged_if_their_number_is_known(tmp_path, known):
     data = write_tokens(tmp_path)
     folder = saved_model(data, "bert", CLASSES)
-    other = TokenRows.open(data / "05_model_input/train_tokens")
+    other = open_rows(data / "05_model_input/train_tokens")
     hashes = np.unique(row_hashes(other)) + np.uint64(1) if known else None
     TrainedRows("of other data", 42, 48, hashes).save_pretrained(folder)
     if known:

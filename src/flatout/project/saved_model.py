@@ -105,7 +105,7 @@ def _text_example(
 def _sample_file(rows: Any, folder: Path) -> str:
     import numpy as np
 
-    from flatout.engine.rows.opening import rows_from_dataset
+    from flatout.engine.rows.rows import rows_from_dataset
 
     views = rows_from_dataset(rows).views(np.zeros(1, np.int64))
     np.save(folder / "example.npy", np.array(views[0]))

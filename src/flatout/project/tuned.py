@@ -40,7 +40,7 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
     from flatout.engine.launch.job_files import token_key
     from flatout.engine.launch.launch import resolve_processes
     from flatout.engine.machine.environment import device_name
-    from flatout.engine.rows.opening import rows_from_dataset
+    from flatout.engine.rows.rows import rows_from_dataset
 
     here = provenance(
         settings,

@@ -160,7 +160,7 @@ class Plain:
         layout = Layout(pad_token_id=pad, max_length=self.max_length)
         micro = Collator(task, layout, family.causal).collate(rows, ids, epoch)
         device = self.model.device
-        batch = {name: t.to(device) for name, t in micro.tensors().items()}
+        batch = {name: t.to(device) for name, t in micro.items()}
         logits = self._own_logits(batch)
         divisor = task.divisor(rows, ids, epoch)
         targets = int(task.real(batch["labels"]).sum())

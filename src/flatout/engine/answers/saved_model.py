@@ -25,7 +25,7 @@ from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
 from flatout.engine.predict.predictor import Predictor
-from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import RowAnswers, without_options
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 

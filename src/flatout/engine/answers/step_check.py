@@ -171,7 +171,7 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
     batch = trainer.data[0]
     _launch(trainer, batch.to(trainer.runtime.device))
     task = trainer.job.task
-    here = sum(int(task.real(m.labels).sum()) for m in batch.micro_batches)
+    here = sum(int(task.real(m["labels"]).sum()) for m in batch.micro_batches)
     weights = {n: _whole(p.detach()) for n, p in trained.items()}
     digest = sum(float(w.double().sum()) for w in weights.values())
     mine = (trainer.stepper.sums.last_loss.item(), here, digest)

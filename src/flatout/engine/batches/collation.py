@@ -52,29 +52,8 @@ PLACE = "target_place"
 ROW = "target_row"
 
 
-@dataclass
-class MicroBatch:
-    """Tensors of one forward pass; shapes in the module's docstring."""
-
-    inputs: dict[str, Tensor]
-    """The rows' fields."""
-    target_index: Tensor
-    labels: Tensor
-
-    @classmethod
-    def of(cls, tensors: dict[str, Tensor]) -> MicroBatch:
-        """Build a micro-batch from all of its tensors by name."""
-        own = ("target_index", "labels")
-        inputs = {name: t for name, t in tensors.items() if name not in own}
-        return cls(inputs, *(tensors[name] for name in own))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
-        return {
-            **self.inputs,
-            "target_index": self.target_index,
-            "labels": self.labels,
-        }
+MicroBatch = dict[str, Tensor]
+"""Tensors of one forward pass by name; shapes in the module's docstring."""
 
 
 @dataclass
@@ -116,7 +95,7 @@ class StepBatch:
     def micro_batches(self) -> list[MicroBatch]:
         """Views into the buffer."""
         return [
-            MicroBatch.of({n: view(self.buffer, *at) for n, at in part.items()})
+            {name: view(self.buffer, *at) for name, at in part.items()}
             for part in places(self.layout)[1]
         ]
 
@@ -175,11 +154,11 @@ class Collator:
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
         """Tensors for `row_ids` (B,); an empty batch gives one padding token whose loss
         is zero, so that a rank without rows can still join collectives."""
+        arrays = self._arrays(rows, row_ids, epoch)
         made = {
-            name: array.made() if isinstance(array, LateArray) else array
-            for name, array in self._arrays(rows, row_ids, epoch).items()
+            n: a.made() if isinstance(a, LateArray) else a for n, a in arrays.items()
         }
-        return MicroBatch.of({n: torch.from_numpy(array) for n, array in made.items()})
+        return {name: torch.from_numpy(array) for name, array in made.items()}
 
     def collate_step(
         self,

@@ -106,10 +106,9 @@ class StepLoader:
     wait_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        decodes = getattr(self.data.rows, "decodes", False)
-        is_cuda, ranks = self.runtime.is_cuda, self.runtime.ranks.local_world_size
+        ranks, decodes = self.runtime.ranks.local_world_size, self.data.rows.decodes
         self.num_workers = resolve_workers(
-            self.settings, is_cuda, ranks, decodes=decodes
+            self.settings, self.runtime.is_cuda, ranks, decodes=decodes
         )
         self.times = WorkerTimes(self.num_workers)
 
@@ -156,9 +155,10 @@ class StepLoader:
 
     @property
     def _in_ring(self) -> bool:
-        """Return whether workers write batches for a GPU to shared locked memory."""
+        """Return whether workers write batches, of a fixed size, for a GPU to shared
+        locked memory."""
         locked = self.settings.pin_memory and self.runtime.is_cuda
-        return locked and Ring.fits(self.data)
+        return locked and self.data.rows.row_bytes > 0
 
     def _from_ring(self, steps: range, copies: Any) -> Generator[StepRun]:
         ahead = max(1, self.num_workers) * self.settings.prefetch_factor
@@ -205,15 +205,14 @@ class StepLoader:
 def run_steps(data: StepRows) -> int:
     """Number of steps that a worker sends together, limited by their size with the
     longest rows. Decoded rows need enough time to be sent one by one."""
-    if getattr(data.rows, "decodes", False):
+    if data.rows.decodes:
         return 1
     return max(1, min(MOST_IN_A_RUN, RUN_BYTES // batch_bytes(data)))
 
 
 def batch_bytes(data: StepRows) -> int:
     """Maximum size of a step in bytes."""
-    row = BYTES_A_TOKEN * data.rows.facts.largest_sample
-    row += getattr(data.rows, "row_bytes", 0)
+    row = BYTES_A_TOKEN * data.rows.facts.largest_sample + data.rows.row_bytes
     return int(data.batches.batch_size * row)
 
 

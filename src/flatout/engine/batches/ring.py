@@ -59,16 +59,11 @@ class Ring:
         self._memory = flat.view(places, size)
         self._read: list[Any] = [None] * places
 
-    @staticmethod
-    def fits(data: StepRows) -> bool:
-        """Return whether rows have a fixed size."""
-        return bool(getattr(data.rows, "row_bytes", 0))
-
     @classmethod
     def of(cls, data: StepRows, ahead: int) -> Ring:
         """Ring for batches of `data`, of which `ahead` are in progress."""
         rows = -(-data.batches.batch_size // data.planner.world_size)
-        row_bytes = data.rows.row_bytes + EXTRA_BYTES  # type: ignore[attr-defined]
+        row_bytes = data.rows.row_bytes + EXTRA_BYTES
         return cls(ahead + SPARE, rows * row_bytes + 64 * ALIGNMENT)
 
     def __len__(self) -> int:

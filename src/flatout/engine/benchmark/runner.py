@@ -25,8 +25,7 @@ from flatout.engine.launch.launch import resolve_processes
 from flatout.engine.machine.environment import device_name, nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 from flatout.engine.parameters import BenchmarkSettings, Settings
-from flatout.engine.rows.opening import open_rows
-from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.rows import SplitRows, open_rows
 
 logger = logging.getLogger(__name__)
 

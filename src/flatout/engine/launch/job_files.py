@@ -12,8 +12,7 @@ import pyarrow as pa
 from flatout.engine.files.atomic_folder import stored_key
 from flatout.engine.files.content_key import arrow_digest
 from flatout.engine.parameters import Settings
-from flatout.engine.rows.opening import open_rows, rows_from_dataset
-from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.rows import SplitRows, open_rows, rows_from_dataset
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tokenizing.token_keys import check_tokens_match
 from flatout.engine.train.setup.job import TrainJob

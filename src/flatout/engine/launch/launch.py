@@ -31,7 +31,7 @@ from flatout.engine.launch.supervisor import Attempt, is_worth_another
 from flatout.engine.machine import environment
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import DistributedSettings, Settings, SettingsError
-from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import TrainResult, train

@@ -37,7 +37,7 @@ from flatout.engine.machine.watchdog import (
 )
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import SettingsError
-from flatout.engine.rows.arrow_rows import TokenRowsError
+from flatout.engine.rows.rows import TokenRowsError
 from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.recording.health import NonFiniteError
 from flatout.engine.train.setup.job import TrainJob

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from flatout.engine.rows.opening import rows_from_dataset
-from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.rows import SplitRows, rows_from_dataset
 from flatout.engine.rows.token_facts import SEQUENCES
 
 FACTS, HASHES = "trained_on.json", "trained_rows.npy"

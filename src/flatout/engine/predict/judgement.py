@@ -14,7 +14,7 @@ import pandas as pd
 
 from flatout.engine.parameters.faults import some_of
 from flatout.engine.rows.layout import Ints
-from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)

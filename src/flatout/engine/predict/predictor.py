@@ -160,8 +160,7 @@ class Predictor:
             every = (np.arange(len(rows)),)
             cuts = self._planner.plan(lengths[rows]).micro_batches[0]
             for own in every if size else cuts:
-                micro = self._collator.collate(tokens, rows[own], epoch=0)
-                tensors = micro.tensors()
+                tensors = self._collator.collate(tokens, rows[own], epoch=0)
                 if self.runtime.is_cuda:
                     tensors = {name: t.pin_memory() for name, t in tensors.items()}
                 yield self._rows_of_targets(tokens, rows[own]), tensors

@@ -33,8 +33,7 @@ from flatout.engine.predict.checks import (
     with_calibration,
 )
 from flatout.engine.predict.predictor import Predictor
-from flatout.engine.rows.opening import rows_from_dataset
-from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.rows import SplitRows, rows_from_dataset
 from flatout.engine.tasks import Calibrated, Judged, Task
 from flatout.engine.tasks._shared.reliability import calibration_figures
 from flatout.engine.tokenizing.token_keys import token_key

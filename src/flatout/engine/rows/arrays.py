@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flatout.engine.rows.array_facts import ArrayFacts
-from flatout.engine.rows.arrow_rows import ArrowRows
-from flatout.engine.rows.fixed_lists import labels_in, values_in
+from flatout.engine.rows.fixed_lists import values_in
 from flatout.engine.rows.layout import Ints, LaidOut, LateArray, Layout
-from flatout.engine.rows.rows import Rows
+from flatout.engine.rows.rows import SplitRows
 
 INPUTS = "inputs"
 """Column of nested fixed-size lists, one level per dimension."""
@@ -36,13 +35,10 @@ class _Chunk:
         return len(self.values)
 
 
-class ArrayRows(ArrowRows):
-    """Rows with `inputs` and optional `labels`, one target per row. When sent to
-    another process, the file is opened again instead of copying the rows."""
+class ArrayRows(SplitRows):
+    """Rows with `inputs` and optional `labels`, one target per row."""
 
     column = INPUTS
-    decodes: ClassVar[bool] = False
-    """True if building a batch needs CPU time for decoding."""
     facts_class = ArrayFacts
     facts: ArrayFacts  # type: ignore[assignment]
 
@@ -51,9 +47,9 @@ class ArrayRows(ArrowRows):
         return [
             _Chunk(
                 self._values(batch),
-                labels_in(batch.column("labels")) if self.has_labels else None,
+                values_in(batch.column("labels")) if self.has_labels else None,
             )
-            for batch in self._table.to_batches()
+            for batch in self.table.to_batches()
         ]
 
     def _values(self, batch: Any) -> Any:
@@ -62,7 +58,6 @@ class ArrayRows(ArrowRows):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sample in a batch."""
         like = self._chunks[0].values
         return int(np.prod(like.shape[1:])) * np.dtype(like.dtype).itemsize
 
@@ -75,9 +70,6 @@ class ArrayRows(ArrowRows):
     def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
         """Samples (N, ...) of `rows` (N,)."""
         return self._gather(rows, lambda chunk, at: chunk.values[at])
-
-    def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        return self, rows
 
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
@@ -112,4 +104,4 @@ class ArrayRows(ArrowRows):
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
         if SOURCE not in self.column_names:
             return f"row {row}"
-        return str(self._table.column(SOURCE)[row].as_py())
+        return str(self.table.column(SOURCE)[row].as_py())

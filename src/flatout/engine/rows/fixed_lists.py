@@ -9,22 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-def labels_in(array: Any) -> npt.NDArray[Any]:
-    """Labels (N,), or (N, L) for lists of L per row."""
-    if pa.types.is_fixed_size_list(array.type):
-        values: npt.NDArray[Any] = array.flatten().to_numpy()
-        return values.reshape(len(array), array.type.list_size)
-    flat: npt.NDArray[Any] = array.to_numpy(False)
-    return flat
-
-
 def values_in(array: Any) -> npt.NDArray[Any]:
-    """Values (N, ...) of nested fixed-size lists, without a copy."""
+    """Values (N, ...) of nested fixed-size lists, or (N,) of plain values."""
     shape = [len(array)]
     while pa.types.is_fixed_size_list(array.type):
         shape.append(array.type.list_size)
         array = array.flatten()
-    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=True)
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values.reshape(shape)
 
 

@@ -1,73 +1,200 @@
-"""Interface between the kinds of samples and batching, training and measuring.
+"""Rows of a split in Arrow's buffers, and their interface to batching and training.
 
-A kind of rows (token, array, image rows) is one file of this package with these
-members. When sent to another process, the file is opened again instead of copied.
+A kind of rows (tokens, arrays, images) is one file of this package with a class that
+derives from `SplitRows`, and an entry in KINDS.
 """
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from flatout.engine.files.atomic_folder import note_facts, stored_facts
 from flatout.engine.rows.layout import Ints, LaidOut, Layout
 from flatout.engine.rows.token_facts import TokenFacts
 
+logger = logging.getLogger(__name__)
 
-class Rows(Protocol):
+KINDS = {
+    "input_ids": "flatout.engine.rows.tokens:TokenRows",
+    "inputs": "flatout.engine.rows.arrays:ArrayRows",
+    "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
+}
+"""Module and class for the column that contains the samples."""
+
+
+class TokenRowsError(ValueError):
+    """Rows with a missing column, no rows, or no file."""
+
+
+class Rows(ABC):
     """Rows that can be divided into micro-batches."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def lengths(self, rows: Ints, /) -> Ints:
         """Lengths (N,) of `rows` (N,): tokens; 1 for a fixed shape."""
 
+    @abstractmethod
     def views(self, rows: Ints, column: str = ..., /) -> Sequence[npt.NDArray[Any]]:
         """Values (length,) of each of `rows` (N,)."""
 
+    @abstractmethod
     def labels_of(self, rows: Ints, /) -> npt.NDArray[Any]:
-        """Targets (N, ...) of `rows` (N,), int64 or float64."""
+        """Targets (N, ...) of `rows` (N,), int64 or float64. Raises TokenRowsError."""
 
     @property
     def has_token_labels(self) -> bool:
         """Return whether tokens have labels, in the view `labels`."""
+        return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
         """Units within which attention and targets stay: `rows` (N,), or parts of them,
         and their numbers (S,) there."""
+        return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:
         """Position of a row in storage, which seeds its random choices."""
+        return (row,)
 
+    @abstractmethod
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None, /
     ) -> LaidOut:
         """Arrays of a micro-batch; `values` replace the rows' own."""
 
 
-class SplitRows(Rows, Protocol):
-    """All rows of one split."""
+class SplitRows(Rows):
+    """All rows of one split. A process that receives them opens the file again."""
 
-    @property
-    def facts(self) -> TokenFacts:
-        """Statistics counted when the rows were written."""
+    column: ClassVar[str]
+    """Column that contains the samples."""
+    facts_class: ClassVar[type[TokenFacts]] = TokenFacts
+    decodes: ClassVar[bool] = False
+    """True if building a batch needs CPU time for decoding."""
 
-    @property
-    def column_names(self) -> list[str]: ...
+    def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
+        """`folder`: where they were opened; None for rows in memory."""
+        if self.column not in table.column_names:
+            raise TokenRowsError(
+                f"rows need a column {self.column}; found {table.column_names}"
+            )
+        if table.num_rows == 0:
+            raise TokenRowsError("there are no rows: the split is empty. Add data")
+        self.table = table
+        self.column_names: list[str] = list(table.column_names)
+        self.folder = folder
 
-    @property
-    def folder(self) -> Path | None:
-        """Folder that they were opened from; None for rows in memory."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.folder is not None:
+            return open_rows, (self.folder,)
+        return type(self), (self.table,)
 
-    @property
-    def table(self) -> Any:
-        """All rows in an Arrow table."""
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
 
     @property
     def has_labels(self) -> bool:
-        """Return whether rows have labels."""
+        return "labels" in self.column_names
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sample in a batch; 0 if they have several sizes."""
+        return 0
+
+    @cached_property
+    @abstractmethod
+    def _chunks(self) -> list[Any]:
+        """One chunk per record batch, with a length and `labels` (N, ...) or None."""
+
+    @cached_property
+    def _chunk_starts(self) -> Ints:
+        """First row number of each chunk, and the number of rows: (chunks + 1,)."""
+        sizes = [len(chunk) for chunk in self._chunks]
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    def _locate(self, rows: Ints) -> tuple[Ints, Ints]:
+        chunks = np.searchsorted(self._chunk_starts, rows, side="right") - 1
+        return chunks, rows - self._chunk_starts[chunks]
+
+    def labels_of(self, rows: Ints) -> npt.NDArray[Any]:
+        if not self.has_labels:
+            raise TokenRowsError("these rows have no column labels")
+        return self._gather(rows, lambda chunk, at: chunk.labels[at])
+
+    def _gather(
+        self, rows: Ints, pick: Callable[[Any, Ints], npt.NDArray[Any]]
+    ) -> npt.NDArray[Any]:
+        """Values for `rows` (N,), from `pick`(chunk, positions (n,)) for each chunk."""
+        if len(self._chunks) == 1:
+            return pick(self._chunks[0], rows)
+        chunks, local = self._locate(rows)
+        parts = [(c, chunks == c) for c in np.unique(chunks)]
+        found = [pick(self._chunks[c], local[chosen]) for c, chosen in parts]
+        like = found[0] if found else np.empty(0, np.int64)
+        result = np.empty((len(rows), *like.shape[1:]), like.dtype)
+        for (_, chosen), values in zip(parts, found, strict=True):
+            result[chosen] = values
+        return result
+
+    @abstractmethod
     def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
         """Description of a row for people: its text, or its file."""
+
+    @cached_property
+    def facts(self) -> TokenFacts:
+        """Statistics counted when the rows were written. If none are stored, all rows
+        are read once, and the statistics are stored with them."""
+        stored = {} if self.folder is None else stored_facts(self.folder)
+        noted = self.facts_class.noted(stored, len(self))
+        if noted is not None or self.folder is None:
+            return noted or self.facts_class.of(self.table)
+        logger.info(
+            "%s: reading all rows, because no statistics are stored", self.folder
+        )
+        facts = self.facts_class.of(self.table)
+        note_facts(self.folder, facts.as_dict())
+        return facts
+
+
+def open_rows(folder: Path) -> SplitRows:
+    """Memory-map the Arrow files of a folder written by `save_to_disk`. Raises
+    TokenRowsError."""
+    files = sorted(folder.glob("*.arrow"))
+    if not files:
+        raise TokenRowsError(
+            f"no Arrow file in {folder}: run the pipeline that makes it first"
+        )
+    tables = [pa.ipc.open_stream(pa.memory_map(str(f))).read_all() for f in files]
+    return _rows_of(pa.concat_tables(tables), folder)
+
+
+def rows_from_dataset(dataset: Any) -> SplitRows:
+    """Use the rows of a `datasets.Dataset`, memory-mapped or not. Raises
+    TokenRowsError."""
+    files = [Path(entry["filename"]) for entry in dataset.cache_files]
+    if dataset._indices is not None:  # rows were selected or shuffled
+        dataset, files = dataset.flatten_indices(), []
+    return _rows_of(dataset.data.table, files[0].parent if files else None)
+
+
+def _rows_of(table: pa.Table, folder: Path | None) -> SplitRows:
+    for column, path in KINDS.items():
+        if column in table.column_names:
+            module, _, name = path.partition(":")
+            rows: SplitRows = getattr(import_module(module), name)(table, folder)
+            return rows
+    raise TokenRowsError(
+        f"rows need one of the columns {', '.join(KINDS)}; found {table.column_names}"
+    )

@@ -12,10 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from flatout.engine.rows.arrow_rows import ArrowRows, TokenRowsError
-from flatout.engine.rows.fixed_lists import labels_in
+from flatout.engine.rows.fixed_lists import values_in
 from flatout.engine.rows.layout import Ints, LaidOut, Layout
-from flatout.engine.rows.rows import Rows
+from flatout.engine.rows.rows import Rows, SplitRows, TokenRowsError
 from flatout.engine.rows.token_facts import SEQUENCES
 
 Values = npt.NDArray[np.integer[Any]]
@@ -43,16 +42,27 @@ class _Chunk:
         return len(self.offsets) - 1
 
 
-class TokenRows(ArrowRows):
-    """Rows with `input_ids` (list of int) and optional `labels`, per row or per token.
-    When sent to another process, the file is opened again instead of copying the
-    rows."""
+class _Tokens(Rows):
+    column_names: list[str]
+
+    def lay_out(
+        self, rows: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
+    ) -> LaidOut:
+        names = [name for name in MODEL_COLUMNS if name in self.column_names]
+        further = {name: self.views(rows, name) for name in names}
+        return layout.lay_out(
+            self.views(rows) if input_ids is None else input_ids, further
+        )
+
+
+class TokenRows(_Tokens, SplitRows):
+    """Rows with `input_ids` (list of int) and optional `labels`, per row or token."""
 
     column = "input_ids"
 
     @property
     def has_token_labels(self) -> bool:
-        kind = self._table.schema.field("labels").type if self.has_labels else None
+        kind = self.table.schema.field("labels").type if self.has_labels else None
         return kind is not None and pa.types.is_list(kind)
 
     @cached_property
@@ -63,9 +73,9 @@ class TokenRows(ArrowRows):
         return [
             _Chunk(
                 {name: _offsets_and_values(batch.column(name)) for name in names},
-                labels_in(batch.column("labels")) if one_a_row else None,
+                values_in(batch.column("labels")) if one_a_row else None,
             )
-            for batch in self._table.to_batches()
+            for batch in self.table.to_batches()
         ]
 
     def lengths(self, rows: Ints) -> Ints:
@@ -73,11 +83,6 @@ class TokenRows(ArrowRows):
 
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
         return decode(np.asarray(self.views(np.array([row]))[0]))
-
-    @cached_property
-    def all_lengths(self) -> Ints:
-        """Number of tokens (rows,) of every row, for passes over a whole split."""
-        return np.concatenate([np.diff(chunk.offsets) for chunk in self._chunks])
 
     def views(self, rows: Ints, column: str = "input_ids") -> Sequence[Values]:
         """Views into the buffers, one (length,) for each of `rows` (N,)."""
@@ -94,8 +99,7 @@ class TokenRows(ArrowRows):
         return views
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """Units within which attention and targets stay: `rows` (N,), the documents of
-        joined texts in them, or the sequences of samples; and their numbers (S,)."""
+        """Return `rows` (N,), documents of joined texts, or sequences of samples."""
         if SEQUENCES in self.column_names:
             members = Members(self, rows, SEQUENCES)
             return members, np.arange(len(members))
@@ -104,29 +108,12 @@ class TokenRows(ArrowRows):
         documents = Documents(self, rows)
         return documents, np.arange(len(documents))
 
-    def lay_out(
-        self, rows: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
-    ) -> LaidOut:
-        return _lay_out(self, self.column_names, rows, layout, input_ids)
-
-
-def _lay_out(
-    rows: TokenRows | Documents,
-    present: Sequence[str],
-    row_ids: Ints,
-    layout: Layout,
-    input_ids: Sequence[Any] | None,
-) -> LaidOut:
-    ids = rows.views(row_ids) if input_ids is None else input_ids
-    further = {n: rows.views(row_ids, n) for n in MODEL_COLUMNS if n in present}
-    return layout.lay_out(ids, further)
-
 
 def _lengths(offsets: Values, rows: Ints) -> Ints:
     return (offsets[rows + 1] - offsets[rows]).astype(np.int64)
 
 
-class Documents:
+class Documents(_Tokens):
     """Documents in some rows of joined texts, as separate rows. A document that is cut
     at a block's end becomes two."""
 
@@ -135,7 +122,7 @@ class Documents:
         parts = rows.views(row_ids, column)
         counts, row_lengths = [len(part) for part in parts], rows.lengths(row_ids)
         row_starts = np.cumsum(row_lengths) - row_lengths
-        self._source = rows
+        self._source, self.column_names = rows, rows.column_names
         self._lengths = np.concatenate(parts).astype(np.int64)
         self._rows = np.repeat(row_ids, counts)
         ends = np.cumsum(self._lengths)
@@ -159,22 +146,9 @@ class Documents:
     def labels_of(self, documents: Ints) -> npt.NDArray[Any]:
         raise TokenRowsError("joined texts have no labels")
 
-    def sequences(self, documents: Ints) -> tuple[Rows, Ints]:
-        return self, documents
-
-    @property
-    def has_token_labels(self) -> bool:
-        return False
-
     def place_of(self, document: int) -> tuple[int, ...]:
         """Row number, and first token in that row."""
         return int(self._rows[document]), int(self._starts[document])
-
-    def lay_out(
-        self, documents: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
-    ) -> LaidOut:
-        names = self._source.column_names
-        return _lay_out(self, names, documents, layout, input_ids)
 
 
 class Members(Documents):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.parameters import SettingsError
-from flatout.engine.rows.opening import open_rows
+from flatout.engine.rows.rows import open_rows
 from flatout.engine.sweep.space import FOLD
 
 

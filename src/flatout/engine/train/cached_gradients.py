@@ -55,7 +55,7 @@ class CachedGradients:
     ) -> None:
         """`draw`: sets new random numbers for the next pass."""
         self._runtime, self._draw = runtime, draw
-        self._micro_batches = [micro.tensors() for micro in batch.micro_batches]
+        self._micro_batches = batch.micro_batches
         self._states: list[list[Tensor]] = []
         parts = []
         nothing = torch.zeros((), device=runtime.device)

@@ -149,7 +149,7 @@ def evaluate(
                 continue
             for micro in batch.micro_batches:
                 with runtime.autocast():
-                    model.logits_in_parts(micro.tensors(), sums.add)
+                    model.logits_in_parts(micro, sums.add)
     return sums.read(runtime)
 
 
@@ -157,14 +157,13 @@ def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -
     """Add the loss over all rows of `batch`, which only the main rank sums."""
     parts: list[Part] = []
     for micro in batch.micro_batches:
-        tensors = micro.tensors()
 
         def take(logits: Tensor, labels: Tensor, places: Tensor) -> None:
             sums.judge(logits, labels)
             parts.append((logits, labels, places))
 
         with runtime.autocast():
-            model.logits_in_parts(tensors, partial(take, places=tensors[PLACE]))
+            model.logits_in_parts(micro, partial(take, places=micro[PLACE]))
     logits, labels = whole(parts, batch.num_sequences, runtime.ranks.world_size)
     if runtime.ranks.is_main:
         sums.add_loss(logits, labels)

@@ -186,12 +186,12 @@ class Stepper:
         for index, micro in enumerate(micro_batches, 1):
             self._draw()
             is_last = index == len(micro_batches)
-            loss, logits = self._run(micro.tensors(), is_last=is_last)
+            loss, logits = self._run(micro, is_last=is_last)
             total += loss.detach() / self._loss_divisor
             if logits is not None and self._counts_hits(batch.step):
-                self._count_hits(logits, micro.labels)
+                self._count_hits(logits, micro["labels"])
             if logits is not None and self.audit is not None:
-                self._audited.append((micro.inputs[ROW], logits.detach(), micro.labels))
+                self._audited.append((micro[ROW], logits.detach(), micro["labels"]))
         return total
 
     def _add_audited(self) -> None:

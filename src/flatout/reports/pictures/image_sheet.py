@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.rows.rows import rows_from_dataset
 
 MOST_SHOWN = 40
 COLUMNS = 8

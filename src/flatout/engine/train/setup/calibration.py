@@ -173,7 +173,7 @@ class Passes:
             if self._stepper.noise is not None:
                 self._stepper.noise.draw()
             with self._stepper.runtime.autocast():
-                loss, _ = self._model(micro.tensors())
+                loss, _ = self._model(micro)
             loss.backward()
 
 
