@@ -19,7 +19,6 @@ from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
 from flatout.engine.ops.kernels.rotary import rotary
 from flatout.engine.ops.kernels.row_attention.forward import row_attention
-from flatout.engine.ops.narrowing import set_targets
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 from tests.engine.families import CONFIGS, task_model
 
@@ -316,9 +315,9 @@ def block_gradients(family, narrowed, rate, *, fused, compile_blocks=False):
     noise.seed.fill_(12_345)
     replace_dropout(model, noise)
     if fused:
-        assert fuse_blocks(model, noise, narrowed=narrowed) == 2
-    if narrowed:
-        set_targets(model, torch.tensor([0, 5], device=device))
+        assert fuse_blocks(model, noise) == 2
+    for module in whole.narrow_points:
+        module.target_index = torch.tensor([0, 5], device=device)
     if compile_blocks:
         compiled(whole, backend="inductor" if device == "cuda" else "aot_eager")
         with torch.no_grad():

@@ -26,7 +26,6 @@ from flatout.engine.ops.joined_blocks import (
     fuse_distilbert,
     fuse_gates,
 )
-from flatout.engine.ops.narrowing import set_targets
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.ops.row_by_row import row_by_row
 from flatout.engine.parameters import TrainSettings
@@ -105,7 +104,6 @@ PLAN = FusePlan(
     noise=Noise(torch.device("cpu")),
     joined=True,
     residual_bf16=True,
-    narrowed=False,
     has_triton=True,
 )
 PARTS = {
@@ -167,11 +165,12 @@ def test_a_narrowed_gated_layer_is_compiled_as_it_is():
     for compile_blocks in (False, True):
         torch.manual_seed(0)
         whole = task_model("modernbert", "sequence-classification", "sdpa")
-        assert whole.narrowed
+        assert whole.narrow_points
         if compile_blocks:
             torch._dynamo.reset()
             compiled(whole, backend="aot_eager")
-        whole.family.set_targets(whole.model, torch.tensor([0, 5]))
+        for module in whole.narrow_points:
+            module.target_index = torch.tensor([0, 5])
         found.append(gradients(whole.model))
     (hidden, wanted), (same, mine) = found
     assert hidden.shape == (1, 2, 16)
@@ -188,7 +187,7 @@ def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
     for compile_blocks in (False, True):
         torch.manual_seed(0)
         whole = task_model("bert", "sequence-classification", "sdpa")
-        assert whole.narrowed
+        assert whole.narrow_points
         whole.model.train()
         for module in whole.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -200,7 +199,8 @@ def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
             torch._dynamo.reset()
             counters.clear()
             assert compiled(whole, backend="eager") is whole
-        set_targets(whole.model, torch.tensor([0, 5]))
+        for module in whole.narrow_points:
+            module.target_index = torch.tensor([0, 5])
         found.append(gradients(whole.model))
     assert counters["stats"]["unique_graphs"] == 3
     (hidden, wanted), (same, mine) = found
@@ -271,7 +271,6 @@ def test_the_name_of_kept_graphs_holds_our_sources():
     [
         "models/compilation.py",
         "ops/plain.py",
-        "ops/kernels/hashing.py",
         "ops/kernels/row_attention/tiles.py",
     ],
 )

@@ -22,7 +22,7 @@ from flatout.engine.train.setup.assemble import build_model
 from tests.engine.test_images import CONVNEXT, RESNET, VIT, job_of
 
 CPU = torch.device("cpu")
-PLAN = FusePlan(Noise(CPU), *[False] * 4)
+PLAN = FusePlan(Noise(CPU), *[False] * 3)
 
 
 def test_crops_by_index_are_those_of_the_kernel(tmp_path):

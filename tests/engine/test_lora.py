@@ -39,8 +39,8 @@ from flatout.engine.models.building import ModelError, build, load_pretrained
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.models.memory import count_parameters, estimate
-from flatout.engine.models.merged import AdapterFiles
 from flatout.engine.models.model import TaskModel
+from flatout.engine.models.model_files import ModelFiles
 from flatout.engine.models.model_keys import model_key_faults
 from flatout.engine.ops import joined_blocks
 from flatout.engine.ops.attention import PACKED
@@ -220,9 +220,9 @@ def test_the_saved_folder_is_one_of_peft(trained, starts):
 
 def test_the_catalog_saves_the_adapter_and_the_merged_model(trained, tmp_path):
     job, result = trained
-    settings = with_lora(job, LORA | {"merged": True}).settings.model
+    settings = with_lora(job, LORA | {"merged": True}).settings
     entry = TransformersModel(filepath=str(tmp_path / "model"))
-    entry.save((result.model, *AdapterFiles.of(result.model, (), settings)))
+    entry.save((result.model, ModelFiles(result.model, (), settings)))
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {
         path.name for path in entry.path.iterdir()
     }
@@ -234,7 +234,7 @@ def test_the_catalog_saves_the_adapter_and_the_merged_model(trained, tmp_path):
     expected = logits_of(result.model)
     for model in (loaded, plain):
         torch.testing.assert_close(logits_of(model), expected, rtol=1e-5, atol=1e-5)
-    second = settings.model_copy(update={"name_or_path": str(merged)})
+    second = settings.model.model_copy(update={"name_or_path": str(merged)})
     (fault,) = model_key_faults(second)
     assert "has an adapter merged into it" in fault
 
@@ -247,8 +247,7 @@ def test_a_finished_training_is_saved_merged_without_another_one(trained, tmp_pa
     merging = with_lora(job, LORA | {"merged": True})
     again = load_finished_result(merging)
     entry = TransformersModel(filepath=str(tmp_path / "model"))
-    files = AdapterFiles.of(again.model, (), merging.settings.model)
-    entry.save((again.model, *files))
+    entry.save((again.model, ModelFiles(again.model, (), merging.settings)))
     plain = AutoModelForSequenceClassification.from_pretrained(entry.path / "merged")
     expected = logits_of(result.model)
     torch.testing.assert_close(logits_of(plain), expected, rtol=1e-5, atol=1e-5)
@@ -264,7 +263,7 @@ def test_a_training_starts_from_a_saved_adapter(trained):
     torch.testing.assert_close(
         logits_of(model), logits_of(result.model), rtol=1e-5, atol=1e-5
     )
-    second = settings.model_copy(update={"lora": job.settings.model.lora})
+    second = settings.model.model_copy(update={"lora": job.settings.model.lora})
     (fault,) = model_key_faults(second)
     assert "is an adapter already" in fault
     assert "model.lora.rank=4" in fault

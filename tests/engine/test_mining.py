@@ -18,7 +18,7 @@ from flatout.engine.models.building import (
     build,
     load_pretrained,
 )
-from flatout.engine.models.sentence_files import SentenceFiles
+from flatout.engine.models.model_files import save_sentence_files
 from flatout.engine.parameters import SettingsError, SplitSettings, parse_settings
 from flatout.engine.predict import mining, vectors
 from flatout.engine.predict.predicting import predict
@@ -75,8 +75,7 @@ def saved(tmp_path_factory):
     for weight in model.parameters():
         weight.data *= 8 if weight.dim() > 1 else 1
     model.save_pretrained(folder)
-    for beside in SentenceFiles.of(model.config, MAX_LENGTH):
-        beside.save_pretrained(folder)
+    save_sentence_files(model.config, folder, MAX_LENGTH)
     return folder
 
 

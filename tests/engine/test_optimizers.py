@@ -11,8 +11,8 @@ from torch import nn
 
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
+from flatout.engine.models.adapters import freeze
 from flatout.engine.models.flops import ModelFlops
-from flatout.engine.models.frozen import freeze
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.optimizer import (
     Updater,

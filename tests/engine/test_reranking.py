@@ -18,7 +18,7 @@ from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.families import usable_positions
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import Vocabulary, load_pretrained
-from flatout.engine.models.sentence_files import SentenceFiles
+from flatout.engine.models.model_files import save_sentence_files
 from flatout.engine.parameters import SettingsError, SplitSettings, parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import Predictor
@@ -152,8 +152,8 @@ def trained(tmp_path_factory):
     )
     result = train(job, set_up(settings.runtime))
     config = AutoConfig.from_pretrained(result.model_folder)
-    for beside in (tokenizer, *SentenceFiles.of(config, MAX_LENGTH)):
-        beside.save_pretrained(result.model_folder)
+    tokenizer.save_pretrained(result.model_folder)
+    save_sentence_files(config, result.model_folder, MAX_LENGTH)
     return job, result
 
 

@@ -21,8 +21,8 @@ from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import parse_settings
-from flatout.engine.predict.sample_predictions import predict_samples
-from flatout.engine.rows import array_facts
+from flatout.engine.predict.predicting import predict_samples
+from flatout.engine.rows import arrays as array_rows
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.tracking.sample_model import _load_pyfunc, log_sample_model
 from flatout.tracking.store import connect
@@ -54,7 +54,7 @@ def test_windows_of_few_bytes_give_the_rows_and_figures_of_large_ones(
 ):
     options, found = {"keep": keep} if keep else {}, []
     for number, (at_once, window) in enumerate(((2**22, 2**26), (60, 700))):
-        monkeypatch.setattr(array_facts, "VALUES_AT_ONCE", at_once)
+        monkeypatch.setattr(array_rows, "VALUES_AT_ONCE", at_once)
         monkeypatch.setattr(sources, "WINDOW_BYTES", window)
         rows = made(kind, tmp_path / str(number), **options).train
         values = np.stack(rows.views(np.arange(len(rows)))).astype(np.float64)

@@ -211,8 +211,8 @@ def test_a_last_layer_of_another_class_is_given_all_places(family, place):
     task = "sequence-classification"
     model = built(family, task)
     changed(model.base_model.get_submodule(place), "class")
-    assert not TaskModel(model, task_of(task), 24).narrowed
-    assert TaskModel(built(family, task), task_of(task), 24).narrowed
+    assert not TaskModel(model, task_of(task), 24).narrow_points
+    assert TaskModel(built(family, task), task_of(task), 24).narrow_points
 
 
 class OwnBert(BertForSequenceClassification):

@@ -34,7 +34,7 @@ class SampleModel:
     ) -> pd.DataFrame:
         """Return one row per sample: label, score and a probability per class, or a
         value. Samples have the form of the training: the model standardises them."""
-        from flatout.engine.predict.sample_predictions import answers_to
+        from flatout.engine.predict.predicting import answers_to
 
         return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
 

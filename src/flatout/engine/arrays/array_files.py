@@ -1,4 +1,4 @@
-"""Numbers in Parquet, CSV, .npz and HDF5 files."""
+"""Numbers in Parquet, CSV, .npz and HDF5 files; opens raw samples of all kinds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy as np
 from flatout.engine.arrays import tables
 from flatout.engine.arrays.sources import (
     ArraysError,
+    ArraySource,
     Files,
     Window,
     as_numbers,
@@ -24,6 +25,7 @@ from flatout.engine.arrays.sources import (
     name_in,
     rows_between,
 )
+from flatout.engine.parameters import ArraySettings, ImageSettings
 
 HDF5 = (".h5", ".hdf5", ".hdf")
 ENDINGS = (*tables.ENDINGS, ".npz", *HDF5)
@@ -177,3 +179,22 @@ def _h5py(file: Path) -> Any:
             f"{file} is read with h5py: pip install 'flatout[arrays]'"
         ) from error
     return h5py
+
+
+def open_source(
+    path: Path,
+    label: str | None,
+    own: ArraySettings | ImageSettings,
+    *,
+    is_labelled: bool = True,
+) -> ArraySource:
+    """Open a file or a folder. `label`: column of the labels, which are required if
+    `is_labelled`, else optional."""
+    if isinstance(own, ArraySettings):
+        return ArrayFiles(path, tuple(own.inputs), label, is_labelled)
+    from flatout.engine.arrays.image_files import ImageFiles
+    from flatout.engine.rows.decoding import Decoder
+
+    decoder, keeps_files = Decoder(own.size, own.channels), own.keep == "files"
+    label = label if is_labelled else None
+    return ImageFiles(path, label, own.image_column, decoder, is_labelled, keeps_files)

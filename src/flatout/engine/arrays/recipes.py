@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.arrays.opening import open_source
+from flatout.engine.arrays.array_files import open_source
 from flatout.engine.arrays.sample_split import SampleSplit, label_names_of
 from flatout.engine.arrays.sources import ArraySource
 from flatout.engine.data.dropped import drop_key

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise
@@ -28,8 +28,6 @@ class FusePlan:
     """True if attention receives query, key and value joined (`joined_attention`)."""
     residual_bf16: bool
     """True if blocks return bf16."""
-    narrowed: bool
-    """True if the last layer receives only its targets."""
     has_triton: bool
 
 
@@ -188,12 +186,10 @@ class Family:
             inputs["position_ids"] = places.unsqueeze(0) + offset
         return inputs
 
-    def narrow(self, model: Any) -> bool:
-        """Limit the last layer to the targets; return whether that is possible."""
-        return False
-
-    def set_targets(self, model: Any, index: Tensor) -> None:
-        """Set the targets (K,) of the next forward pass of a narrowed model."""
+    def narrow(self, model: Any) -> Sequence[nn.Module]:
+        """Limit the last layer to a pass's targets (K,); return the modules that read
+        them from `target_index`, none if that is not possible."""
+        return ()
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
         """Replace parts of the model by equivalent fused kernels, for training; return

@@ -1,9 +1,10 @@
-"""LoRA adapters by peft: weights of a checkpoint that stay as they are, and two small
-trained matrices next to each target layer."""
+"""Parameters that are trained: with LoRA adapters by peft two small matrices next to
+each target layer, whose weights stay as they are; else all that are not frozen."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ from flatout.engine.tasks import HeadKind, Task
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
 
 CONFIG = "adapter_config.json"
 MERGED = "merged"
@@ -219,3 +222,22 @@ def save_model(model: Any, folder: Path, weights: Any = None) -> None:
     model.save_pretrained(folder, state_dict=weights)
     if has_adapter(model):
         model.config.save_pretrained(folder)
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze parameters whose name matches one of `patterns` between two dots: autograd
+    then stops at the lowest trained one. Raises SettingsError for a pattern without a
+    match, and if no parameter is left to train."""
+    for pattern in patterns:
+        fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
+        found = [p for name, p in model.named_parameters() if fits(name)]
+        if not found:
+            parts = {
+                part for name, _ in model.named_modules() for part in name.split(".")
+            }
+            near = near_or_all(pattern, [part for part in parts if part.isidentifier()])
+            raise SettingsError(f"train.freeze: {pattern!r} matches no module; {near}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise SettingsError("train.freeze leaves nothing to train: remove a pattern")

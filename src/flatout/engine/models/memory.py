@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.families import families, import_own
-from flatout.engine.models.adapters import add_adapter
-from flatout.engine.models.frozen import freeze
+from flatout.engine.models.adapters import add_adapter, freeze
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.tasks import make_task, task_class
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from flatout.engine.families import family_of
 from flatout.engine.families._family import Head, row_means
 from flatout.engine.models.adapters import save_model
+from flatout.engine.models.model_files import save_sample_files
 from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, has_custom_head
 
@@ -23,21 +22,6 @@ GRADIENT = "logits_gradient"
 LOGITS_AT_ONCE = 2**27
 """Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces need 37
 GiB, and their loss makes a copy."""
-
-
-@dataclass(frozen=True)
-class SampleFiles:
-    """Files that the model with this config needs in its folder to read samples in
-    transformers, for example the way from an image to its pixels."""
-
-    config: Any
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Save next to the weights of the model."""
-        files = family_of(self.config).samples.extra_files(self.config)
-        for name, content in files.items():
-            text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-            Path(folder, name).write_text(text, encoding="utf-8")
 
 
 class TaskModel(nn.Module):
@@ -70,7 +54,7 @@ class TaskModel(nn.Module):
         usual = self.family.pools_mean(task.head_kind, model.config)
         self.pools_mean = task.pooling == "mean" if task.pooling else usual
         one_state = self.head is not None and not self.pools_mean
-        self.narrowed = one_state and self.family.narrow(model)
+        self.narrow_points = self.family.narrow(model) if one_state else ()
 
     def _set_cache(self, enabled: bool) -> None:
         """Set generation's cache of keys and values, which training does not use."""
@@ -84,7 +68,7 @@ class TaskModel(nn.Module):
             save_model(self.model, folder, weights)
         finally:
             self._set_cache(False)
-        SampleFiles(self.model.config).save_pretrained(folder)
+        save_sample_files(self.model.config, folder)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         if self.fused_head:
@@ -135,8 +119,8 @@ class TaskModel(nn.Module):
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
         """Last hidden states (K, hidden) of the targets, or the means of their rows."""
         inputs = self._inputs(batch)
-        if self.narrowed:
-            self.family.set_targets(self.model, batch["target_index"])
+        for module in self.narrow_points:
+            module.target_index = batch["target_index"]
         hidden: Tensor = self.model.base_model(**inputs).last_hidden_state
         if self.pools_mean:
             return row_means(hidden, batch)
@@ -144,7 +128,7 @@ class TaskModel(nn.Module):
         padded = "cu_seqlens" not in batch and not self.task.head_kind.one_a_row
         # All positions may be targets, in the collator's order.
         takes_all = padded and len(batch["target_index"]) == len(hidden)
-        if self.narrowed or takes_all:
+        if self.narrow_points or takes_all:
             return hidden
         return hidden[batch["target_index"]]
 

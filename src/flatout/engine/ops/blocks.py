@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engine.ops.dropout import HashDropout, Noise
-from flatout.engine.ops.narrowing import narrow_point
 from flatout.engine.ops.plain import are_matrices, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
@@ -100,9 +99,9 @@ class _Output(nn.Module):
         return result
 
 
-def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
-    """Replace the blocks, after `replace_dropout`; return the number of layers.
-    `narrowed`: the last layer receives only its targets."""
+def fuse_blocks(model: Any, noise: Noise) -> int:
+    """Replace the blocks, after `replace_dropout` and `narrow_last_layer`; return the
+    number of layers."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
@@ -110,12 +109,11 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
     if not _can_fuse(model.config) or not all(map(_is_usual, outputs)):
         return 0
     carry = _Carry()
-    gathers = narrow_point(model) if narrowed else None
     for module in outputs:
         module.__class__ = _Output
         module.noise, module.carry = noise, carry
-        # Its residual contains only the targets, so it is not a block's output.
-        module.takes = module is not gathers
+        # A narrowed residual has only the targets, so it is not a block's output.
+        module.takes = not hasattr(module, "target_index")
         module.gives = module is not outputs[-1]
     model.base_model.encoder.register_forward_pre_hook(carry.begin)
     for layer in layers:

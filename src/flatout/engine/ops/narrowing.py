@@ -16,52 +16,32 @@ from torch import Tensor, nn
 from flatout.engine.ops.plain import is_plain
 
 
-def narrow_point(model: Any) -> Any:
-    """The module with inputs (attended, layer input) in the last layer."""
-    return model.base_model.encoder.layer[-1].attention.output
+def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
+    """Gather the targets in a last layer that is attention.self, then
+    attention.output(attended, input). Return the modules that read the targets
+    (K,) of each forward pass from `target_index` (attention on a CPU computes only
+    these); none if the layer has another structure. Repeated calls change nothing."""
+    layer = model.base_model.encoder.layer[-1]
+    point = layer.attention.output
+    if not hasattr(point, "target_index"):
+        if not is_plain(layer, layer.attention, layer.attention.self, point):
+            return ()
+        point.register_forward_pre_hook(_gather)
+        point.target_index = None
+    return layer.attention.self, point
 
 
-def set_targets(model: Any, index: Tensor | None) -> None:
-    """Set the targets (K,) of the next forward pass for the narrow point, and for its
-    attention, which on a CPU computes only these."""
-    attention = model.base_model.encoder.layer[-1].attention
-    attention.self.target_index = index
-    attention.output.target_index = index
-
-
-def narrow_last_layer(model: Any) -> bool:
-    """Gather the targets at the narrow point of a model whose layer is attention.self,
-    then attention.output(attended, input). The caller sets `target_index` (K,) on the
-    narrow point before each forward pass. Repeated calls change nothing. Returns False
-    if the layer has another structure."""
-    point, layer = narrow_point(model), model.base_model.encoder.layer[-1]
-    if _gather in point._forward_pre_hooks.values():
-        return True
-    if not is_plain(layer, layer.attention, layer.attention.self, point):
-        return False
-    point.register_forward_pre_hook(_gather)
-    return True
-
-
-def narrow_last_gated_layer(model: Any) -> bool:
+def narrow_last_gated_layer(model: Any) -> tuple[nn.Module, ...]:
     """`narrow_last_layer` for ModernBERT, whose layer adds the results of attention and
     feed-forward, with a norm before each."""
     layer = model.base_model.layers[-1]
-    if hasattr(layer, "target_index"):
-        return True
-    if not is_plain(layer, layer.attn):
-        return False
-    layer.forward = MethodType(_gated_layer, layer)
-    layer.attn.Wo.register_forward_pre_hook(_gather)
-    set_gated_targets(model, None)
-    return True
-
-
-def set_gated_targets(model: Any, index: Tensor | None) -> None:
-    """See `set_targets`."""
-    layer = model.base_model.layers[-1]
-    for module in (layer, layer.attn, layer.attn.Wo):
-        module.target_index = index
+    if not hasattr(layer, "target_index"):
+        if not is_plain(layer, layer.attn):
+            return ()
+        layer.forward = MethodType(_gated_layer, layer)
+        layer.attn.Wo.register_forward_pre_hook(_gather)
+        layer.target_index = None
+    return layer, layer.attn, layer.attn.Wo
 
 
 def _gated_layer(

@@ -29,8 +29,7 @@ from flatout.engine.parameters import (
     SettingsError,
 )
 from flatout.engine.predict.predictor import Predictor
-from flatout.engine.predict.text_encoder import TextEncoder
-from flatout.engine.predict.text_windows import text_windows
+from flatout.engine.predict.texts import TextEncoder, text_windows
 from flatout.engine.predict.vectors import (
     Vectors,
     best,

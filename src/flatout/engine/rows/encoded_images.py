@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.machine.environment import usable_cores
-from flatout.engine.rows.array_facts import ArrayFacts
-from flatout.engine.rows.arrays import ArrayRows
+from flatout.engine.rows.arrays import ArrayFacts, ArrayRows
 from flatout.engine.rows.decoding import Decoder
 from flatout.engine.rows.layout import Ints
 

@@ -76,7 +76,7 @@ class BidirectionalLM(Pieces):
         return labels != IGNORED
 
     def metrics(self, device: torch.device) -> Metrics:
-        from flatout.engine.tasks._shared.direction_metrics import Directions
+        from flatout.engine.tasks._shared.metrics import Directions
 
         return Directions(device)
 

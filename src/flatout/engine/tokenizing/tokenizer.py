@@ -19,8 +19,11 @@ from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import task_class
 from flatout.engine.tokenizing import byte_pieces, word_pieces
-from flatout.engine.tokenizing.checkpoint_files import files_digest
-from flatout.engine.tokenizing.tokenizer_checks import TokenizerError, make_usable
+from flatout.engine.tokenizing.tokenizer_checks import (
+    TokenizerError,
+    files_digest,
+    make_usable,
+)
 
 logger = logging.getLogger(__name__)
 

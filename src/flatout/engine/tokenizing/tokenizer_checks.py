@@ -1,10 +1,14 @@
-"""The rules for tokenizers: what is set, and what is refused."""
+"""The rules for tokenizers, and the files of a checkpoint that determine one."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from flatout.engine.parameters import ModelSettings
 from flatout.engine.tasks import make_task
@@ -59,3 +63,35 @@ def _pad_candidate(tokenizer: Any) -> str | None:
     """Return any token for padding: rows are separated from padding by their length."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
+
+
+def files_digest(name: str, revision: str | None) -> str | None:
+    """Hash of a local checkpoint's tokenizer files; for a name on the Hub, its commit
+    if the local cache contains it."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return _hub_commit(name, revision)
+    state = xxhash.xxh3_128()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
+            state.update(path.name.encode() + path.read_bytes())
+    return str(state.hexdigest())
+
+
+def _hub_commit(name: str, revision: str | None) -> str | None:
+    """Return the commit in the local cache. Loading the model's weights updates the
+    cache if the repository has changed, and the next run uses the new commit."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if revision and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    refs = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "refs"
+    try:
+        return (refs / (revision or "main")).read_text(encoding="utf-8").strip()
+    except OSError:
+        logger.warning(
+            "model.name_or_path %s is not in the local cache, so its commit is not "
+            "known yet: set model.revision to a commit, to always have the same one",
+            name,
+        )
+        return None

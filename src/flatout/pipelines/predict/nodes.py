@@ -22,6 +22,6 @@ def predict_samples(saved: Any, samples: Path, kind: str, **groups: Any) -> Any:
     """Predict each sample in `samples`, a file or a folder. `kind`: the value of
     `train.rows`."""
     # Imports torch, which other pipelines in the same registry do not need.
-    from flatout.engine.predict import sample_predictions as engine
+    from flatout.engine.predict import predicting as engine
 
     return engine.predict_samples(saved, samples, kind, Settings(**groups))

@@ -28,9 +28,7 @@ def train_model(
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.launch.launch import launch, make_job
     from flatout.engine.launch.results import load_finished_result
-    from flatout.engine.models.merged import AdapterFiles
-    from flatout.engine.models.model import SampleFiles
-    from flatout.engine.models.sentence_files import SentenceFiles
+    from flatout.engine.models.model_files import ModelFiles
     from flatout.engine.models.trained_rows import TrainedRows
     from flatout.engine.tokenizing.token_keys import (
         check_tokens_match,
@@ -48,10 +46,8 @@ def train_model(
     result = load_finished_result(job) or launch(job)
     warn_if_replaced(keys, splits)
     rows = TrainedRows.of(train_rows, train_key, settings.runtime.seed)
-    files = (rows,) if tokenizer is None else (tokenizer, rows)
-    files += (SampleFiles(result.model.config),)
-    files += SentenceFiles.of(result.model.config, settings.tokenize.max_length)
-    files += AdapterFiles.of(result.model, files, settings.model)
+    parts = (rows,) if tokenizer is None else (tokenizer, rows)
+    files = (*parts, ModelFiles(result.model, parts, settings))
     report = {**result.report.as_dict(), "token_key": rows.key}
     return {
         "model": (result.model, *files),

@@ -86,7 +86,7 @@ def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     """Return the reason why stored samples of a fixed shape differ from the raw files;
     None if they do not, or if the raw files are not on this machine."""
-    from flatout.engine.arrays.opening import open_source
+    from flatout.engine.arrays.array_files import open_source
     from flatout.engine.arrays.recipes import changes_since
 
     kind = settings.train.rows

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, ViTMLP
 
+from flatout.engine.ops.joined_blocks import joined_product
 from flatout.engine.ops.plain import are_matrices, is_exact_gelu
-from flatout.engine.ops.projections import joined_product
 
 
 class Attention(ViTAttention):  # type: ignore[misc]

@@ -16,8 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flatout.engine.ops.kernels.hashing import dropout_stream, kept
-from flatout.engine.ops.kernels.operators import operator, wrap_triton
+from flatout.engine.ops.kernels.operators import (
+    dropout_stream,
+    kept,
+    operator,
+    wrap_triton,
+)
 
 PROGRAMS = 1056
 """Programs of the backward pass, eight per multiprocessor of an H200, for any number of

@@ -16,11 +16,15 @@ from flatout.engine.batches.collation import StepRows
 from flatout.engine.families import FusePlan
 from flatout.engine.machine.garbage import collect_as_usual
 from flatout.engine.machine.runtime import Runtime, has_triton, let_segments_grow
-from flatout.engine.models.adapters import add_adapter, has_adapter, round_frozen
+from flatout.engine.models.adapters import (
+    add_adapter,
+    freeze,
+    has_adapter,
+    round_frozen,
+)
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.flops import measured_tflops
-from flatout.engine.models.frozen import freeze
 from flatout.engine.models.memory import Demand
 from flatout.engine.models.model import TaskModel
 from flatout.engine.models.row_faults import check_ends, check_padding
@@ -251,7 +255,6 @@ def fuse_parts(
             noise=noise,
             joined=resolved.attention == attention.ROWS,
             residual_bf16=resolved.residual == "bf16",
-            narrowed=task_model.narrowed,
             has_triton=has_triton(),
         )
         task_model.fused_layers = task_model.family.fuse(model, plan) or {}

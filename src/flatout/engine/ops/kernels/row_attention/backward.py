@@ -12,12 +12,10 @@ from flatout.engine.ops.kernels.row_attention.tiles import (
     TILE,
     constants,
     head_stream,
+    is_begun_and_last,
     kept_weights,
     load_tile,
     masked_scores,
-)
-from flatout.engine.ops.kernels.row_attention.windows import (
-    is_begun_and_last,
     queries_of,
     section_of,
 )

@@ -1,0 +1,115 @@
+"""Files in a model's folder next to its weights: those that other libraries need, and
+the model that an adapter is merged into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.families import family_of
+from flatout.engine.models.adapters import MARK, MERGED, has_adapter
+from flatout.engine.models.building import load_pretrained
+from flatout.engine.parameters import Settings
+
+MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken"}
+"""Keys of sentence-transformers for flatout's names."""
+PREFIX = "sentence_transformers.models."
+RANKER = "reranking"
+"""The task whose models `CrossEncoder` loads."""
+MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+"""Classes and their folders, in order of execution."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Files for `model`, saved into its folder like a tokenizer. With an adapter also
+    its config, which peft leaves to the base, and the merged model."""
+
+    model: Any
+    parts: Sequence[Any]
+    """Parts that the folder of the merged model also needs, such as a tokenizer."""
+    settings: Settings
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save next to the weights of the model."""
+        config, lora = self.model.config, self.settings.model.lora
+        save_sample_files(config, Path(folder))
+        save_sentence_files(config, Path(folder), self.settings.tokenize.max_length)
+        if not has_adapter(self.model):
+            return
+        config.save_pretrained(folder)
+        if lora.merged:
+            trusts = self.settings.model.trust_remote_code
+            whole = load_pretrained(Path(folder), trust_remote_code=trusts)
+            setattr(whole.config, MARK, True)
+            for part in (whole, *self.parts, replace(self, model=whole)):
+                part.save_pretrained(Path(folder, MERGED))
+
+
+def save_sample_files(config: Any, folder: Path) -> None:
+    """Save what transformers needs to read samples, for example the way from an image
+    to its pixels."""
+    for name, content in family_of(config).samples.extra_files(config).items():
+        _write(folder / name, content)
+
+
+def save_sentence_files(config: Any, folder: Path, max_length: int) -> None:
+    """Save modules of sentence-transformers, as JSON, for a model that computes pooled
+    and normalised vectors of texts, or scores of passages."""
+    pooling = getattr(config, "flatout_pooling", None)
+    if pooling is not None:
+        contents = _of_vectors(pooling, config.hidden_size, max_length)
+        Path(folder, MODULES["Normalize"]).mkdir(exist_ok=True)
+    elif getattr(config, "flatout_task", None) == RANKER:
+        contents = _of_scores(max_length)
+    else:
+        return
+    for name, content in contents.items():
+        _write(folder / name, content)
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def _of_vectors(pooling: str, width: int, max_length: int) -> dict[str, Any]:
+    keys = {f"pooling_mode_{theirs}": ours == pooling for ours, theirs in MODES.items()}
+    return {
+        "modules.json": _modules(MODULES),
+        "sentence_bert_config.json": {
+            "max_seq_length": max_length,
+            "do_lower_case": False,
+        },
+        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **keys},
+    }
+
+
+def _of_scores(max_length: int) -> dict[str, Any]:
+    """Versions before 6 read only the model and its tokenizer."""
+    text = {"method": "forward", "method_output_name": "logits"}
+    return {
+        "modules.json": _modules({"Transformer": ""}),
+        "sentence_bert_config.json": {
+            "max_seq_length": max_length,
+            "transformer_task": "sequence-classification",
+            "modality_config": {"text": text},
+            "module_output_name": "scores",
+        },
+        "config_sentence_transformers.json": {
+            "model_type": "CrossEncoder",
+            "activation_fn": "torch.nn.modules.activation.Sigmoid",
+        },
+    }
+
+
+def _modules(paths: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"idx": at, "name": str(at), "path": path, "type": PREFIX + name}
+        for at, (name, path) in enumerate(paths.items())
+    ]
