@@ -71,8 +71,7 @@ class GlobalBatches:
 
     def _is_skipped(self, rows: Ints) -> npt.NDArray[np.bool_]:
         places = np.searchsorted(self._sorted, rows).clip(max=len(self._sorted) - 1)
-        found: npt.NDArray[np.bool_] = self._sorted[places] == rows
-        return found
+        return self._sorted[places] == rows
 
     def steps_of(self, rows: Ints, epoch: int) -> Ints:
         """Step (N,) of an epoch that has each of `rows` (N,), skipped or not."""

@@ -106,7 +106,7 @@ def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
     reader. `name` is the catalog entry's. Raises RawTextsError."""
     kind = type(data).__name__
     if hasattr(data, "batches") and hasattr(data, "digest"):
-        return data  # type: ignore[no-any-return]
+        return data
     if isinstance(data, pa.Table):
         return _ArrowTexts(data, name)
     if kind == "Dataset":

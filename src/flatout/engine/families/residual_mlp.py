@@ -54,8 +54,7 @@ class ResidualBlock(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """(B, width) -> (B, width)."""
         inner: Tensor = self.act(self.wide(self.norm(states)))
-        added: Tensor = states + self.dropout(self.narrow(inner))
-        return added
+        return states + self.dropout(self.narrow(inner))
 
 
 class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
@@ -95,8 +94,7 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
     def _standardised(self, flat: Tensor) -> Tensor:
         """(B, size) fp32. fp64 inputs have differences that fp32 cannot represent."""
         if flat.dtype is not torch.float64:
-            rounded: Tensor = (flat.float() - self.mean) / self.deviation
-            return rounded
+            return (flat.float() - self.mean) / self.deviation
         if self._exact_mean is None or self._exact_mean.device != flat.device:
             mean = self.config.input_mean or [0.0]
             self._exact_mean = torch.tensor(

@@ -101,8 +101,7 @@ def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:
     file = Path(folder or "", CONFIG)
     if not folder or not file.is_file():
         return None
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def has_adapter(model: Any) -> bool:

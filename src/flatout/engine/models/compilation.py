@@ -39,8 +39,7 @@ def compiled(model: Any, backend: str = "inductor") -> nn.Module:
     between = _outside_blocks(model.model.base_model)
     for module in [*found, *between] if found else [model]:
         module.compile(dynamic=True, backend=backend)
-    plain: nn.Module = model
-    return plain
+    return model
 
 
 def _outside_blocks(base: nn.Module) -> list[nn.Module]:

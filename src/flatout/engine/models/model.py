@@ -83,8 +83,7 @@ class TaskModel(nn.Module):
         """Logits (K, classes or vocabulary) at the batch's targets."""
         if self.head is None:
             return self._whole_model_logits(batch)
-        result: Tensor = self.head(self.model, self._target_states(batch))
-        return result
+        return self.head(self.model, self._target_states(batch))
 
     def logits_in_parts(
         self, batch: dict[str, Tensor], take: Callable[[Tensor, Tensor], None]
@@ -113,8 +112,7 @@ class TaskModel(nn.Module):
         weight = self.model.get_output_embeddings().weight
         hidden, labels = hidden.flatten(0, -2), batch["labels"].flatten()
         trained = weight.requires_grad
-        loss: Tensor = linear_cross_entropy(hidden, weight, labels, trained)[0]
-        return loss
+        return linear_cross_entropy(hidden, weight, labels, trained)[0]
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
         """Last hidden states (K, hidden) of the targets, or the means of their rows."""

@@ -60,8 +60,7 @@ def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
         # In a graph transformers makes a mask that hides no token, for which sdpa has
         # no fast kernel: 79 ms per step of ViT-S/16 instead of 52.
         return None
-    mask: Tensor | None = sdpa_mask(*args, **kwargs)
-    return mask
+    return sdpa_mask(*args, **kwargs)
 
 
 def packed_attention(  # noqa: PLR0913 - the signature is transformers'
@@ -148,8 +147,7 @@ def _flash(
         window_size_left=None if rule.left < 0 else rule.left,
         window_size_right=None if rule.right < 0 or rule.causal else rule.right,
     )
-    out: Tensor = result[0]
-    return out
+    return result[0]
 
 
 def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
@@ -185,8 +183,7 @@ def row_tiles(
     H + 2 G, D)."""
     from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
-    out: Tensor = row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
-    return out
+    return row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
 
 
 def head_dimension(config: Any) -> int:

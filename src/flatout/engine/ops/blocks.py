@@ -70,8 +70,7 @@ class _Output(nn.Module):
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         if not self.training:
             states = self.dense(hidden_states) + input_tensor
-            result: Tensor = self.LayerNorm(states)
-            return result
+            return self.LayerNorm(states)
         return self._fused(F.linear(hidden_states, self.dense.weight), input_tensor)
 
     def _fused(self, product: Tensor, residual: Tensor) -> Tensor:
@@ -95,8 +94,7 @@ class _Output(nn.Module):
         )
         if self.gives:
             self.carry.tensor = carry
-        result: Tensor = out.view(product.shape)
-        return result
+        return out.view(product.shape)
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:

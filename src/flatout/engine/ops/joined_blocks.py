@@ -134,8 +134,7 @@ class _FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., N) -> (..., N)."""
         gate, up = joined_product((self.gate_proj, self.up_proj), x).chunk(2, -1)
-        out: Tensor = self.down_proj(self.act_fn(gate) * up)
-        return out
+        return self.down_proj(self.act_fn(gate) * up)
 
 
 def _attended(
@@ -160,8 +159,7 @@ def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) ->
     eps = 0.0 if norms[0] is None else norms[0].variance_epsilon
     heads = product.view(product.shape[1], -1, module.head_dim)
     cos, sin = (turn.squeeze(0) for turn in turns)
-    result: Tensor = rotary(heads, cos, sin, *weights, module.heads, eps)
-    return result
+    return rotary(heads, cos, sin, *weights, module.heads, eps)
 
 
 def _norms(attention: Any) -> list[Any]:
@@ -249,5 +247,4 @@ def _span(attention: Any) -> int | None:
     Llama has no window, even if its configuration has one."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
-    span: int | None = getattr(source, "sliding_window", None)
-    return span
+    return getattr(source, "sliding_window", None)

@@ -55,8 +55,7 @@ def _gated_layer(
     attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
     (states,) = _gather(layer, (hidden_states,))
     states = states + attended
-    result: Tensor = states + layer.mlp(layer.mlp_norm(states))
-    return result
+    return states + layer.mlp(layer.mlp_norm(states))
 
 
 def _gather(module: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

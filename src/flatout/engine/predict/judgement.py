@@ -59,10 +59,7 @@ def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]
         return []
     rows = predictions["label"].map(number) * count
     cells = (rows + predictions["prediction"].map(number)).to_numpy(np.int64)
-    found: list[list[int]] = (
-        np.bincount(cells, minlength=count**2).reshape(count, count).tolist()
-    )
-    return found
+    return np.bincount(cells, minlength=count**2).reshape(count, count).tolist()
 
 
 def baseline_figures(

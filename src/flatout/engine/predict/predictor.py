@@ -110,8 +110,7 @@ class Predictor:
         parts = [torch.cat([t for _, t in part]).cpu().numpy() for part in used]
         rows = np.concatenate([own for part in used for own, _ in part])
         order = np.argsort(rows, kind="stable")
-        result: npt.NDArray[np.float32] = np.concatenate(parts)[order]
-        return result
+        return np.concatenate(parts)[order]
 
     def calibrated_logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
         """Return `logits` divided by the model's temperature."""

@@ -36,8 +36,7 @@ class ArrayFacts(TokenFacts):
         """Standard deviations; 1 for a constant value, which becomes 0."""
         count = max(1, self._values_each(self.num_rows))
         found = np.sqrt(np.array(self.squares) / count)
-        result: list[float] = np.where(found > 0, found, 1.0).tolist()
-        return result
+        return np.where(found > 0, found, 1.0).tolist()
 
     def add(self, batch: Any) -> None:
         if not batch.num_rows:

@@ -193,8 +193,7 @@ def _rows_of(table: pa.Table, folder: Path | None) -> SplitRows:
     for column, path in KINDS.items():
         if column in table.column_names:
             module, _, name = path.partition(":")
-            rows: SplitRows = getattr(import_module(module), name)(table, folder)
-            return rows
+            return getattr(import_module(module), name)(table, folder)
     raise TokenRowsError(
         f"rows need one of the columns {', '.join(KINDS)}; found {table.column_names}"
     )

@@ -91,5 +91,4 @@ class SequenceClassification(Calibrated, CrossEntropy):
 def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the softmax over the last axis, shifted to avoid overflow."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
-    result: npt.NDArray[np.float32] = powers / powers.sum(-1, keepdims=True)
-    return result
+    return powers / powers.sum(-1, keepdims=True)

@@ -38,8 +38,7 @@ def _split(rows: Any) -> dict[str, Any]:
 
 def lengths_of(tokens: Any) -> Ints:
     """Number of tokens (N,) of each row of a `datasets.Dataset`."""
-    lengths: Ints = tokens.data.table.column("length").to_numpy().astype(np.int64)
-    return lengths
+    return tokens.data.table.column("length").to_numpy().astype(np.int64)
 
 
 def length_summary(lengths: Ints) -> dict[str, float]:

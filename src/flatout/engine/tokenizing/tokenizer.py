@@ -59,8 +59,7 @@ class TokenizerFile:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = json.loads(self._read("tokenizer_config.json"))
-        return config
+        return json.loads(self._read("tokenizer_config.json"))
 
     @property
     def path(self) -> Path:

@@ -151,5 +151,4 @@ def word_tokenizer(words: list[str]) -> Tokenizer:
 
 
 def _listed(column: Any) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    return values
+    return column.to_pylist()

@@ -44,8 +44,7 @@ class FeedForward(ViTMLP):  # type: ignore[misc]
 
         product = F.linear(hidden_states, self.fc1.weight)
         inner = bias_gelu(product.flatten(0, -2), self.fc1.bias)
-        result: Tensor = self.fc2(inner.view(product.shape))
-        return result
+        return self.fc2(inner.view(product.shape))
 
 
 def split_heads(states: Tensor, head_dim: int) -> Tensor:
@@ -82,8 +81,7 @@ class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
         first, normed = hidden_states[:, :1], self.layernorm_before(hidden_states)
         attended = self.dropout(_attend(self.attention, normed)) + first
         inner = self.dropout(self.mlp(self.layernorm_after(attended)))
-        result: Tensor = inner + attended
-        return result
+        return inner + attended
 
 
 def _attend(attention: Any, normed: Tensor) -> Tensor:
@@ -96,8 +94,7 @@ def _attend(attention: Any, normed: Tensor) -> Tensor:
     found = F.scaled_dot_product_attention(
         q, k, v, dropout_p=dropout, scale=attention.scaling
     )
-    result: Tensor = attention.o_proj(found.transpose(1, 2).flatten(2))
-    return result
+    return attention.o_proj(found.transpose(1, 2).flatten(2))
 
 
 def narrow_to_first_token(model: Any) -> None:

@@ -54,5 +54,4 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     returns a pointer, PyTorch 2.11 confuses inputs and outputs. Sizes that depend on
     the number of rows are never one: a graph for many rows would not work for few."""
     register = torch.library.custom_op if INTERPRETED else torch.library.triton_op
-    result: Any = register(f"flatout::{name}", mutates_args=())
-    return result  # type: ignore[no-any-return]
+    return register(f"flatout::{name}", mutates_args=())

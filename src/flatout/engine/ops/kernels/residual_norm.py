@@ -164,8 +164,7 @@ class _FirstCarry(torch.autograd.Function):
 def first_carry(states: Tensor) -> Tensor:
     """states (P, N) -> `carried` (P, N) of a call whose residual is `states`, detached:
     the residual's gradient becomes that of `states`."""
-    carry: Tensor = _FirstCarry.apply(states)
-    return carry
+    return _FirstCarry.apply(states)
 
 
 def _dropout_arguments(dropout: float) -> tuple[int, float]:

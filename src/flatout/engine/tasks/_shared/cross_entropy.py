@@ -135,5 +135,4 @@ def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
     places = labels.clamp(min=0)[:, None]
     known = logits.log_softmax(-1).gather(-1, places).squeeze(-1)
     # At 0 a power below 1 has no derivative.
-    rest: Tensor = (-known.expm1()).clamp(min=1e-8) ** gamma
-    return rest
+    return (-known.expm1()).clamp(min=1e-8) ** gamma

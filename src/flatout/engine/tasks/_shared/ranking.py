@@ -180,8 +180,7 @@ def ranking_figures(
 
     def sums(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         found = np.bincount(queries, values, len(numbers)).astype(np.float64)
-        result: npt.NDArray[np.float64] = found[known]
-        return result
+        return found[known]
 
     known = np.bincount(queries, relevant, len(numbers)) > 0
     if not known.any():

@@ -133,8 +133,7 @@ def texts_of(table: Any) -> Any:
 def counts_of(table: Any) -> npt.NDArray[np.int32]:
     """The number of texts (N,) of each sample."""
     passages = pc.list_value_length(table.column(PASSAGES)).to_numpy()
-    counts: npt.NDArray[np.int32] = 1 + passages.astype(np.int32)
-    return counts
+    return 1 + passages.astype(np.int32)
 
 
 def passage_bytes(table: Any) -> npt.NDArray[np.int64]:
@@ -143,8 +142,7 @@ def passage_bytes(table: Any) -> npt.NDArray[np.int64]:
     ends = np.cumsum(pc.list_value_length(lists).to_numpy())
     sizes = pc.binary_length(pc.list_flatten(lists)).to_numpy().astype(np.int64)
     sums = np.append(0, np.cumsum(sizes))
-    found: npt.NDArray[np.int64] = np.diff(sums[np.append(0, ends)])
-    return found
+    return np.diff(sums[np.append(0, ends)])
 
 
 SCORED_SCHEMA = PAIRS_SCHEMA.append(pa.field("labels", pa.float64()))
