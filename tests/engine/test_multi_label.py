@@ -147,8 +147,12 @@ def test_what_people_read_of_a_row():
     task = task_of(TASK)
     logits = torch.tensor([[3.0, -3.0, 2.0], [-1.0, -1.0, -1.0]])
     labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
-    one, other = task.judge(logits, labels, str)
-    assert (one.label, one.prediction, one.wrong) == ("a, c", "a, c", False)
-    assert (other.label, other.prediction, other.wrong) == ("b", "", True)
-    assert one.score == pytest.approx(float(logits[0].abs().sigmoid().prod()))
-    assert one.loss == pytest.approx(float(task.loss(logits[:1], labels[:1])))
+    found = task.judge(logits, labels)
+    assert (found["label"], found["prediction"]) == (["a, c", "b"], ["a, c", ""])
+    assert found["wrong"].tolist() == [False, True]
+    assert float(found["score"][0]) == pytest.approx(
+        float(logits[0].abs().sigmoid().prod())
+    )
+    assert float(found["loss"][0]) == pytest.approx(
+        float(task.loss(logits[:1], labels[:1]))
+    )

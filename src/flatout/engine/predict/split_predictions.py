@@ -7,7 +7,7 @@ have no answer per row, give only figures.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from flatout.engine.predict.checks import (
 )
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.rows import SplitRows, rows_from_dataset
-from flatout.engine.tasks import Calibrated, Judged, Task
+from flatout.engine.tasks import Calibrated, Task
 from flatout.engine.tasks._shared.reliability import calibration_figures
 from flatout.engine.tokenizing.token_keys import token_key
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 """Increase it when the same input would give other predictions."""
-ROWS_AT_ONCE = 4_096
-"""Rows evaluated together: limits the memory of Python's objects."""
 MOST_SEEN = 0.01
 """Share of rows that may equal rows of the training by chance in other data."""
 SEPARATE = frozenset({"label", "score", "value"})
@@ -136,7 +134,7 @@ class SplitPredictions:
             table, figures = _answered(predictor, rows)
             return table, named | figures
         found = predictor.evaluate(rows)
-        return _table([], {}, task), named | {"loss": found.loss, **found.metrics}
+        return _table({}, {}, task), named | {"loss": found.loss, **found.metrics}
 
     def _trained_on(self, rows: SplitRows, task: Task) -> int | None:
         """Return how many of the rows the model was trained on; None if unknown. Raises
@@ -221,26 +219,22 @@ def _answered(predictor: Predictor, rows: Any) -> tuple[Any, dict[str, Any]]:
     sums = Sums(task, torch.device("cpu"), predictor.own_metrics)
     sums.add(*tensors)
     found = sums.read(replace(predictor.runtime, ranks=Ranks()))
-    judged = list(_predictions(task, *tensors))
     figures = {"loss": found.loss, **found.metrics, **further}
-    return _table(judged, task.answers(logits), task), figures
+    return _table(task.judge(*tensors), task.answers(logits), task), figures
 
 
-def _predictions(task: Task, logits: Any, labels: Any) -> Iterator[Judged]:
-    for start in range(0, len(logits), ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
-        yield from task.judge(logits[part], labels[part], str)
-
-
-def _table(judged: Sequence[Judged], answers: Mapping[str, Any], task: Task) -> Any:
-    is_number = judged and isinstance(judged[0].label, float)
+def _table(judged: Mapping[str, Any], answers: Mapping[str, Any], task: Task) -> Any:
+    labels = judged.get("label", [])
+    is_number = len(labels) and not isinstance(labels[0], str)
     kind = pa.float64() if is_number else pa.string()
     fields = {"label": kind, "prediction": kind, "score": pa.float32()}
     fields |= {"loss": pa.float32(), "wrong": pa.bool_()}
-    own = [field for field in task.answer_fields() if field.name not in SEPARATE]
-    columns = {
-        name: pa.array([getattr(one, name) for one in judged], type_)
-        for name, type_ in fields.items()
-    }
-    columns |= {f.name: pa.array(answers[f.name], f.type) for f in own if judged}
-    return pa.table({"row": pa.array(np.arange(len(judged))), **columns})
+    columns = {"row": pa.array(np.arange(len(labels)))}
+    for name, type_ in fields.items():
+        values = judged.get(name, [None] * len(labels))
+        values = values.tolist() if isinstance(values, torch.Tensor) else values
+        columns[name] = pa.array(values, type_)
+    for field in task.answer_fields() if judged else ():
+        if field.name not in SEPARATE:
+            columns[field.name] = pa.array(answers[field.name], field.type)
+    return pa.table(columns)

@@ -37,7 +37,6 @@ from flatout.engine.tasks._options import (
 from flatout.engine.tasks._task import (
     IGNORED as IGNORED,
     HeadKind as HeadKind,
-    Judged as Judged,
     LossOptions as LossOptions,
     Metrics as Metrics,
     RankedRows as RankedRows,

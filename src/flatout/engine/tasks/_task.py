@@ -7,11 +7,11 @@ and never loads torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -92,17 +92,6 @@ class LossOptions:
     """Share of each target that is spread over all classes (Szegedy et al. 2016)."""
     focal_gamma: float = 0.0
     """Exponent of (1 - probability of the target) in focal loss (Lin et al. 2017)."""
-
-
-class Judged(NamedTuple):
-    """A prediction for one target, in readable form."""
-
-    loss: float
-    label: str | float
-    prediction: str | float
-    score: float | None
-    """Probability of the prediction, if it has one."""
-    wrong: bool
 
 
 class Metrics(ABC):
@@ -265,12 +254,11 @@ class Task(ABC):
 
     # Readable results.
 
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
-        """Return predictions for logits, labels (K, ...); K small. `decode`: ids ->
-        text. Empty if a single target is not right or wrong."""
-        return []
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        """Return columns for logits, labels (K, ...): `loss`, readable `label` and
+        `prediction`, `wrong`, and `score`, the probability of the prediction, if it has
+        one. Empty if a single target is not right or wrong."""
+        return {}
 
     def answer_fields(self) -> list[Any]:
         """Arrow fields of a prediction; empty if rows have no answer."""

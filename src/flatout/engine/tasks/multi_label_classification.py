@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,10 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.rows.layout import Ints
 from flatout.engine.tasks._calibration import Calibrated
 from flatout.engine.tasks._shared.label_names import named_labels
-from flatout.engine.tasks._task import Judged, Metrics, Task
+from flatout.engine.tasks._task import Metrics, Task
 
 if TYPE_CHECKING:
     import torch
@@ -67,13 +66,16 @@ class MultiLabelClassification(Calibrated, Task):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss summed over targets and their labels, fp32 ()."""
+        return self._losses(logits, labels).sum()
+
+    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss (K, L) of each label."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
-        real = ~labels.isnan()
         losses = binary_cross_entropy_with_logits(
             logits.float(), labels.nan_to_num(), reduction="none"
         )
-        return losses.where(real, 0.0).sum()
+        return losses.where(~labels.isnan(), 0.0)
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         right = (self._given(logits) == (labels == 1)).all(-1)
@@ -94,26 +96,16 @@ class MultiLabelClassification(Calibrated, Task):
         """Return L ln(2)."""
         return num_outputs * math.log(2)
 
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
-        given, shares = self._given(logits), logits.float().sigmoid()
-        scores = shares.where(given, 1 - shares).prod(-1)
-        losses = [self.loss(*pair) for pair in zip(logits, labels, strict=True)]
-        columns = (losses, labels == 1, given, scores)
-        return [
-            Judged(
-                loss=float(loss),
-                label=self._joined(label.tolist()),
-                prediction=self._joined(prediction.tolist()),
-                score=float(score),
-                wrong=bool((label != prediction).any()),
-            )
-            for loss, label, prediction, score in zip(*columns, strict=True)
-        ]
-
-    def _joined(self, chosen: list[bool]) -> str:
-        return ", ".join(self._chosen(chosen))
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        true, given = labels == 1, self._given(logits)
+        shares = logits.float().sigmoid()
+        return {
+            "loss": self._losses(logits, labels).sum(-1),
+            "label": [", ".join(self._chosen(row)) for row in true.tolist()],
+            "prediction": [", ".join(self._chosen(row)) for row in given.tolist()],
+            "score": shares.where(given, 1 - shares).prod(-1),
+            "wrong": (true != given).any(-1),
+        }
 
     def _chosen(self, chosen: list[bool]) -> list[str]:
         return [n for n, is_one in zip(self.label_names, chosen, strict=True) if is_one]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.rows.layout import Ints
-from flatout.engine.tasks._task import Judged, Metrics, Task
+from flatout.engine.tasks._task import Metrics, Task
 
 if TYPE_CHECKING:
     import torch
@@ -50,12 +49,15 @@ class Regression(Task):
 
         return Numbers()
 
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
         """Return label and prediction; a number is never exactly right or wrong."""
-        found = zip(logits.squeeze(-1).tolist(), labels.tolist(), strict=True)
-        return [Judged((p - y) ** 2, y, p, None, p != y) for p, y in found]
+        found = logits.squeeze(-1)
+        return {
+            "loss": (found - labels).square(),
+            "label": labels,
+            "prediction": found,
+            "wrong": found != labels,
+        }
 
     def answer_fields(self) -> list[Any]:
         return [pa.field("value", pa.float32())]

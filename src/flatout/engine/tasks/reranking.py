@@ -7,15 +7,14 @@ the saved model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.rows.layout import Ints
-from flatout.engine.tasks._task import Judged, Metrics, RankedRows, Task, Texts
+from flatout.engine.tasks._task import Metrics, RankedRows, Task, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -51,13 +50,17 @@ class Reranking(RankedRows, Task):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss summed over the targets, fp32 ()."""
+        return self._losses(logits, labels).sum()
+
+    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss (K,) of each target."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         scores = labels[:, 0]
         losses = binary_cross_entropy_with_logits(
             logits[:, 0].float(), scores.nan_to_num(), reduction="none"
         )
-        return losses.where(~scores.isnan(), 0.0).sum()
+        return losses.where(~scores.isnan(), 0.0)
 
     def metrics(self, device: torch.device) -> Metrics:
         from flatout.engine.tasks._shared.ranking import Ranking
@@ -67,17 +70,15 @@ class Reranking(RankedRows, Task):
     def chance_loss(self, num_outputs: int) -> float | None:
         return math.log(2)
 
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
         """Return label and score; wrong if they are on different sides of 0.5."""
-        pairs = zip(logits[:, None], labels[:, None], strict=True)
-        losses = [self.loss(*pair).item() for pair in pairs]
-        scores, wanted = logits[:, 0].float().sigmoid().tolist(), labels[:, 0].tolist()
-        return [
-            Judged(loss, label, score, None, (label >= 0.5) != (score >= 0.5))
-            for loss, label, score in zip(losses, wanted, scores, strict=True)
-        ]
+        scores, wanted = logits[:, 0].float().sigmoid(), labels[:, 0]
+        return {
+            "loss": self._losses(logits, labels),
+            "label": wanted,
+            "prediction": scores,
+            "wrong": (wanted >= 0.5) != (scores >= 0.5),
+        }
 
     def answer_fields(self) -> list[Any]:
         """The score, from 0 to 1."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._shared.label_names import named_labels
-from flatout.engine.tasks._task import HeadKind, Judged, Metrics, Targets, Texts
+from flatout.engine.tasks._task import HeadKind, Metrics, Targets, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -83,11 +83,6 @@ class TokenClassification(CrossEntropy):
         from flatout.engine.tasks._shared.several_labels import Entities
 
         return Entities(self.label_names, device)
-
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
-        return super().judge(logits, labels[:, 0], decode)
 
     def answer_fields(self) -> list[Any]:
         """A tag for each word, and its probability; null beyond the longest row."""

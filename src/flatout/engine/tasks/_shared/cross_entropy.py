@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,6 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._task import (
     IGNORED,
-    Judged,
     LossOptions,
     Metrics,
     Task,
@@ -91,30 +90,17 @@ class CrossEntropy(Task):
         rest = 1 - 1 / num_outputs
         return float(rest**self.loss_options.focal_gamma) * math.log(num_outputs)
 
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
         from torch.nn.functional import cross_entropy
 
-        losses = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        predictions = self.chosen(logits)
-        scores = logits.softmax(-1).gather(-1, predictions[:, None]).squeeze(-1)
-        columns = (losses, labels, predictions, scores)
-        found = zip(*(column.tolist() for column in columns), strict=True)
-        return [
-            Judged(
-                loss=loss,
-                label=self._name(label, decode),
-                prediction=self._name(prediction, decode),
-                score=score,
-                wrong=label != prediction,
-            )
-            for loss, label, prediction, score in found
-        ]
-
-    def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
-        """Return the name of a target."""
-        return self.label_names[number]
+        predictions, names = self.chosen(logits), self.label_names
+        return {
+            "loss": cross_entropy(logits, labels, reduction="none"),
+            "label": [names[number] for number in labels.tolist()],
+            "prediction": [names[number] for number in predictions.tolist()],
+            "score": logits.softmax(-1).gather(-1, predictions[:, None]).squeeze(-1),
+            "wrong": predictions != labels,
+        }
 
 
 class Pieces(CrossEntropy):
@@ -125,9 +111,6 @@ class Pieces(CrossEntropy):
         "accuracy": True,
         "perplexity": False,
     }
-
-    def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
-        return decode(np.array([number]))
 
 
 def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
