@@ -13,13 +13,13 @@ from flatout.engine.batches.global_batches import (
     Planner,
     cheapest_cuts,
     greedy_cuts,
-    padded_tokens,
     permute,
     quickest_cuts,
 )
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens
+from flatout.engine.rows.layout import Layout
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
 
@@ -158,7 +158,13 @@ def test_grouped_pads_less_than_random_and_packed_not_at_all():
         planner = Planner(strategy, 4096, 320)
         plan = planner.plan(lengths)
         assert len(plan.micro_batches) == 1  # one rank, where nobody says how many
-        padded[strategy] = padded_tokens(plan, lengths, planner)
+        layout = Layout(
+            packed=strategy == "packed",
+            pad_to_length=320 if strategy == "fixed" else None,
+        )
+        padded[strategy] = sum(
+            layout.num_padded_tokens(lengths[own]) for own in plan.micro_batches[0]
+        )
     assert padded["packed"] == lengths.sum()
     assert padded["packed"] < padded["grouped"] < padded["random"] < padded["fixed"]
     assert padded["fixed"] == 256 * 320

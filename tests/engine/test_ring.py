@@ -13,8 +13,8 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.batches.ring import SPARE, Ring, RingDataset
 from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.arrays import ArrayRows
-from flatout.engine.rows.fixed_lists import array_of
 from flatout.engine.rows.layout import Layout
+from flatout.engine.rows.rows import array_of
 from flatout.engine.tasks import make_task
 
 ROWS, BATCH, STEPS = 50, 8, 30

@@ -24,7 +24,7 @@ from flatout.engine.data.split_report import row_counts
 from flatout.engine.files.spool import Spool
 from flatout.engine.parameters import SplitSettings
 from flatout.engine.rows.encoded_images import with_files
-from flatout.engine.rows.fixed_lists import array_of, values_in
+from flatout.engine.rows.rows import array_of, values_in
 from flatout.engine.tasks import Task
 
 FINE = 1e-3

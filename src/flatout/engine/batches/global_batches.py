@@ -318,16 +318,3 @@ def quickest_cuts(
         if device >= host or price >= budget or len(found[-1]) == 1:
             return min(found, key=lambda cuts: max(sides(cuts)))
         price *= 2
-
-
-def padded_tokens(plan: Plan, lengths: Ints, planner: Planner) -> int:
-    """Tokens that all ranks compute for `plan`, padding included."""
-    total = 0
-    for rows in (rows for rank in plan.micro_batches for rows in rank):
-        if planner.strategy == "packed":
-            total += int(lengths[rows].sum())
-        elif planner.strategy == "fixed":
-            total += len(rows) * planner.max_length
-        elif len(rows):
-            total += len(rows) * int(lengths[rows].max())
-    return total

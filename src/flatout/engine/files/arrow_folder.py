@@ -104,15 +104,11 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
 
 
 def _make(folder: Path, recipe: ArrowRecipe) -> int:
-    rows = 0
-
     def fill(target: Path) -> dict[str, Any]:
-        nonlocal rows
-        rows = _write_tables(target, recipe)
-        return {"rows": rows, **recipe.facts()}
+        return {"rows": _write_tables(target, recipe), **recipe.facts()}
 
     write_whole(folder, recipe.key, fill)
-    return rows
+    return int(stored_facts(folder)["rows"])
 
 
 def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:

@@ -36,8 +36,7 @@ from flatout.engine.predict.texts import (
     window_schema,
 )
 from flatout.engine.rows.arrays import ArrayRows
-from flatout.engine.rows.fixed_lists import array_of
-from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.rows import SplitRows, array_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.rows.fixed_lists import values_in
 from flatout.engine.rows.layout import Ints, LaidOut, LateArray, Layout
-from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.rows import SplitRows, values_in
 from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from flatout.engine.rows.fixed_lists import values_in
 from flatout.engine.rows.layout import Ints, LaidOut, Layout
-from flatout.engine.rows.rows import Rows, SplitRows, TokenRowsError
+from flatout.engine.rows.rows import Rows, SplitRows, TokenRowsError, values_in
 from flatout.engine.rows.token_facts import SEQUENCES
 
 Values = npt.NDArray[np.integer[Any]]

@@ -78,7 +78,9 @@ class SequenceClassification(Calibrated, CrossEntropy):
         ]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        shares = softmax(logits)
+        from scipy.special import softmax
+
+        shares = softmax(logits, axis=-1)
         best = self.chosen(logits)
         named = zip(self.label_names, shares.T, strict=True)
         return {
@@ -86,9 +88,3 @@ class SequenceClassification(Calibrated, CrossEntropy):
             "score": shares[np.arange(len(best)), best],
             **{f"probability_{name}": share for name, share in named},
         }
-
-
-def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return the softmax over the last axis, shifted to avoid overflow."""
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)

@@ -96,9 +96,9 @@ class TokenClassification(CrossEntropy):
     ) -> Mapping[str, Any]:
         """Return the columns from logits (K, C), the targets of `rows` in order, whose
         labels are the numbers of their words."""
-        powers = np.exp(logits - logits.max(-1, keepdims=True))
-        best = logits.argmax(-1).tolist()
-        scores = (powers.max(-1) / powers.sum(-1)).tolist()
+        from scipy.special import softmax
+
+        best, scores = logits.argmax(-1), softmax(logits, axis=-1).max(-1)
         tags: list[list[str | None]] = []
         shares: list[list[float | None]] = []
         at = 0

@@ -135,7 +135,8 @@ def commonest_words(texts: Any, limit: int) -> tuple[list[str], int]:
     counts: dict[str, int] = {}
     for chunk in texts.chunks:
         found = pc.value_counts(pc.utf8_split_whitespace(chunk).flatten())
-        for word, count in zip(*map(_listed, found.flatten()), strict=True):
+        pairs = zip(*(column.to_pylist() for column in found.flatten()), strict=True)
+        for word, count in pairs:
             counts[word] = counts.get(word, 0) + count
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return ranked[: limit - len(SPECIAL_TOKENS)], len(ranked)
@@ -148,7 +149,3 @@ def word_tokenizer(words: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[1]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return add_special_tokens_to_ends(tokenizer)
-
-
-def _listed(column: Any) -> list[Any]:
-    return column.to_pylist()

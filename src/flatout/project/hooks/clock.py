@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,6 @@ from kedro.pipeline.node import Node
 from rich.console import Console
 from rich.text import Text
 
-from flatout.engine.files.owner import start_ticks
 from flatout.engine.files.writable import shown
 from flatout.project.hooks.run import Run
 from flatout.reports.summary import summary_lines
@@ -51,12 +49,12 @@ class PhaseClock:
 
 
 def process_age_s() -> float:
-    """Seconds since this process began. psutil is up to a second off on Linux, because
-    it adds the clock ticks to a boot time in whole seconds."""
-    ticks = start_ticks(os.getpid())
-    if ticks is None:
-        return time.time() - psutil.Process().create_time()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    """Seconds since this process began. On Linux psutil adds the time since boot to a
+    boot time in whole seconds, which is subtracted here."""
+    created_s = psutil.Process().create_time()
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return time.time() - created_s
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (created_s - psutil.boot_time())
 
 
 def time_line(seconds: Mapping[str, float]) -> str:

@@ -9,6 +9,7 @@ stay the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch.nn.functional as F
@@ -25,12 +26,7 @@ class Attention(ViTAttention):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
         """(B, T, hidden) -> (B, T, hidden)."""
         product = joined_product((self.q_proj, self.k_proj, self.v_proj), hidden_states)
-        q, k, v = (split_heads(part, self.head_dim) for part in product.chunk(3, -1))
-        dropout = self.attention_dropout if self.training else 0.0
-        found = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, scale=self.scaling
-        )
-        return self.o_proj(found.transpose(1, 2).flatten(2)), None
+        return _attended(self, product.chunk(3, -1)), None
 
 
 class FeedForward(ViTMLP):  # type: ignore[misc]
@@ -47,9 +43,17 @@ class FeedForward(ViTMLP):  # type: ignore[misc]
         return self.fc2(inner.view(product.shape))
 
 
-def split_heads(states: Tensor, head_dim: int) -> Tensor:
-    """(B, T, H D) -> (B, H, T, D)."""
-    return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
+def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
+    """Query, key and value (B, T, H D) -> (B, T, hidden)."""
+    q, k, v = (
+        part.view(*part.shape[:2], -1, attention.head_dim).transpose(1, 2)
+        for part in parts
+    )
+    dropout = attention.attention_dropout if attention.training else 0.0
+    found = F.scaled_dot_product_attention(
+        q, k, v, dropout_p=dropout, scale=attention.scaling
+    )
+    return attention.o_proj(found.transpose(1, 2).flatten(2))
 
 
 def fuse_attention(model: Any) -> int:
@@ -88,13 +92,7 @@ def _attend(attention: Any, normed: Tensor) -> Tensor:
     """Attention of the first token (B, 1, hidden) to `normed` (B, T, hidden)."""
     query = attention.q_proj(normed[:, :1])
     both = joined_product((attention.k_proj, attention.v_proj), normed)
-    parts = (query, *both.chunk(2, -1))
-    q, k, v = (split_heads(part, attention.head_dim) for part in parts)
-    dropout = attention.attention_dropout if attention.training else 0.0
-    found = F.scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout, scale=attention.scaling
-    )
-    return attention.o_proj(found.transpose(1, 2).flatten(2))
+    return _attended(attention, (query, *both.chunk(2, -1)))
 
 
 def narrow_to_first_token(model: Any) -> None:
