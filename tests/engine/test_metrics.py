@@ -74,8 +74,6 @@ def test_figures_of_classes_equal_scikit_learns(classes):
     if classes == 9:  # no two of a row alike: who is fifth is no matter of taste
         logits += torch.rand(logits.shape, generator=torch.Generator().manual_seed(0))
     found = counted(Classes(classes, CPU), *in_parts(logits, labels))
-    confusion = metrics.confusion_matrix(labels, logits.argmax(-1))
-    assert found.pop("confusion") == confusion.tolist()
     assert found == pytest.approx(by_scikit_learn(logits, labels), rel=1e-6)
 
 
@@ -100,15 +98,14 @@ def test_classes_that_occur_or_are_predicted_once_count_in_full():
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_many_classes_are_counted_without_their_confusion():
-    """Of 20,000 it has 400 million cells."""
+def test_many_classes_are_counted_without_their_ranks():
     chance = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 20_000, (2_000,), generator=chance)
     logits = torch.rand(2_000, 20_000, generator=chance)
     logits[torch.arange(1_000), labels[:1_000]] += 1
     found = counted(Classes(20_000, CPU), (logits, labels))
     guess = logits.argmax(-1)
-    assert "confusion" not in found and "auc" not in found
+    assert "auc" not in found
     assert found["f1_macro"] == pytest.approx(
         metrics.f1_score(labels, guess, average="macro", zero_division=0)
     )
@@ -142,7 +139,7 @@ def test_a_split_without_targets_has_no_figures(found):
     numbers = isinstance(found, Numbers)
     label = torch.full((2,), math.nan) if numbers else torch.full((2,), -100)
     found.update(torch.ones(2, 1 if numbers else 3), label)
-    assert set(found.compute()) <= {"confusion"}
+    assert found.compute() == {}
 
 
 @pytest.mark.parametrize("name", task_names())

@@ -74,9 +74,6 @@ def endless(predictions, labels):
 def at(predictions, labels):
     return {"recall@10": 0.5}
 
-def confusion(predictions, labels):
-    return {"confusion": 0.5}
-
 def few(predictions, labels):
     raise ValueError("only one class is present")
 
@@ -378,7 +375,6 @@ BAD = {
         "odd_parts.more.text": "returns 'grade': 'good': give a number",
         "odd_parts.more.taken": "returns accuracy, which is a figure of the task",
         "odd_parts.more.at": "'recall@10': use letters, digits",
-        "odd_parts.more.confusion": "returns confusion, which is a figure of the task",
         "odd_parts.more.broken": r"fails on 20 validation rows \(AttributeError",
     },
     "callbacks": {

@@ -248,7 +248,6 @@ def _figures(folder: Path, steps: dict[int, Any], result: Any) -> dict[str, Any]
         "points": points,
         "timed": timed,
         "report": {name: getattr(result.report, name) for name in names},
-        "confusion": result.confusion,
         "best": re.sub(r"\D", "", result.model_folder.name),
         "weights": digest(result.last_model_folder),
     }

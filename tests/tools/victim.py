@@ -123,7 +123,6 @@ def outcome(result: Any) -> dict[str, Any]:
         "last": file_hash(result.last_model_folder / "model.safetensors"),
         "test_loss": result.report.test_loss.hex(),
         "initial_loss": result.report.initial_loss.hex(),
-        "confusion": result.confusion,
     }
 
 

@@ -39,7 +39,6 @@ def write_result(job: TrainJob, result: TrainResult) -> None:
         "last_model_folder": result.last_model_folder.name,
         "report": asdict(result.report),
         "history": [asdict(point) for point in result.history],
-        "confusion": result.confusion,
     }
     write_text(job.work_folder / RESULT, json.dumps(fields))
     for folder in step_folders(job.work_folder):
@@ -116,6 +115,5 @@ def _parse(job: TrainJob, fields: dict[str, Any]) -> TrainResult:
         **folders,
         report=TrainReport(**fields["report"]),
         history=[LogPoint(**point) for point in fields["history"]],
-        confusion=fields["confusion"],
         trust_remote_code=job.settings.model.trust_remote_code,
     )

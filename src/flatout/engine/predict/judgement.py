@@ -20,7 +20,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 SHOWN_NAMES = 10
 MOST_CONFUSED = 1_000
-"""Most classes of a confusion matrix; equals that of tasks/_shared/metrics.py."""
+"""Most classes of a confusion matrix, which grows with their square."""
 
 
 def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

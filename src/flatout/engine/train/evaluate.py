@@ -76,11 +76,10 @@ class Sums:
             )
         loss = float(self._loss) / targets if targets else math.nan
         found = self._figures(runtime)
-        confusion = found.pop("confusion", [])
         if PERPLEXITY in self._task.figures:
             found[PERPLEXITY] = float(np.exp(loss))
         known = {name: value for name, value in found.items() if math.isfinite(value)}
-        return Evaluation(loss, confusion, known)
+        return Evaluation(loss, known)
 
     def _figures(self, runtime: Runtime) -> dict[str, Any]:
         """Return the main rank's figures, so that all ranks decide by identical bits. A

@@ -57,8 +57,6 @@ class TrainResult:
     last_model_folder: Path
     report: TrainReport
     history: list[LogPoint]
-    confusion: list[list[int]]
-    """Confusion matrix of the test split: [true][predicted]; empty without classes."""
     trust_remote_code: bool = False
     """True if the models' own code may run because it ran in the training."""
 
@@ -112,7 +110,6 @@ def train(
         last_model_folder=session.last_model,
         report=build_report(recorder, loader, test),
         history=recorder.history,
-        confusion=test.confusion,
         trust_remote_code=job.settings.model.trust_remote_code,
     )
 

@@ -45,7 +45,7 @@ class OwnMetrics:
         if train.compute_metrics is None:
             return None
         path, known = train.compute_metrics, figures_of(task.settings, type(task))
-        taken = frozenset({"loss", "confusion", *known})
+        taken = frozenset({"loss", *known})
         return cls(path, own_part(path, PARAMETER), taken, tried)
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
@@ -146,7 +146,7 @@ def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -
     """Raise SettingsError if `train.metric` is not in `found`, the figures of a test
     evaluation before the training."""
     known = figures_of(task.settings, type(task))
-    name, own = train.metric, found.keys() - {"loss", "confusion", *known}
+    name, own = train.metric, found.keys() - {"loss", *known}
     if name is None or name in known or name in found or not own:
         return  # without figures of its own, the function has failed on these few rows
     near = near_or_all(name, {*known, *found}, "")

@@ -20,8 +20,6 @@ from flatout.engine.tasks._task import IGNORED, Metrics
 
 LIKELIEST = partial(torch.argmax, dim=-1)
 TOP_K = 5
-MOST_CONFUSED = 1_000
-"""Most classes of a confusion matrix, which grows with their square."""
 MOST_RANKED_CLASSES = 32
 """Most scores for the area under the curve, which keeps one per row and class."""
 
@@ -49,7 +47,7 @@ class Hits(Metrics):
 
 class Classes(Metrics):
     """Counts of classes, and figures derived from them; top 5; the area under the
-    curve; the confusion matrix if it has at most MOST_CONFUSED rows."""
+    curve."""
 
     def __init__(
         self,
@@ -60,8 +58,6 @@ class Classes(Metrics):
         """`chosen`: logits (k, C) -> predicted classes (k,)."""
         self._chosen = chosen
         self._num_classes = num_classes
-        wide = num_classes if num_classes <= MOST_CONFUSED else 0
-        self._cells = torch.zeros(wide * wide, dtype=torch.int64, device=device)
         self._counts = torch.zeros((3, num_classes), dtype=torch.int64, device=device)
         """Right, true and predicted rows of each class, (C,)."""
         self._among_first = torch.zeros((), dtype=torch.int64, device=device)
@@ -77,9 +73,6 @@ class Classes(Metrics):
             ((known, right & real), (known, real), (predicted, real))
         ):
             self._counts[row].index_add_(0, kinds, chosen.long())
-        if len(self._cells):
-            cells = torch.where(real, labels * self._num_classes + predicted, 0)
-            self._cells.index_add_(0, cells, real.long())
         if self._num_classes > TOP_K:
             first = logits.topk(TOP_K, -1).indices
             self._among_first += (first == labels[:, None]).sum()
@@ -88,23 +81,20 @@ class Classes(Metrics):
             self._labels.append(labels)
 
     def tensors(self) -> list[Tensor]:
-        return [self._cells, self._counts, self._among_first]
+        return [self._counts, self._among_first]
 
     def kept(self) -> list[list[Tensor]]:
         """Return scores (k, C or 1) and labels (k,)."""
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
-        """Return the figures named in `SequenceClassification.figures`; `confusion`."""
-        found: dict[str, Any] = {}
-        if len(self._cells):
-            cells = self._cells.view(self._num_classes, self._num_classes)
-            found["confusion"] = cells.tolist()
+        """Return the figures named in `SequenceClassification.figures`; empty without a
+        target."""
         counts = self._counts.double().cpu()
         judged = int(counts[1].sum())
         if not judged:
-            return found
-        found |= figures_of_counts(*counts)
+            return {}
+        found = figures_of_counts(*counts)
         if self._num_classes > TOP_K:
             found["top_5_accuracy"] = int(self._among_first) / judged
         if self._scores:

@@ -107,7 +107,8 @@ class Recorder:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the output of `state`."""
         self.history = [LogPoint(**point) for point in state["history"]]
-        self.best = state["best"] and Evaluation(**state["best"])
+        best = state["best"]  # an older one also has a confusion matrix
+        self.best = Evaluation(best["loss"], best["metrics"]) if best else None
         self.best_folder = state["best_folder"]
         self.evaluations_without_best = state.get("evaluations_without_best", 0)
         self.initial_loss = state["initial_loss"]

@@ -44,8 +44,6 @@ class Evaluation:
     """Mean loss over all targets of a split, and the task's metrics."""
 
     loss: float
-    confusion: list[list[int]] = field(default_factory=list)
-    """confusion[true][predicted], in rows; empty without classes."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Task metrics by name; `accuracy` is in [0, 1]."""
 
