@@ -17,10 +17,10 @@ from torch import nn
 from flatout.engine.arrays import sources
 from flatout.engine.arrays.array_files import ArrayFiles
 from flatout.engine.arrays.recipes import array_recipes
-from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError
+from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError, FilesKey
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.data.split import SplitError
-from flatout.engine.files.content_key import ContentKey, FilesKey, file_hash
+from flatout.engine.files.content_key import ContentKey, file_hash
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.train.setup.assemble import build_model

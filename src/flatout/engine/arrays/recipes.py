@@ -10,13 +10,13 @@ from typing import Any
 
 from flatout.engine.arrays.array_files import open_source
 from flatout.engine.arrays.sample_split import SampleSplit, label_names_of
-from flatout.engine.arrays.sources import ArraySource
+from flatout.engine.arrays.sources import ArraySource, FilesKey
 from flatout.engine.data.dropped import drop_key
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.split import SplitError, one_label_text
 from flatout.engine.data.split_recipes import PlanRecipe, RejectedRecipe, ReportRecipe
 from flatout.engine.files.arrow_folder import ArrowRecipe
-from flatout.engine.files.content_key import ContentKey, FilesKey
+from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import (
     ArraySettings,
     ImageSettings,

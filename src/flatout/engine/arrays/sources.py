@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.files.content_key import ContentKey, file_hash
+from flatout.engine.files.content_key import FILES, STATE, ContentKey, file_hash
 from flatout.engine.machine.environment import usable_cores
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,24 @@ def _bytes_digest(file: Path) -> str:
         return file_hash(file)
     except OSError as error:
         return str(error)
+
+
+@dataclass(frozen=True)
+class FilesKey(ContentKey):
+    """Key of a result that was also made from `files`. Their bytes are not read if
+    their sizes, times and inodes are unchanged."""
+
+    files: Files
+
+    def stored(self) -> dict[str, Any]:
+        """See ContentKey.stored; reads the bytes of the files."""
+        return {**self.fields, FILES: self.files.digest, STATE: self.files.state}
+
+    def describes(self, stored: ContentKey) -> bool:
+        """See ContentKey.describes."""
+        same = stored.fields.get(STATE) == self.files.state
+        digest = stored.fields.get(FILES) if same else self.files.digest
+        return ContentKey({**self.fields, FILES: digest}).digest == stored.digest
 
 
 class ArraySource(Protocol):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.batches.buffers import ALIGNMENT
+from flatout.engine.batches.buffers import ALIGNMENT, places
 from flatout.engine.batches.collation import StepBatch, StepRows
 from flatout.engine.rows.layout import round_up
 
@@ -28,23 +28,6 @@ SPARE = 3
 one that is requested."""
 EXTRA_BYTES = 128
 """Bytes per row for targets, labels and crops. A larger batch is sent normally."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """Message of a worker: a batch, without its buffer if that is in a slot of the
-    ring."""
-
-    batch: StepBatch
-    place: int | None
-    size: int
-
-    def pin_memory(self) -> Made:
-        """Called by the DataLoader's pinning thread, which reads the messages; the ring
-        is locked already."""
-        if self.place is not None:
-            return self
-        return replace(self, batch=self.batch.pin_memory())
 
 
 class Ring:
@@ -81,16 +64,20 @@ class Ring:
                 self._read[number].synchronize()
             yield step, number
 
-    def batches(self, made: Iterable[Made], copies: Any = None) -> Generator[StepBatch]:
-        """Batches with their buffers. The consumer must have started the copy of a
-        batch, on the stream `copies`, before it requests the next one."""
-        for one in made:
-            if one.place is None:
-                yield one.batch
+    def batches(
+        self, made: Iterable[StepBatch], copies: Any = None
+    ) -> Generator[StepBatch]:
+        """Batches with their buffers, in the order of `numbered`. The consumer must
+        have started the copy of a batch, on the stream `copies`, before it requests
+        the next one."""
+        for count, batch in enumerate(made):
+            if len(batch.buffer):
+                yield batch
                 continue
-            yield replace(one.batch, buffer=self.place(one.place)[: one.size])
+            number, (size, _) = count % len(self), places(batch.layout)
+            yield replace(batch, buffer=self.place(number)[:size])
             if copies is not None:
-                self._read[one.place] = copies.record_event()
+                self._read[number] = copies.record_event()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -118,17 +105,16 @@ class Ring:
 
 @dataclass(frozen=True)
 class RingDataset:
-    """Map-style data of a DataLoader whose index is a step and its slot."""
+    """Map-style data of a DataLoader whose index is a step and its slot. A batch that
+    is in the slot is sent without its buffer."""
 
     data: StepRows
     ring: Ring
 
-    def __getitem__(self, at: tuple[int, int]) -> Made:
+    def __getitem__(self, at: tuple[int, int]) -> StepBatch:
         step, place = at
         memory = self.ring.place(place)
         batch = self.data.made(step, memory)
         if batch.buffer.data_ptr() != memory.data_ptr():
-            return Made(batch, None, 0)
-        size = len(batch.buffer)
-        nothing = torch.empty(0, dtype=torch.uint8)
-        return Made(replace(batch, buffer=nothing), place, size)
+            return batch
+        return replace(batch, buffer=torch.empty(0, dtype=torch.uint8))

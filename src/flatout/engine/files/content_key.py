@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,36 +56,6 @@ class ContentKey:
             for name, (then, now) in pairs.items()
             if then != now
         ]
-
-
-class RawFiles(Protocol):
-    """Input files of a result."""
-
-    @property
-    def state(self) -> str:
-        """Digest of names, sizes, times and inodes."""
-
-    @property
-    def digest(self) -> str:
-        """Digest of names and bytes."""
-
-
-@dataclass(frozen=True)
-class FilesKey(ContentKey):
-    """Key of a result that was also made from `files`. Their bytes are not read if
-    their sizes, times and inodes are unchanged."""
-
-    files: RawFiles
-
-    def stored(self) -> dict[str, Any]:
-        """See ContentKey.stored; reads the bytes of the files."""
-        return {**self.fields, FILES: self.files.digest, STATE: self.files.state}
-
-    def describes(self, stored: ContentKey) -> bool:
-        """See ContentKey.describes."""
-        same = stored.fields.get(STATE) == self.files.state
-        digest = stored.fields.get(FILES) if same else self.files.digest
-        return ContentKey({**self.fields, FILES: digest}).digest == stored.digest
 
 
 LONGEST_SHOWN = 100
