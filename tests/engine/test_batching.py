@@ -106,10 +106,10 @@ def test_steps_that_are_set_win_over_epochs():
 def test_plans_hold_every_row_once_within_the_budget(lengths, strategy, world, budget):
     lengths = np.array(lengths)
     plan = Planner(strategy, budget, 64, world).plan(lengths)
-    rows = [row for rank in plan.micro_batches for own in rank for row in own.tolist()]
+    rows = [row for rank in plan for own in rank for row in own.tolist()]
     assert sorted(rows) == list(range(len(lengths)))
-    assert len({len(rank) for rank in plan.micro_batches}) == 1
-    for own in (own for rank in plan.micro_batches for own in rank if len(own)):
+    assert len({len(rank) for rank in plan}) == 1
+    for own in (own for rank in plan for own in rank if len(own)):
         if strategy == "packed":
             assert lengths[own].sum() <= budget
         else:
@@ -144,9 +144,7 @@ def test_the_cheapest_cuts_are_the_cheapest_of_all(lengths, budget, overhead):
 def test_packed_ranks_get_nearly_the_same_tokens():
     lengths = np.random.default_rng(0).integers(5, 321, 512)
     plan = Planner("packed", 8192, 320, 4).plan(lengths)
-    tokens = [
-        sum(int(lengths[own].sum()) for own in rank) for rank in plan.micro_batches
-    ]
+    tokens = [sum(int(lengths[own].sum()) for own in rank) for rank in plan]
     assert max(tokens) - min(tokens) <= 320
     assert sum(tokens) == lengths.sum()
 
@@ -157,13 +155,13 @@ def test_grouped_pads_less_than_random_and_packed_not_at_all():
     for strategy in STRATEGIES:
         planner = Planner(strategy, 4096, 320)
         plan = planner.plan(lengths)
-        assert len(plan.micro_batches) == 1  # one rank, where nobody says how many
+        assert len(plan) == 1  # one rank, where nobody says how many
         layout = Layout(
             packed=strategy == "packed",
             pad_to_length=320 if strategy == "fixed" else None,
         )
         padded[strategy] = sum(
-            layout.num_padded_tokens(lengths[own]) for own in plan.micro_batches[0]
+            layout.num_padded_tokens(lengths[own]) for own in plan[0]
         )
     assert padded["packed"] == lengths.sum()
     assert padded["packed"] < padded["grouped"] < padded["random"] < padded["fixed"]

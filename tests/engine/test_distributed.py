@@ -65,19 +65,19 @@ STRATEGIES = ["fixed", "random", "grouped", "packed"]
 def test_every_row_of_a_step_goes_to_one_rank_once(lengths, world_size, strategy):
     planner = Planner(strategy, 128, 64, world_size)
     plan = planner.plan(np.array(lengths))
-    assert len(plan.micro_batches) == world_size
-    dealt = [row for rank in plan.micro_batches for micro in rank for row in micro]
+    assert len(plan) == world_size
+    dealt = [row for rank in plan for micro in rank for row in micro]
     assert sorted(dealt) == list(range(len(lengths)))
-    assert len({len(rank) for rank in plan.micro_batches}) == 1  # collectives match
+    assert len({len(rank) for rank in plan}) == 1  # collectives match
 
 
 @given(st.lists(st.integers(1, 320), min_size=64, max_size=256))
 def test_packed_ranks_get_nearly_the_same_number_of_tokens(lengths):
     rows = np.array(lengths)
     plan = Planner("packed", 4096, 320, 4).plan(rows)
-    tokens = [sum(int(rows[m].sum()) for m in rank) for rank in plan.micro_batches]
+    tokens = [sum(int(rows[m].sum()) for m in rank) for rank in plan]
     longest = int(rows.max())
-    assert max(tokens) - min(tokens) <= longest * len(plan.micro_batches[0])
+    assert max(tokens) - min(tokens) <= longest * len(plan[0])
 
 
 EXCHANGES = {"buckets": 25, "one piece": "all"}

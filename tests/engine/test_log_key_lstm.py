@@ -207,5 +207,5 @@ def test_windows_of_a_step_are_one_micro_batch(tmp_path):
         job = job_for(tmp_path, "next-key", start, token_budget=8_192)
         data = assemble(job, set_up(job.settings.runtime)).data
         lengths = np.array([24] * 4 + [3] * 60)
-        counts[window] = len(data.planner.plan(lengths).micro_batches[0])
+        counts[window] = len(data.planner.plan(lengths)[0])
     assert counts == {5: 1, None: 2}

@@ -94,7 +94,7 @@ def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
     assert not resolved.compile
     planner = make_planner(job.settings, fp32, resolved)
     lengths = np.array([24] * 2 + [3] * 60)
-    assert len(planner.plan(lengths).micro_batches[0]) == 1
+    assert len(planner.plan(lengths)[0]) == 1
     assert make_collator(job, fp32, resolved, lstm).layout.every_place
     launched = replace(resolved, cuda_graphs=False)
     assert not make_collator(job, fp32, launched, lstm).layout.every_place

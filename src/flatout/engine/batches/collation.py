@@ -266,7 +266,7 @@ class StepRows:
         rows, ids = self.rows.sequences(row_ids)
         lengths = rows.lengths(ids)
         plan = self.planner.plan(lengths)
-        mine = plan.micro_batches[self.rank]
+        mine = plan[self.rank]
         parts = [ids[own] for own in mine]
         padded, task = self.collator.layout.num_padded_tokens, self.collator.task
         buffer, layout = self.collator.collate_step(
@@ -285,9 +285,7 @@ class StepRows:
             num_targets=num_targets,
             divisor=num_targets if divisor is None else divisor,
             num_tokens=int(lengths.sum()),
-            rank_tokens=[
-                sum(padded(lengths[own]) for own in rank) for rank in plan.micro_batches
-            ],
+            rank_tokens=[sum(padded(lengths[own]) for own in rank) for rank in plan],
             attention_pairs=self.count_pairs(lengths) if self.count_pairs else 0,
         )
 

@@ -63,15 +63,14 @@ class GlobalBatches:
         found = [_block(n, self.num_rows, self.seed, epoch) for n in blocks]
         first = blocks.start * BLOCK
         rows = np.concatenate(found)[start - first : stop - first]
-        return rows[~self._is_skipped(rows)] if self.skipped else rows
+        if not self.skipped:
+            return rows
+        places = np.searchsorted(self._sorted, rows).clip(max=len(self._sorted) - 1)
+        return rows[self._sorted[places] != rows]
 
     @cached_property
     def _sorted(self) -> Ints:
         return np.unique(np.array(self.skipped, dtype=np.int64))
-
-    def _is_skipped(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        places = np.searchsorted(self._sorted, rows).clip(max=len(self._sorted) - 1)
-        return self._sorted[places] == rows
 
     def steps_of(self, rows: Ints, epoch: int) -> Ints:
         """Step (N,) of an epoch that has each of `rows` (N,), skipped or not."""
@@ -142,13 +141,10 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Division of one global batch: `micro_batches[rank][k]` has positions (B,) in the
-    batch. All ranks have the same number of micro-batches, because some collectives run
-    once per micro-batch; some of them may be empty."""
-
-    micro_batches: tuple[tuple[Ints, ...], ...]
+Plan = tuple[tuple[Ints, ...], ...]
+"""Division of one global batch: `[rank][k]` has positions (B,) in the batch. All ranks
+have the same number of micro-batches, because some collectives run once per micro-
+batch; some of them may be empty."""
 
 
 class BudgetError(ValueError):
@@ -195,10 +191,9 @@ class Planner:
             if fullest <= self.token_budget:
                 break
             bins += 1
-        ranks = tuple(
+        return tuple(
             tuple(contents[rank :: self.world_size]) for rank in range(self.world_size)
         )
-        return Plan(ranks)
 
     def _padded(self, lengths: Ints) -> Plan:
         """Cut slots, each with one row per rank, into runs."""
@@ -209,9 +204,7 @@ class Planner:
         else:
             cuts = self._cuts(np.maximum.reduceat(lengths[order], begins))
         ranks = range(self.world_size)
-        return Plan(
-            tuple(tuple(self._rank_rows(order, c, r) for c in cuts) for r in ranks)
-        )
+        return tuple(tuple(self._rank_rows(order, c, r) for c in cuts) for r in ranks)
 
     def _rank_rows(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
         """Rows of one rank in the slots of `cut`; the order of the ranks alternates

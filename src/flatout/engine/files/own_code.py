@@ -23,11 +23,8 @@ def sources_of(module: str) -> Iterable[Path]:
     file = source_of(module)
     if file is None:
         return []
-    return file.parent.glob("*.py") if "." in module or _is_package(file) else [file]
-
-
-def _is_package(file: Path) -> bool:
-    return file.name == "__init__.py"
+    has_siblings = "." in module or file.name == "__init__.py"
+    return file.parent.glob("*.py") if has_siblings else [file]
 
 
 def digest_of(files: Iterable[Path]) -> str:

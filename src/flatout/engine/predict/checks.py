@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from flatout.engine.families import family_of, usable_positions
 from flatout.engine.files.calibration import Calibration
+from flatout.engine.files.content_key import file_hash
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.rows.vocabulary import Vocabulary
@@ -151,3 +153,15 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
             f"model.name_or_path={tokenizer.folder} and run kedro run "
             "--pipelines=tokenize,evaluate"
         )
+
+
+def model_file_hashes(config: Any) -> dict[str, str]:
+    """Return hashes of a model's files; name and commit of one without a local
+    folder."""
+    folder = Path(config.name_or_path or "")
+    named = ("*.safetensors", "config.json", "adapter_config.json")
+    files = sorted(file for name in named for file in folder.glob(name))
+    if not config.name_or_path or not files:
+        commit = getattr(config, "_commit_hash", None)
+        return {str(config.name_or_path): str(commit)}
+    return {path.name: file_hash(path) for path in files}

@@ -21,6 +21,7 @@ import torch
 from flatout.engine.data.columns import column_faults, listed
 from flatout.engine.data.raw_texts import RawTextsError, batches_of, open_raw_texts
 from flatout.engine.files.arrow_folder import without_indices
+from flatout.engine.files.content_key import ContentKey
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import (
     MineSettings,
@@ -28,6 +29,7 @@ from flatout.engine.parameters import (
     Settings,
     SettingsError,
 )
+from flatout.engine.predict.checks import model_file_hashes
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.predict.texts import TextEncoder, text_windows
 from flatout.engine.predict.vectors import (
@@ -35,7 +37,6 @@ from flatout.engine.predict.vectors import (
     best,
     chosen,
     stored_vectors,
-    weights_digest,
 )
 from flatout.engine.rows.layout import Ints
 from flatout.engine.tokenizing.encoders.encoded import PASSAGES
@@ -157,7 +158,7 @@ def _vectors(
     model: Any, tokenizer: TokenizerFile, settings: Settings
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
     """Return a function that makes or reads the vectors of texts, and its device."""
-    digest = weights_digest(model)
+    digest = ContentKey(model_file_hashes(model.config)).digest
     predict = settings.predict.model_copy(update={"text_pair_column": None})
     settings = settings.model_copy(update={"predict": predict})
     predictor = Predictor(model, tokenizer, settings)

@@ -85,8 +85,7 @@ class Predictor:
             check_vocabulary(model.config, tokenizer)
             check_padding(model, self.task)
         self.settings = settings.predict
-        own = OwnMetrics.of(settings.train, self.task)
-        self.own_metrics = own
+        self.own_metrics = OwnMetrics.of(settings.train, self.task)
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model, settings)
@@ -157,7 +156,7 @@ class Predictor:
         for start in range(0, len(order), size or ROWS_AT_ONCE):
             rows = order[start : start + (size or ROWS_AT_ONCE)]
             every = (np.arange(len(rows)),)
-            cuts = self._planner.plan(lengths[rows]).micro_batches[0]
+            cuts = self._planner.plan(lengths[rows])[0]
             for own in every if size else cuts:
                 tensors = self._collator.collate(tokens, rows[own], epoch=0)
                 if self.runtime.is_cuda:

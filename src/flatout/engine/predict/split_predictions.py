@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from flatout.engine.files.calibration import Calibration
-from flatout.engine.files.content_key import ContentKey, file_hash
+from flatout.engine.files.content_key import ContentKey
 from flatout.engine.files.own_code import digest_of, source_of
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
@@ -28,6 +27,7 @@ from flatout.engine.parameters.faults import some_of
 from flatout.engine.predict.checks import (
     check_tokens,
     label_names_of,
+    model_file_hashes,
     task_of,
     vocabulary_of,
     with_calibration,
@@ -80,7 +80,7 @@ class SplitPredictions:
         settings = self.settings
         return {
             "format": FORMAT_VERSION,
-            "model": _files_of(self.model.config),
+            "model": model_file_hashes(self.model.config),
             "tokens": token_key(self.tokens),
             "train": token_key(self.train) if self.trained else None,
             "label_names": list(self.label_names),
@@ -173,18 +173,6 @@ def _seen(seen: int | None, rows: int, split: str) -> str:
         "(kedro run), or split as the training did (its data and split.* parameters: "
         "kedro run --pipelines=split,tokenize), then evaluate"
     )
-
-
-def _files_of(config: Any) -> dict[str, str]:
-    """Return hashes of a model's files; name and commit of one without a local
-    folder."""
-    folder = Path(config.name_or_path or "")
-    named = ("*.safetensors", "config.json", "adapter_config.json")
-    files = sorted(file for name in named for file in folder.glob(name))
-    if not config.name_or_path or not files:
-        commit = getattr(config, "_commit_hash", None)
-        return {str(config.name_or_path): str(commit)}
-    return {path.name: file_hash(path) for path in files}
 
 
 def _check_names(config: Any, label_names: Sequence[str]) -> None:

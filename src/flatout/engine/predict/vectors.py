@@ -26,15 +26,6 @@ TEXTS_A_FILE = 16_384
 Vectors = npt.NDArray[np.float32]
 
 
-def weights_digest(model: Any) -> str:
-    """Hash of the weights and the config of a model on the CPU."""
-    found = xxhash.xxh3_128(model.config.to_json_string().encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        found.update(name.encode())
-        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()
-
-
 def stored_vectors(
     texts: Any, encode: Callable[[Any], Vectors], folder: Path, key: str
 ) -> list[Vectors]:

@@ -163,7 +163,6 @@ class Task(ABC):
         vocabulary: Vocabulary | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises TaskError if the tokenizer does not fit the task."""
         self.settings = settings
         self.label_names = tuple(label_names)
         self.vocabulary = vocabulary

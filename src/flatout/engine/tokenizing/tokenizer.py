@@ -203,7 +203,7 @@ def tokenizer_recipe(
             "rows": arrow_digest([rows.data.table.select(names)]),
             "vocab_size": tokenize.vocab_size,
             "tokenizers": tokenizers.__version__,
-            "training": _training_version(model),
+            "training": (byte_pieces if _writes(model) else word_pieces).FORMAT_VERSION,
         }
     else:
         fields |= {
@@ -247,12 +247,6 @@ def _has_type_ids(model: ModelSettings) -> bool:
 
     config = AutoConfig.for_model(**model.config)
     return int(getattr(config, "type_vocab_size", 0)) > 1
-
-
-def _training_version(model: ModelSettings) -> int:
-    if _writes(model):
-        return byte_pieces.FORMAT_VERSION
-    return word_pieces.FORMAT_VERSION
 
 
 def _writes(model: ModelSettings) -> bool:
