@@ -40,7 +40,7 @@ from flatout.engine.predict.checks import (
 )
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.tasks import Calibrated, RowAnswers, Task
+from flatout.engine.tasks import Calibrated, Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.own_metrics import OwnMetrics
@@ -96,9 +96,9 @@ class Predictor:
         self._models = {self.devices[0]: self._model}
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
-        """Return (K, classes) of the targets of N rows, in their order; most tasks have
-        one per row. For a task that `answers_rows`, its outputs (N, ...). The devices
-        get micro-batches in turn; each is waited for once."""
+        """Return the task's `target_outputs` (K, classes) of N rows, in their order;
+        most tasks have one target per row. The devices get micro-batches in turn; each
+        is waited for once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
             batches = self.prefetch(self.micro_batches(tokens))
@@ -122,17 +122,15 @@ class Predictor:
         if device not in self._models:
             self._models[device] = deepcopy(self._model).to(device)
         found: list[Tensor] = []
-        one = self.task if isinstance(self.task, RowAnswers) else None
 
         def take(logits: Tensor, labels: Tensor) -> None:
-            found.append(one.target_outputs(logits, labels) if one else logits)
+            found.append(self.task.target_outputs(logits, labels))
 
         current = torch.cuda.device(device) if self.runtime.is_cuda else nullcontext()
         with current, self.runtime.autocast():
             batch = {n: t.to(device, non_blocking=True) for n, t in tensors.items()}
             self._models[device].logits_in_parts(batch, take)
-            outputs = torch.cat(found)
-            return one.row_outputs(outputs, batch) if one else outputs
+            return torch.cat(found)
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Return loss and figures of the task over all rows, in this process."""
@@ -165,7 +163,7 @@ class Predictor:
 
     def _rows_of_targets(self, tokens: SplitRows, rows: Ints) -> Ints:
         """Return `rows` (B,) with each row repeated for each of its targets, (K,)."""
-        if self.task.head_kind.one_a_row or isinstance(self.task, RowAnswers):
+        if self.task.head_kind.one_a_row:
             return rows
         found = self.task.targets(tokens, rows, 0, pools_last=self._collator.pools_last)
         return np.repeat(rows, [len(places) for places in found.places])

@@ -40,7 +40,6 @@ from flatout.engine.tasks._task import (
     LossOptions as LossOptions,
     Metrics as Metrics,
     RankedRows as RankedRows,
-    RowAnswers as RowAnswers,
     Targets as Targets,
     Task as Task,
     TaskError as TaskError,
@@ -63,7 +62,7 @@ MOVED = {
     "predicts_neighbours": "texts = Texts(predicts_neighbours=...)",
     "joins_texts": "texts = Texts(joined=...)",
     "whole_words": "texts = Texts(whole_words=...)",
-    "answers_rows": "another base class, RowAnswers,",
+    "answers_rows": "row_answers, from target_outputs,",
 }
 """New names of members of tasks of version 0.1."""
 

@@ -267,25 +267,17 @@ class Task(ABC):
         """Return columns of `answer_fields` for outputs (N, ...) of N rows."""
         return {}
 
+    def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the part (K, ...) of the logits (K, ...) of some targets that predict
+        keeps; on the device, whose memory may be too small for the logits of all."""
+        return logits
+
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Return these columns from the targets (K, ...) of `rows`, in order."""
+        """Return these columns from the `target_outputs` (K, ...) of all targets of
+        `rows`, in order."""
         return self.answers(logits)
-
-
-class RowAnswers(ABC):
-    """Second base class of a task whose rows have several targets and one answer."""
-
-    @abstractmethod
-    def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the part (K, ...) to keep of the logits (K, ...) of some targets; on
-        the device, whose memory may be too small for the logits of all."""
-
-    @abstractmethod
-    def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the input (B, ...) of `answers` for a micro-batch's rows, from the
-        `target_outputs` (K, ...) of all of its targets; on the device."""
 
 
 class RankedRows(ABC):

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.tasks._task import IGNORED, RowAnswers
+from flatout.engine.tasks._task import IGNORED
 from flatout.engine.tasks.causal_lm import CausalLM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class NextKey(CausalLM, RowAnswers):
+class NextKey(CausalLM):
     """A session is a row: a start, its keys, an end. Every key and the end are targets,
     so that a session that breaks off is unexpected, too."""
 
@@ -46,16 +46,22 @@ class NextKey(CausalLM, RowAnswers):
         probability = probability.squeeze(1).masked_fill(~ends, 1.0)
         return torch.stack([ranks.float(), probability], dim=1)
 
-    def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, 3): rank of a row's worst key, the first place of this rank, and
-        the probability of the row's end, 1 without an end."""
-        import torch
-
-        ranks, probability = outputs.unbind(1)
-        of_keys = _by_place(ranks, batch, -1, "amax")
-        of_ends = _by_place(probability, batch, 1.0, "amin").amin(1)
-        found = (of_keys.amax(1), of_keys.argmax(1).float(), of_ends)
-        return torch.stack(found, dim=1)
+    def row_answers(
+        self, logits: npt.NDArray[np.float32], rows: Any
+    ) -> Mapping[str, Any]:
+        """Return rank of a session's worst key, the first place of this rank (1 is the
+        first key), and the probability of the session's end, 1 without an end."""
+        ranks, ends = logits.T
+        counts = rows.lengths(np.arange(len(rows))) - 1
+        row = np.repeat(np.arange(len(rows)), counts)
+        worst, end = np.full(len(rows), -1.0), np.ones(len(rows))
+        np.maximum.at(worst, row, ranks)
+        np.minimum.at(end, row, ends)
+        at = np.flatnonzero(ranks == worst[row])
+        known, first = np.unique(row[at], return_index=True)
+        place = np.zeros(len(rows), np.int64)
+        place[known] = 1 + at[first] - (np.cumsum(counts) - counts)[known]
+        return {"rank": worst.astype(int), "place": place, "end_probability": end}
 
     @property
     def _unknown(self) -> int:
@@ -73,22 +79,5 @@ class NextKey(CausalLM, RowAnswers):
         return found
 
     def answer_fields(self) -> list[Any]:
-        """Fields of `row_outputs`."""
         whole = [pa.field(name, pa.int64()) for name in ("rank", "place")]
         return [*whole, pa.field("end_probability", pa.float32())]
-
-    def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Return the columns; place 1 is a session's first key."""
-        rank, place = logits[:, :2].astype(np.int64).T
-        return {"rank": rank, "place": place, "end_probability": logits[:, 2]}
-
-
-def _by_place(
-    values: Tensor, batch: Mapping[str, Tensor], empty: float, reduce: str
-) -> Tensor:
-    """Return (B, T) from (K,) of the targets, `empty` without a target. Padding targets
-    of a batch have the place after its last and the value `empty`."""
-    rows, length = batch["input_ids"].shape
-    places = (batch["target_index"] + 1).clamp(max=rows * length - 1)
-    found = values.new_full((rows * length,), empty)
-    return found.scatter_reduce(0, places, values, reduce).view(rows, length)
