@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.verdict import ROUNDOFF
 from flatout.engine.machine.runtime import Runtime, exact_products
-from flatout.engine.models.frozen import freeze
+from flatout.engine.models.adapters import freeze
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.optimizer import (
     NO_DECAY_DIMENSIONS,
