@@ -184,16 +184,10 @@ class Collator:
             self._leave_padding(rows, row_ids, targets)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
-        named = {}
+        found = laid.fields | targets.fields | {"target_index": index, "labels": labels}
         if self.names_rows:
-            named[ROW] = pad_end(row_ids, len(labels), len(rows))
-        return {
-            **laid.fields,
-            **targets.fields,
-            **named,
-            "target_index": index,
-            "labels": labels,
-        }
+            found[ROW] = pad_end(row_ids, len(labels), len(rows))
+        return found
 
     def _leave_padding(self, rows: Rows, row_ids: Ints, targets: Targets) -> None:
         """Move each target to the last token that is not the padding token: decoders of

@@ -133,14 +133,14 @@ class StepLoader:
         self._batches = self._from_start()
 
     def _from_start(self) -> Generator[StepBatch]:
-        for run in self._runs():
+        if self.runtime.is_cuda:
+            device = self.runtime.device
+            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            runs = _prefetch_to_device(self._host_runs(side), device, side)
+        else:
+            runs = self._host_runs()
+        for run in runs:
             yield from run
-
-    def _runs(self) -> Generator[StepRun]:
-        if not self.runtime.is_cuda:
-            return self._host_runs()
-        side = torch.cuda.Stream(self.runtime.device)  # type: ignore[no-untyped-call]
-        return _prefetch_to_device(self._host_runs(side), self.runtime.device, side)
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
         """Runs of steps; `copies` is the stream that copies them to a GPU."""

@@ -115,6 +115,10 @@ BY_VALUE = (
     *(pa.types.is_union, pa.types.is_interval),
 )
 """Types without a single buffer of values."""
+BYTES = (
+    *(pa.types.is_string, pa.types.is_large_string),
+    *(pa.types.is_binary, pa.types.is_large_binary),
+)
 
 
 class _ColumnDigest:
@@ -140,7 +144,7 @@ class _ColumnDigest:
             self._add_lengths(pc.list_value_length(array))
             self._items = self._items or _ColumnDigest()
             self._items.update(array.flatten())
-        elif _has_bytes(array.type):
+        elif any(test(array.type) for test in BYTES):
             self._add_lengths(pc.binary_length(array))
             self._values.update(_bytes_of(array))
         elif pa.types.is_boolean(array.type) or pa.types.is_primitive(array.type):
@@ -178,18 +182,6 @@ def plain_values(array: Any) -> Any:
     if pa.types.is_binary_view(array.type):
         return array.cast(pa.large_binary())
     return array
-
-
-def _has_bytes(kind: Any) -> bool:
-    return any(
-        test(kind)
-        for test in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
 
 
 def _bytes_of(array: Any) -> memoryview:

@@ -57,7 +57,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 def blocks(model: Any) -> list[nn.Module]:
     """Layers, and embeddings if the model lists them among its blocks."""
-    names = block_names(model)
+    names = set(getattr(model.model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
@@ -74,11 +74,6 @@ def distinct_parts(model: Any) -> int:
         return int(getattr(model.config, "num_hidden_layers", 1) or 1)
     between = {type(m).__name__ for m in _outside_blocks(model.base_model)}
     return len(kinds | between)
-
-
-def block_names(model: Any) -> set[str]:
-    """Class names of the Hugging Face model's blocks."""
-    return set(getattr(model.model, "_no_split_modules", None) or ())
 
 
 @cache

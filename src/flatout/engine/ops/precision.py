@@ -19,10 +19,11 @@ from torch import Tensor, nn
 def round_residual_stream(model: Any) -> int:
     """Round the outputs of hidden-size norms and of blocks; return their number."""
     hidden = getattr(model.config, "hidden_size", None)
+    blocks = getattr(model, "_no_split_modules", None) or ()
     places = [
         module
         for module in model.base_model.modules()
-        if _is_norm(module, hidden) or _is_block(model, module)
+        if _is_norm(module, hidden) or type(module).__name__ in blocks
     ]
     for module in places:
         module.register_forward_hook(_round)
@@ -33,10 +34,6 @@ def _is_norm(module: nn.Module, hidden: int | None) -> bool:
     weight = getattr(module, "weight", None)
     named = type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
     return named and weight is not None and tuple(weight.shape) == (hidden,)
-
-
-def _is_block(model: Any, module: nn.Module) -> bool:
-    return type(module).__name__ in (getattr(model, "_no_split_modules", None) or ())
 
 
 def _round(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -91,7 +91,11 @@ class Predictor:
         self.strategy, self.attention = self._choose(model, settings)
         self._collator = self._make_collator(model.config, tokenizer)
         self._planner = self._make_planner(model.config)
-        self._model = self._prepare(model)
+        attention.register()
+        if family_of(model.config).attends:
+            model.set_attn_implementation(self.attention)
+        whole = TaskModel(model, self.task, self.max_length)
+        self._model = whole.to(self.runtime.device).eval()
         self.devices = self._all_devices()
         self._models = {self.devices[0]: self._model}
 
@@ -231,14 +235,6 @@ class Predictor:
             max_length=self.max_length,
         )
         return Collator(self.task, layout, family_of(config).causal)
-
-    def _prepare(self, model: Any) -> TaskModel:
-        attention.register()
-        if family_of(model.config).attends:
-            model.set_attn_implementation(self.attention)
-        return (
-            TaskModel(model, self.task, self.max_length).to(self.runtime.device).eval()
-        )
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from flatout.engine.files.arrow_folder import without_indices
@@ -158,7 +160,6 @@ class TokenizerRecipe:
         return tokenizer
 
     def _trained(self) -> Any:
-        import pyarrow as pa
         from transformers import PreTrainedTokenizerFast
 
         chunks = [chunk for column in self.texts for chunk in column.chunks]
@@ -218,9 +219,6 @@ def tokenizer_recipe(
 
 def _texts(column: Any) -> Any:
     """Yield each text of a column of texts or of lists of texts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 

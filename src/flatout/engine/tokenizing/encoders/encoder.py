@@ -46,6 +46,7 @@ class Encoder:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._before, self._after = special_around(tokenizer) or ([], [])
+        self._end = [] if options.end_id is None else [options.end_id]
         ends = len(self._after) if options.whole_ends else 0
         self._size = options.max_length + ends
         if not options.join:
@@ -78,11 +79,10 @@ class Encoder:
             self._tokenizer.encode_batch_fast(t.to_pylist(), add_special_tokens=False)
             for t in (prompts, completions)
         ]
-        end = [] if self.options.end_id is None else [self.options.end_id]
         size, rows, marks, cut = self.options.max_length, [], [], []
         for prompt, completion in zip(*found, strict=True):
             known = self._before + prompt.ids
-            learnt = completion.ids + self._after + end
+            learnt = completion.ids + self._after + self._end
             rows.append((known + learnt)[:size])
             marks.append(([-1] * len(known) + [0] * len(learnt))[:size])
             cut.append(len(known) + len(learnt) > size)
@@ -113,9 +113,8 @@ class Encoder:
 
     def _encode_to_join(self, texts: Any) -> Encoded:
         """Encode whole texts, each followed by `end_id` if it is set."""
-        end = [] if self.options.end_id is None else [self.options.end_id]
         encodings = self._tokenizer.encode_batch_fast(texts.to_pylist())
-        rows = [encoding.ids + end for encoding in encodings]
+        rows = [encoding.ids + self._end for encoding in encodings]
         return _encoded(rows, [False] * len(rows))
 
 
