@@ -135,7 +135,7 @@ def frames_of(table):
     compression=st.sampled_from(["zstd", "lz4", None]),
     damage=st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 def test_rows_come_back_from_frames_and_columnar_files_and_damage_is_told(
     tmp_path_factory, rows, form, compression, damage
 ):
@@ -174,3 +174,6 @@ def test_an_offset_outside_of_an_arrow_file_names_the_file(tmp_path, offset, nes
     path.write_bytes(content.replace(sound, damaged))
     with pytest.raises(RawTextsError, match=re.escape(str(path))):
         list(TextFiles(path).batches(["label"]))
+    path.write_bytes(content.replace(b"label", b"la\x80el"))
+    with pytest.raises(RawTextsError, match=re.escape(str(path))):
+        _ = TextFiles(path).column_names

@@ -47,7 +47,11 @@ def _rows_a_batch(metadata: Any) -> int:
 
 class ArrowReader(FileReader):
     def column_names(self) -> list[str]:
-        return list(self._table().schema.names)
+        schema = self._table().schema
+        try:
+            return list(schema.names)
+        except UnicodeDecodeError as error:  # pyarrow decodes names when asked
+            raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         table = self._table().select(columns)
