@@ -182,7 +182,7 @@ def test_a_narrowed_gated_layer_is_compiled_as_it_is():
 def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
     """BERT's embeddings, its layers, and the last one, which is given its targets;
     each layer has dropouts of its own."""
-    monkeypatch.setitem(CONFIGS, "bert", {**CONFIGS["bert"], "num_hidden_layers": 4})
+    monkeypatch.setitem(CONFIGS, "bert", {**CONFIGS["bert"], "num_hidden_layers": 3})
     found = []
     for compile_blocks in (False, True):
         torch.manual_seed(0)
@@ -194,7 +194,7 @@ def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
                 module.p = 0.1
         for layer in whole.model.base_model.encoder.layer:
             layer.attention.self.dropout.p = 0.0  # attention draws its own
-        assert replace_dropout(whole.model, Noise(torch.device("cpu"))) == 10
+        assert replace_dropout(whole.model, Noise(torch.device("cpu"))) == 8
         if compile_blocks:
             torch._dynamo.reset()
             counters.clear()
@@ -219,7 +219,7 @@ def test_no_block_is_traced_twice(family):
     torch._dynamo.reset()
     clear_compilation_metrics()
     model = task_model(family, "sequence-classification", "sdpa", whole=True)
-    compiled(model, backend="aot_eager").train()
+    compiled(model, backend="eager").train()
     gradients(model.model)
     found = get_compilation_metrics()
     assert found

@@ -41,13 +41,17 @@ from tests.engine.test_embedding import pair_rows
 from tests.pipelines.tokens import write_tokens
 
 CLASSES, LABELS = "sequence-classification", "multi-label-classification"
+ONE_LAYER = {"num_hidden_layers": 1}
+"""Of models whose layers are alike: tracing costs a second a layer."""
 TEXTS = ["p7 p8 p20", "p9", "p41 p5 p77 p12"]
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("flatout.engine.export.measured.SECONDS", 0.01)
-    monkeypatch.setattr("flatout.engine.export.measured.RESAMPLES", 40)
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flatout.engine.export.measured.SECONDS", 0.01)
+        patch.setattr("flatout.engine.export.measured.RESAMPLES", 40)
+        yield
 
 
 class Made:
@@ -58,7 +62,8 @@ class Made:
         self.folder, self.task = folder / "06_models/model", task
         self.names = LABEL_NAMES if task in NAMED else []
         self.to, given = folder / "export", {"task": task, **model}
-        given["config"] = {"model_type": family, **CONFIGS[family]}
+        layers = {} if family == "modernbert" else ONE_LAYER
+        given["config"] = {"model_type": family, **CONFIGS[family], **layers}
         self.given = {
             "runtime": {"precision": "fp32", "threads": 1},
             "model": given,
@@ -102,9 +107,26 @@ def classes(tmp_path_factory) -> tuple[Made, dict]:
     """A classifier with a temperature, in two formats."""
     made = Made(tmp_path_factory.mktemp("classes"), "bert", CLASSES)
     Calibration(2.5, None, "k").save(made.folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flatout.engine.export.measured.SECONDS", 0.01)
-        return made, made.export("onnx", "onnx_int8", "torch_export")
+    return made, made.export("onnx", "onnx_int8", "torch_export")
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory) -> list[Path]:
+    """Folders of exported models of arrays and of images."""
+    found = []
+    for kind, name in ((arrays, "onnx"), (images, "torch_export")):
+        job = kind.job_of(folder := tmp_path_factory.mktemp(name), max_steps=2)
+        run_job(job).model.save_pretrained(folder / "model")
+        named = {"formats": [name], "folder": str(folder)}
+        given = {**job.settings.model_dump(mode="json"), "export": named}
+        splits = dict.fromkeys(("train", "test"), datasets.Dataset(job.test.table))
+        loaded, names = load_pretrained(folder / "model").eval(), [*job.label_names]
+        report = export(loaded, None, splits, names, parse_settings(given))
+        assert report["formats"][1]["largest_difference"] < 1e-4
+        about = json.loads((folder / name / "export.json").read_text())
+        assert len(about["shape"]) > 0
+        found.append(folder / name)
+    return found
 
 
 def plain(folder: Path, rows, **options) -> np.ndarray:
@@ -154,24 +176,39 @@ def test_the_compiled_format_gives_the_same_outputs(tmp_path):
     assert "dynamic=True" in (made.to / "compiled/README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["onnx", "torch_export"])
-def test_the_readme_predicts_without_flatout(classes, name):
+BARE = """
+import json, os, sys
+for folder, code in json.loads(sys.argv[1]).items():
+    os.chdir(folder)
+    exec(code, {})
+assert "flatout" not in sys.modules
+"""
+
+
+def test_the_readmes_predict_without_flatout(classes, samples):
+    """A process for all: it has to import PyTorch and transformers."""
     made, _ = classes
-    folder = made.to / name
-    code = (folder / "README.md").read_text().split("```")[1].removeprefix("python\n")
-    assert "flatout" not in code and len(code.strip().splitlines()) <= 13
-    code = code.replace('["a text", "another text"]', repr(TEXTS))
-    command = [sys.executable, "-c", code]
+    texts, codes = [made.to / name for name in ("onnx", "torch_export")], {}
+    for folder in (*texts, *samples):
+        code = (folder / "README.md").read_text().split("```")[1]
+        code = code.removeprefix("python\n")
+        assert "flatout" not in code and len(code.strip().splitlines()) <= 13
+        code = code.replace('["a text", "another text"]', repr(TEXTS))
+        codes[str(folder)] = f"{code}\nprint('----')"
     done = subprocess.run(
-        command, check=False, cwd=folder, capture_output=True, text=True
+        [sys.executable, "-c", BARE, json.dumps(codes)],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     found = made.predicted()
-    assert done.stdout.startswith(repr(found["label"].tolist()))
     columns = [f"probability_{label}" for label in LABEL_NAMES]
-    numbers = re.findall(r"\d\.[\de-]+", done.stdout)
-    shares = np.array(numbers, float).reshape(3, 3)
-    assert shares == pytest.approx(found[columns].to_numpy(), abs=1e-5)
+    for told in done.stdout.split("----\n")[: len(texts)]:
+        assert told.startswith(repr(found["label"].tolist()))
+        numbers = re.findall(r"\d\.[\de-]+", told)
+        shares = np.array(numbers, float).reshape(3, 3)
+        assert shares == pytest.approx(found[columns].to_numpy(), abs=1e-5)
 
 
 def served():
@@ -272,32 +309,6 @@ def test_vectors_are_pooled_and_have_length_1(tmp_path, pooling):
     torch.testing.assert_close(vectors[0], one / one.norm(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("arrays", "onnx"), ("images", "torch_export")]
-)
-def test_samples_are_exported(tmp_path, kind, name):
-    job = {"arrays": arrays, "images": images}[kind].job_of(tmp_path, max_steps=2)
-    folder = tmp_path / "model"
-    run_job(job).model.save_pretrained(folder)
-    named = {"formats": [name], "folder": str(tmp_path / "export")}
-    given = {**job.settings.model_dump(mode="json"), "export": named}
-    rows = datasets.Dataset(job.test.table)
-    found = export(
-        load_pretrained(folder).eval(),
-        None,
-        {"train": rows, "test": rows},
-        list(job.label_names),
-        parse_settings(given),
-    )
-    assert found["formats"][1]["largest_difference"] < 1e-4
-    made = tmp_path / "export" / name
-    assert len(json.loads((made / "export.json").read_text())["shape"]) > 0
-    code = (made / "README.md").read_text().split("```")[1].removeprefix("python\n")
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, check=False, cwd=made, capture_output=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_rows_of_a_query_are_drawn_together():
     drawn = _draws(np.array([3, 1, 3, 1, 2]))
     assert len(drawn) > 10
@@ -337,23 +348,23 @@ def test_a_language_model_is_refused(tmp_path):
 def test_faults_of_one_format_leave_the_others(tmp_path, monkeypatch):
     made = Made(tmp_path, "bert", CLASSES)
     monkeypatch.setattr(Measure, "_rate", lambda *a: 1.0)
+    monkeypatch.setattr(exporting, "load", lambda *a: zeros)
+
+    def zeros(inputs):
+        return torch.zeros(len(inputs["input_ids"]), len(LABEL_NAMES))
 
     def fails(self, name, folder):
         (folder / "model.onnx").write_bytes(b"half")
+        if name == "torch_export":
+            return
         if name == "onnx":
             raise ImportError("No module named 'onnxscript'")
         raise RuntimeError("no such operator\nmore")
 
-    write = exporting.Exported.write
     monkeypatch.setattr(exporting.Exported, "write", fails)
     with pytest.raises(ModelError, match=r"onnx: No module.*flatout\[export\]"):
         made.export("onnx", "onnx_int8")
     assert not [*made.to.glob("*")]
-
-    def only_program(self, name, folder):
-        return (write if name == "torch_export" else fails)(self, name, folder)
-
-    monkeypatch.setattr(exporting.Exported, "write", only_program)
     found = made.export("onnx_int8", "torch_export")
     assert found["onnx_int8"]["fault"].endswith("(no such operator)")
     assert [path.name for path in made.to.iterdir()] == ["torch_export"]

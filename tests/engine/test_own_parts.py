@@ -214,9 +214,7 @@ def recall(job, folder) -> float:
 @pytest.mark.parametrize(
     ("path", "options"),
     [
-        ("torch.optim.NAdam", {}),
-        ("torch.optim.RAdam", {"betas": (0.8, 0.9)}),
-        ("torch.optim.Adamax", {"eps": 1e-6}),
+        ("torch.optim.NAdam", {"betas": (0.8, 0.9)}),
         ("page_parts.Lion", {}),
     ],
 )
@@ -271,7 +269,6 @@ def in_earlier_form(snapshot, folder):
 @pytest.mark.parametrize(
     ("optimizer", "earlier"),
     [
-        ("torch.optim.NAdam", False),
         ("odd_parts.more.Counting", False),
         ("odd_parts.more.Counting", True),
         ("odd_parts.more.Coarse", False),

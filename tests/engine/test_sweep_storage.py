@@ -148,24 +148,22 @@ def test_a_failed_training_is_tried_again_by_the_next_command_alone(tmp_path):
         assert places(study, TrialState.WAITING) == [1]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[0.3, 1e-5, 0.1 + 0.2], [512, 16, 1], [1, 2.5], [2**60 + 1, 3], ["lion", True]],
-)
-def test_values_of_a_grid_come_back_as_they_were(values, tmp_path):
-    grid, found = {"train.anything": values}, []
-    options = settings(tmp_path, grid=grid).sweep
-    with opened(options, requeue) as storage:
-        study = optuna.create_study(storage=storage)
-        for value in values:
-            study.enqueue_trial({"train.anything": value})
-        study.optimize(
-            lambda t: found.append(suggested(t, options)) or 0.0, len(values)
-        )
-        found += [trial.params for trial in study.trials]
-    given = [changes["train.anything"] for changes in found]
-    assert given == values * 2
-    assert [type(value) for value in given] == [type(value) for value in values * 2]
+def test_values_of_a_grid_come_back_as_they_were(tmp_path):
+    lists = ([0.3, 1e-5, 0.1 + 0.2], [512, 1], [1, 2.5], [2**60 + 1, 3], ["lion", True])
+    with opened(settings(tmp_path).sweep, requeue) as storage:
+        for values in lists:
+            options = settings(tmp_path, grid={"train.anything": values}).sweep
+            study, found = optuna.create_study(storage=storage), []
+            for value in values:
+                study.enqueue_trial({"train.anything": value})
+            study.optimize(
+                lambda t, o=options, f=found: f.append(suggested(t, o)) or 0.0,
+                len(values),
+            )
+            found += [trial.params for trial in study.trials]
+            given = [changes["train.anything"] for changes in found]
+            assert given == values * 2
+            assert [*map(type, given)] == [*map(type, values * 2)]
 
 
 def test_a_pruner_ends_a_training_at_its_evaluation(tmp_path):

@@ -77,6 +77,7 @@ def trained(folder, form):
             "global_batch_size": 4,
             "max_steps": 120,
             "epochs": 120,
+            "evaluate_every": None,
             "learning_rate": 1e-2,
             "token_budget": 512,
         }
