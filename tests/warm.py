@@ -39,8 +39,7 @@ BOUND_BY_PERMISSIONS = "FLATOUT_TESTS_BOUND_BY_PERMISSIONS"
 PRELOADED = (
     "datasets",
     "flatout.reports.report",
-    "flatout.reports.pictures.image_sheet",
-    "flatout.reports.pictures.lengths",
+    "flatout.reports.pictures",
     "flatout.cli",
     "flatout.datasets",
     "flatout.engine.launch.launch",

@@ -31,7 +31,7 @@ from flatout.engine.tasks._shared.reliability import (
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.project.hooks.run import Run
 from flatout.project.hooks.settings import SettingsHooks
-from flatout.reports.pictures.image_sheet import reliability_figure
+from flatout.reports.pictures import reliability_figure
 from flatout.tracking.text_model import TextModel
 from tests.engine.families import CONFIGS
 from tests.pipelines.tokens import write_tokens

@@ -11,8 +11,7 @@ from flatout.engine.families import family_of_type
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import ModelSettings, SettingsError
-from flatout.engine.train.setup.device_rates import slow_devices
-from flatout.engine.train.setup.resolved_config import resolve
+from flatout.engine.train.setup.resolved_config import resolve, slow_devices
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from tests.engine.runs import make_job
 

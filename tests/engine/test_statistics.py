@@ -19,7 +19,7 @@ from flatout.engine.tokenizing.statistics import (
 )
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
-from flatout.reports.pictures.lengths import length_figure
+from flatout.reports.pictures import length_figure
 
 
 def test_lengths():

@@ -14,10 +14,9 @@ from flatout.engine.parameters import SettingsError, SweepSettings, parse_settin
 from flatout.engine.sweep import study
 from flatout.engine.sweep.best import SweepError, choose_best
 from flatout.engine.sweep.folds import fold_files
-from flatout.engine.sweep.queued import ANSWER, PLACE
+from flatout.engine.sweep.queued import ANSWER, PLACE, best_trial_by_place
 from flatout.engine.sweep.space import check_sweep, combinations
 from flatout.engine.sweep.sweep import run_sweep
-from flatout.engine.sweep.table import best_trial_by_place
 from tests.conftest import PROJECT
 from tests.engine import benches
 from tests.engine.test_folds import splits_of

@@ -12,11 +12,10 @@ from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
 from flatout.doctor import data, device, model
+from flatout.doctor.device import versions
 from flatout.doctor.finding import Check, examine, guarded
-from flatout.doctor.versions import versions
-from flatout.engine.launch.startup import processes_here
 from flatout.engine.machine import checks, environment
-from flatout.engine.machine.checks import Finding
+from flatout.engine.machine.checks import Finding, processes_here
 from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.models.memory import GIB, estimate, guessed_tokens

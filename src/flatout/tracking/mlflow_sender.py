@@ -16,10 +16,15 @@ from mlflow.entities import (
 
 from flatout.tracking.models import log_and_register
 from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags, report_tags
-from flatout.tracking.points import MAX_BATCH_METRICS, Tail, batched, mlflow_metrics
+from flatout.tracking.points import (
+    MAX_BATCH_METRICS,
+    Tail,
+    batched,
+    mlflow_metrics,
+    send_trials,
+)
 from flatout.tracking.record import RunFolder, RunRecord, Sent
 from flatout.tracking.store import connect, find_run, process_tags
-from flatout.tracking.trials import send_trials
 
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000

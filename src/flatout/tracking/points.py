@@ -1,4 +1,5 @@
-"""New lines of points, converted to MLflow's metrics in lots of a valid size."""
+"""New lines of points as MLflow's metrics, in lots of a valid size, and trials of a
+benchmark or a sweep as nested runs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow.entities import Metric
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
 
 from flatout.engine.train.recording.metrics_file import parse_point
 
@@ -56,3 +58,59 @@ def mlflow_metrics(point: dict[str, Any]) -> list[Metric]:
 def batched(items: Iterable[Item], size: int) -> list[list[Item]]:
     rows = list(items)
     return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+PARENT = "mlflow.parentRunId"
+MAX_RUNS = 50_000
+
+
+def send_trials(
+    client: MlflowClient,
+    experiment_id: str,
+    run_id: str,
+    trials: list[dict[str, Any]],
+    tags: dict[str, str],
+) -> None:
+    """Send the trials that the store does not have completely."""
+    if not trials:
+        return
+    query = f"tags.{PARENT} = '{run_id}'"
+    nested = client.search_runs([experiment_id], query, max_results=MAX_RUNS)
+    ended = ("FINISHED", "FAILED")
+    whole = {r.info.run_name for r in nested if r.info.status in ended}
+    for trial in trials:
+        if trial["name"] not in whole:
+            _send(client, experiment_id, trial, {PARENT: run_id, **tags})
+
+
+def _send(
+    client: MlflowClient,
+    experiment_id: str,
+    trial: dict[str, Any],
+    tags: dict[str, Any],
+) -> None:
+    now = int(time.time() * 1000)
+    start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
+    tags = {**tags, **trial.get("tags", {})}
+    run = client.create_run(
+        experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
+    )
+    curves = list(_curves(trial.get("points")))
+    step = max((metric.step for metric in curves), default=0)
+    for batch in batched(curves, MAX_BATCH_METRICS):
+        client.log_batch(run.info.run_id, metrics=batch)
+    client.log_batch(
+        run.info.run_id,
+        metrics=[Metric(k, v, end_ms, step) for k, v in trial["metrics"].items()],
+        params=[Param(k, str(v)) for k, v in trial["params"].items()],
+    )
+    client.set_terminated(run.info.run_id, trial["status"], end_ms)
+
+
+def _curves(points: str | None) -> Iterator[Metric]:
+    """Yield metrics of the trial's training; its final figures are sent after them."""
+    if points is None or not Path(points).is_file():
+        return
+    with Path(points).open("rb") as file:
+        for line in file:
+            yield from mlflow_metrics(parse_point(line))

@@ -22,9 +22,8 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import RankedRows
 from flatout.engine.train.recording.metrics_file import parse_point
-from flatout.engine.train.recording.one_line import cut, printable
 from flatout.engine.train.setup.identity import SKIPPED, result_identity
-from flatout.engine.train.setup.job import TrainJob, decoder
+from flatout.engine.train.setup.job import TrainJob, cut, decoder, printable
 
 DECIDE = (
     "token rows",

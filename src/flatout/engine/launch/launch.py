@@ -26,9 +26,9 @@ from flatout.engine.launch.results import (
     read_result,
     write_result,
 )
-from flatout.engine.launch.startup import warn_at_start
 from flatout.engine.launch.supervisor import Attempt, is_worth_another
 from flatout.engine.machine import environment
+from flatout.engine.machine.checks import warn_at_start
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import DistributedSettings, Settings, SettingsError
 from flatout.engine.rows.rows import rows_from_dataset

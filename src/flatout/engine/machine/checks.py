@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import psutil
 from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.engine.machine import environment
 from flatout.engine.machine.container import CONTROL_GROUP, quota_cores
-from flatout.engine.machine.driver import Driver
-from flatout.engine.parameters import RuntimeSettings
+from flatout.engine.machine.driver import Driver, query_driver
+from flatout.engine.parameters import RuntimeSettings, Settings
 
 HELD_BYTES = 2**30
 """Use of an idle GPU by the driver and a desktop is below this."""
@@ -132,3 +133,28 @@ def existing(folder: Path) -> Path:
     return next(
         p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir()
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+def warn_at_start(settings: Settings, folder: Path) -> None:
+    """Log each check that is not ok."""
+    count = processes_here(settings)
+    for found in (
+        threads(settings.runtime, {}, count),
+        disk_space(folder),
+        gpu_programs(query_driver()),
+    ):
+        if found.status != "ok":
+            logger.warning(
+                "%s: %s. To solve it: %s", found.check, found.finding, found.fix
+            )
+
+
+def processes_here(settings: Settings) -> int:
+    """Return the ranks of this machine, before anything is refused."""
+    if environment.launched_from_outside():
+        return environment.current_ranks().local_world_size
+    wanted = settings.train.distributed.num_processes
+    return (environment.nvidia_gpu_count() or 1) if wanted == "auto" else wanted

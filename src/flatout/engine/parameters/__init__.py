@@ -37,9 +37,11 @@ from flatout.engine.parameters.data import (
 from flatout.engine.parameters.execution import (
     CheckpointSettings as CheckpointSettings,
     DistributedSettings as DistributedSettings,
+    GuardSettings as GuardSettings,
     LoaderSettings as LoaderSettings,
     PathSettings as PathSettings,
     RuntimeSettings as RuntimeSettings,
+    TrackingSettings as TrackingSettings,
 )
 from flatout.engine.parameters.faults import (
     fault_lines,
@@ -55,10 +57,6 @@ from flatout.engine.parameters.measuring import (
     SweptValue as SweptValue,
 )
 from flatout.engine.parameters.other_names import with_new_names
-from flatout.engine.parameters.reporting import (
-    GuardSettings as GuardSettings,
-    TrackingSettings as TrackingSettings,
-)
 from flatout.engine.parameters.training import (
     ModelSettings as ModelSettings,
     TrainSettings as TrainSettings,

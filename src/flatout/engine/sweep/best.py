@@ -11,8 +11,8 @@ from typing import Any
 from flatout.engine.parameters import Settings
 from flatout.engine.sweep import comparison
 from flatout.engine.sweep.comparison import WINNER, compared, figures, settings_of
+from flatout.engine.sweep.queued import FIGURES, Row, shown
 from flatout.engine.sweep.space import FOLD, objective
-from flatout.engine.sweep.table import FIGURES, Row, shown
 
 logger = logging.getLogger(__name__)
 

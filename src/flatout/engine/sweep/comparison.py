@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from flatout.engine.sweep.queued import Row
 from flatout.engine.sweep.space import FOLD, SEED
 from flatout.engine.sweep.statistics import paired_difference, seeds_needed
-from flatout.engine.sweep.table import Row
 
 WINNER, WORSE = "winner", "worse than the best"
 ENDS = ("difference", "low", "high")

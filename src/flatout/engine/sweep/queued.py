@@ -1,7 +1,12 @@
 """The combinations to try, as trials of an Optuna study. Each has a place, from 1: its
-number in the grid, or the number under which tpe drew it first."""
+number in the grid, or the number under which tpe drew it first. Ended trials are the
+rows of sweep_trials.csv."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -90,3 +95,42 @@ def _is_live(trial: FrozenTrial) -> bool:
 
 def _enqueue(study: Study, changes: Changes, place: int) -> None:
     study.enqueue_trial(dict(changes), user_attrs={PLACE: place})
+
+
+FIGURES = ("validation_loss", "validation_accuracy", "samples_per_s")
+FACTS = ("steps", "train_wall_s", "device")
+
+Row = dict[str, Any]
+
+
+def best_trial_by_place(found: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
+    """Return one trial per place: of several, a successful one, then the newest."""
+
+    def worth(trial: FrozenTrial) -> tuple[bool, int]:
+        return trial.user_attrs[ANSWER]["status"] == "ok", trial.number
+
+    return {place_of(trial): trial for trial in sorted(found, key=worth)}
+
+
+def row(trial: FrozenTrial, place: int) -> Row:
+    begun = trial.datetime_start
+    return {
+        "trial_id": f"{place:03d}",
+        **trial.params,
+        **trial.user_attrs[ANSWER],
+        "begun_s": begun.timestamp() if begun else None,
+    }
+
+
+def number(value: Any) -> Any:
+    """Return the number; storages store JSON, which has no NaN."""
+    return value if value is None or math.isfinite(value) else None
+
+
+def shown(values: Mapping[str, Any]) -> str:
+    """Return `train.learning_rate=0.001, train.global_batch_size=16`, without None."""
+    return ", ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in values.items()
+        if value is not None
+    )

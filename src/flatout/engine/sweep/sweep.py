@@ -31,12 +31,19 @@ from flatout.engine.sweep.devices import Devices, sets_of
 from flatout.engine.sweep.pruning import Pruning
 from flatout.engine.sweep.queued import (
     ANSWER,
+    FACTS,
+    FIGURES,
+    Row,
+    best_trial_by_place,
     ended,
     has_remaining_trials,
     is_wanted,
+    number,
     place_of,
     requeue,
+    row,
     running,
+    shown,
 )
 from flatout.engine.sweep.space import (
     FOLD,
@@ -49,15 +56,6 @@ from flatout.engine.sweep.space import (
 )
 from flatout.engine.sweep.storage import FAULTS, StorageError, opened
 from flatout.engine.sweep.study import open_study, trained_by
-from flatout.engine.sweep.table import (
-    FACTS,
-    FIGURES,
-    Row,
-    best_trial_by_place,
-    number,
-    row,
-    shown,
-)
 
 logger = logging.getLogger(__name__)
 

@@ -62,13 +62,13 @@ def judge_predictions(
 
 def show_reliability(report: dict[str, Any]) -> Any:
     """Show how often predictions come true, by their probability, as Plotly figure."""
-    from flatout.reports.pictures.image_sheet import reliability_figure
+    from flatout.reports.pictures import reliability_figure
 
     return reliability_figure(report)
 
 
 def show_wrong_images(wrong: Any, evaluate: EvaluateSettings, **splits: Any) -> Any:
     """Show the first of the `wrong` rows as images in one Matplotlib figure."""
-    from flatout.reports.pictures.image_sheet import image_sheet
+    from flatout.reports.pictures import image_sheet
 
     return image_sheet(wrong, splits[f"{evaluate.split}_rows"])

@@ -45,7 +45,7 @@ def describe_tokens(
     train_tokens: Any, validation_tokens: Any, test_tokens: Any, max_length: int
 ) -> tuple[dict[str, Any], Any]:
     """Describe lengths and truncation, in figures and as a Plotly figure."""
-    from flatout.reports.pictures.lengths import length_figure
+    from flatout.reports.pictures import length_figure
 
     tokens = (train_tokens, validation_tokens, test_tokens)
     report = token_report(dict(zip(SPLITS, tokens, strict=True)), max_length)

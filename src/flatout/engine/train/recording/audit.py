@@ -23,8 +23,7 @@ from flatout.engine.files.atomic_write import write_file, write_text
 from flatout.engine.models.trained_rows import row_hashes
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import names_classes
-from flatout.engine.train.recording.one_line import cut, printable
-from flatout.engine.train.setup.job import TrainJob, decoder
+from flatout.engine.train.setup.job import TrainJob, cut, decoder, printable
 
 logger = logging.getLogger(__name__)
 

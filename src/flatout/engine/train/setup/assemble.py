@@ -43,12 +43,13 @@ from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import needs_whole_steps
 from flatout.engine.train.setup.calibration import fit
-from flatout.engine.train.setup.device_rates import PROBE_S, slow_devices
 from flatout.engine.train.setup.job import TrainJob, check_rows, splits_of
 from flatout.engine.train.setup.memory_fit import Fit, combine_ranks
 from flatout.engine.train.setup.resolved_config import (
+    PROBE_S,
     ResolvedConfig,
     resolve,
+    slow_devices,
 )
 from flatout.engine.train.setup.step_data import step_rows
 from flatout.engine.train.step import Stepper

@@ -152,3 +152,12 @@ def decoder(job: TrainJob) -> Callable[[Ints], str]:
     if tokenizer.get_vocab_size() != job.vocabulary.size:
         return as_numbers
     return lambda tokens: str(tokenizer.decode(tokens.tolist()))
+
+
+def cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Return one line, without characters that control a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,1 +1,0 @@
-"""Pictures, for Kedro-Viz, MLflow and pages."""
