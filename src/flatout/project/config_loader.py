@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from copy import deepcopy
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -256,18 +257,14 @@ def with_absolute_paths(settings: Settings) -> Settings:
     A name of a checkpoint is a path if the project has a folder of that name."""
     if Path(project_path()) == Path.cwd():
         return settings
-    changed: dict[str, Any] = {}
-    for path in (
-        *PATHS,
-        *(f"paths.{name}" for name in type(settings.paths).model_fields),
-    ):
-        group, name = path.split(".")
-        own = changed.get(group, getattr(settings, group))
-        place = getattr(own, name)
-        if isinstance(place, str) and place and "://" not in place:
-            changed[group] = own.model_copy(update={name: project_path(place)})
+    named = (*PATHS, *(f"paths.{name}" for name in type(settings.paths).model_fields))
+    places = ((path, attrgetter(path)(settings)) for path in named)
+    changed = {
+        path: project_path(place)
+        for path, place in places
+        if isinstance(place, str) and place and "://" not in place
+    }
     checkpoint = settings.model.name_or_path
     if checkpoint and Path(project_path(checkpoint)).is_dir():
-        named = {"name_or_path": project_path(checkpoint)}
-        changed["model"] = settings.model.model_copy(update=named)
-    return settings.model_copy(update=changed)
+        changed["model.name_or_path"] = project_path(checkpoint)
+    return settings.changed(changed)

@@ -10,14 +10,6 @@ The way of a figure: `Recorder.log` -> `MetricsFile.write` (train_metrics.jsonl)
 `record_node_outputs` (run.json) -> `MlflowSender.end`.
 """
 
-from flatout.tracking.record import RunFolder, RunRecord, begin, run_folders
-from flatout.tracking.store import one_line, prepare
+from flatout.tracking.record import RunFolder, RunRecord, begin
 
-__all__ = [
-    "RunFolder",
-    "RunRecord",
-    "begin",
-    "one_line",
-    "prepare",
-    "run_folders",
-]
+__all__ = ["RunFolder", "RunRecord", "begin"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from flatout.engine.benchmark.trials.trial_spec import SETTING_BY_COLUMN
+from flatout.engine.parameters.roles import reported
 from flatout.tracking.facts import plain_name
 from flatout.tracking.record import RunRecord
 
@@ -40,22 +42,11 @@ PRUNED = "pruned"
 
 DESCRIPTION = "mlflow.note.content"
 
+DETECTED = ("precision", "recall", "f1", "false_alarms", "abnormal_found")
+BEST = ("validation_loss", "validation_accuracy", "samples_per_s")
 REPORT_TAGS = (
-    "device",
-    "precision",
-    "residual",
-    "attention",
-    "strategy",
-    "world_size",
-    "threads",
-    "token_budget",
-    "num_workers",
-    "compile",
-    "cuda_graphs",
-    "compile_reason",
-    "token_key",
-    "resumed_from_step",
-    "exit_reason",
+    *("device", "world_size", *reported(), "compile_reason", "token_key"),
+    *("resumed_from_step", "exit_reason"),
 )
 
 
@@ -63,22 +54,32 @@ def record_node_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
     """Record a node's outputs, by their names in the catalog."""
     if report := outputs.get("train_report"):
         chosen_by = record.params.get("train.metric", "")
-        record.metrics.update(report_metrics(report, f"test_{chosen_by}"))
-        record.figures.update(report_figures(report))
-        record.tags.update(report_tags(report))
+        record.metrics |= report_metrics(report, f"test_{chosen_by}")
+        record.figures |= report_figures(report)
+        record.tags |= report_tags(report)
     if report := outputs.get("detection_report"):
-        record.metrics.update(detection_metrics(report))
+        record.metrics |= _numbers((f"detection_{n}", report[n]) for n in DETECTED)
     if "benchmark_trials" in outputs:
+        summary = outputs["benchmark_summary"]
         record.trials = nested_runs(outputs["benchmark_trials"])
-        record.metrics.update(pick_metrics(outputs["benchmark_summary"]))
-        if verdict := outputs["benchmark_summary"]["verdict"]:
+        record.metrics |= _numbers(
+            (f"{name}_samples_per_s", trial["samples_per_s"])
+            for name, trial in summary["picks"].items()
+            if trial
+        )
+        if verdict := summary["verdict"]:
             record.tags["bound_by"] = verdict["bound"]
-        record.tags[DESCRIPTION] = outputs["benchmark_summary"].get("answer", "")
+        record.tags[DESCRIPTION] = summary.get("answer", "")
     for name in outputs.keys() & {"sweep_trials", "crossvalidation_trials"}:
         record.trials = nested_runs(outputs[name])
     if best := outputs.get("sweep_best"):
-        record.metrics.update(best_metrics(best))
-        record.tags[DESCRIPTION] = sweep_answer(best)
+        names = {*BEST, best["chosen_by"]}
+        record.metrics |= _numbers((f"best_{n}", best[n]) for n in names)
+        record.tags[DESCRIPTION] = _sweep_answer(best)
+
+
+def _numbers(found: Iterable[tuple[str, Any]]) -> dict[str, float]:
+    return {name: float(value) for name, value in found if value is not None}
 
 
 def nested_runs(trials: Any) -> list[dict[str, Any]]:
@@ -148,35 +149,12 @@ def _is_swept(column: str) -> bool:
     return "." in column
 
 
-def sweep_answer(best: dict[str, Any]) -> str:
+def _sweep_answer(best: dict[str, Any]) -> str:
     """Return the run's description."""
     chosen = ", ".join(f"{name} = {value}" for name, value in best["settings"].items())
     name = best["chosen_by"]
     what = "won" if best["is_winner"] else "has the best mean, no winner"
     return f"Trial {best['trial_id']} {what}: {name} {best[name]:.6g} with {chosen}."
-
-
-def best_metrics(best: dict[str, Any]) -> dict[str, float]:
-    """Return figures of the sweep's best trial."""
-    names = ("validation_loss", "validation_accuracy", "samples_per_s")
-    names = dict.fromkeys([best.get("chosen_by", names[0]), *names])
-    return {f"best_{n}": float(best[n]) for n in names if best[n] is not None}
-
-
-def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
-    """Return rates of the benchmark's picks."""
-    return {
-        f"{name}_samples_per_s": float(trial["samples_per_s"])
-        for name, trial in summary["picks"].items()
-        if trial
-    }
-
-
-def detection_metrics(report: dict[str, Any]) -> dict[str, float]:
-    """Return `detection_precision` and the like, if the report has them."""
-    names = ("precision", "recall", "f1", "false_alarms", "abnormal_found")
-    found = ((f"detection_{name}", report[name]) for name in names)
-    return {name: float(value) for name, value in found if value is not None}
 
 
 def report_tags(report: dict[str, Any]) -> dict[str, str]:
@@ -190,22 +168,14 @@ def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, flo
     """Return figures of a train report that are metrics of the run: those of the best
     model with a curve, and test accuracy and the selecting figure of the test split, by
     which runs are sorted."""
-    return {
-        name: float(value)
-        for name, value in report.items()
-        if name.startswith(CURVES) or name in (SORTED_BY, chosen_by)
-        if value is not None
-    }
+    names = (n for n in report if n.startswith(CURVES) or n in (SORTED_BY, chosen_by))
+    return _numbers((name, report[name]) for name in names)
 
 
 def report_figures(report: dict[str, Any]) -> dict[str, float]:
     """Return the speed and all figures of the validation and test splits."""
     judged = [name for name in report if name.startswith((CURVES, "test_"))]
-    return {
-        name: float(report[name])
-        for name in (*FIGURES, *judged)
-        if report.get(name) is not None
-    }
+    return _numbers((name, report.get(name)) for name in (*FIGURES, *judged))
 
 
 def figure_tags(figures: dict[str, float]) -> dict[str, str]:

@@ -6,9 +6,8 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from flatout.engine.machine.environment import child_environment, python_path
 from flatout.engine.parameters.secrets import without_password
@@ -24,23 +23,14 @@ POLL_S = 0.05
 SOURCES = str(Path(__file__).parents[2])
 
 
-class Process(Protocol):
-    def poll(self) -> int | None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> int: ...
-
-
-def _start(folder: Path, variables: Mapping[str, str]) -> Process:
+def start(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the program for a run's folder."""
     return subprocess.Popen(
         [sys.executable, "-m", "flatout.tracking", str(folder)],
         env=child_environment({**python_path(SOURCES), **variables}),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # only this process handles Ctrl-C
     )
-
-
-start: Callable[[Path, Mapping[str, str]], Process] = _start
-"""Start the program for a run's folder."""
 
 
 class Program:

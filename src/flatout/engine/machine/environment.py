@@ -70,11 +70,8 @@ def usable_cores() -> int:
 
 def nvidia_gpu_count() -> int:
     """Number of GPUs visible to CUDA, counted without starting CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len(
-            [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-        )
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return len(gpu_names())
     try:
         import pynvml
 

@@ -13,6 +13,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,6 +88,21 @@ def _kinds(annotation: Any) -> set[type]:
     if isinstance(annotation, type):
         return {annotation}
     return {kind for part in get_args(annotation) for kind in _kinds(part)}
+
+
+def is_group(field: FieldInfo) -> bool:
+    kind = field.annotation
+    return isinstance(kind, type) and issubclass(kind, SettingsModel)
+
+
+def fields_of(
+    model: type[SettingsModel], parent: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield path and field of every group and every parameter below `model`."""
+    for name, field in model.model_fields.items():
+        yield f"{parent}{name}", field
+        if is_group(field):
+            yield from fields_of(field.annotation, f"{parent}{name}.")  # type: ignore[arg-type]
 
 
 def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

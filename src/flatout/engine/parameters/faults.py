@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
-from flatout.engine.parameters.common import SettingsError
+from flatout.engine.parameters.common import (
+    SettingsError,
+    SettingsModel,
+    fields_of,
+)
 from flatout.engine.parameters.other_names import HERE, REMOVED, RENAMED
 
 NEAR = 0.8
@@ -30,7 +34,7 @@ def refusal(faults: Sequence[str]) -> SettingsError:
     )
 
 
-def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
+def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
     """Return one line per path; the texts of a union's branches are joined by `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
@@ -65,7 +69,7 @@ WORDS = {
 """Pydantic's words, and their replacements."""
 
 
-def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
+def _fault_text(fault: Any, location: list[Any], model: type[SettingsModel]) -> str:
     """Return, for example, `unknown parameter; did you mean train.epochs?`."""
     path = ".".join(str(part) for part in location)
     removed = REMOVED.get(path) or REMOVED.get(f"{path}={fault['input']}")
@@ -83,16 +87,18 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     return message
 
 
-def _hint(location: list[Any], model: type[BaseModel]) -> str:
+def _hint(location: list[Any], model: type[SettingsModel]) -> str:
     """Suggest a parameter of the same or a similar name, here or in other groups."""
-    name, siblings = str(location[-1]), _sibling_names(location, model)
-    renamed = RENAMED.get(".".join(str(part) for part in location))
+    *parents, name = map(str, location)
+    parent, renamed = ".".join(parents), RENAMED.get(".".join([*parents, name]))
+    places = (path.rpartition(".") for path, _ in fields_of(model))
+    siblings = [last for before, _, last in places if before == parent]
     found = [renamed] if renamed else parameters_named_like(name, model)
     if not found and not _nearest(name, siblings):
         found = parameters_named_like(_nearest(name, _names(model)), model)
     if found:
         return f"did you mean {' or '.join(found)}?"
-    return near_or_all(name, siblings, "".join(f"{part}." for part in location[:-1]))
+    return near_or_all(name, siblings, f"{parent}." if parent else "")
 
 
 def _nearest(name: str, valid: Collection[str]) -> str:
@@ -101,11 +107,11 @@ def _nearest(name: str, valid: Collection[str]) -> str:
     return near[0] if near else ""
 
 
-def parameters_named_like(name: str, model: type[BaseModel]) -> list[str]:
+def parameters_named_like(name: str, model: type[SettingsModel]) -> list[str]:
     """Return paths of the parameters below `model` for which other programs use this
     name, or that have exactly this name."""
     other = _name_in_other_programs(name)
-    same = [path for path in _paths(model) if path.rpartition(".")[2] == name]
+    same = [path for path, _ in fields_of(model) if path.rpartition(".")[2] == name]
     return [other, *same] if other else same
 
 
@@ -113,7 +119,7 @@ def _name_in_other_programs(name: str) -> str | None:
     return HERE.get(name.lower().replace("-", "_"))
 
 
-def is_misplaced(name: str, value: Any, model: type[BaseModel]) -> bool:
+def is_misplaced(name: str, value: Any, model: type[SettingsModel]) -> bool:
     """Return True if an unknown `name` on the level of `model`'s groups is meant for
     flatout. Other names belong to the user's own nodes."""
     if name.startswith("_"):  # an anchor of YAML
@@ -125,25 +131,8 @@ def is_misplaced(name: str, value: Any, model: type[BaseModel]) -> bool:
     return not is_group and bool(found or _nearest(name, _names(model)))
 
 
-def _names(model: type[BaseModel]) -> set[str]:
-    return {path.rpartition(".")[2] for path in _paths(model)}
-
-
-def _paths(model: type[BaseModel], parent: str = "") -> Iterator[str]:
-    """Yield the path of every group and parameter below `model`."""
-    for field, info in model.model_fields.items():
-        yield f"{parent}{field}"
-        below = _model_of(info.annotation)
-        if below is not None:
-            yield from _paths(below, f"{parent}{field}.")
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the settings in `LoaderSettings` or `LoaderSettings | None`."""
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+def _names(model: type[SettingsModel]) -> set[str]:
+    return {path.rpartition(".")[2] for path, _ in fields_of(model)}
 
 
 def _shown_value(fault: Any) -> str:
@@ -160,10 +149,3 @@ def _is_union_branch(part: object) -> bool:
         part in {"int", "constrained-int", "float", "constrained-float", "bool", "str"}
         or part.startswith("literal[")
     )
-
-
-def _sibling_names(location: list[Any], model: type[BaseModel]) -> list[str]:
-    """Return valid names on the level of the last part of `location`."""
-    for part in location[:-1]:
-        model = _model_of(model.model_fields[str(part)].annotation) or model
-    return sorted(model.model_fields)

@@ -17,13 +17,3 @@ from flatout.project.hooks.tracking import TrackingHooks
 def in_order() -> tuple[Any, ...]:
     run = Run()
     return ClockHooks(run), SettingsHooks(run), DataHooks(run), TrackingHooks(run)
-
-
-__all__ = [
-    "ClockHooks",
-    "DataHooks",
-    "Run",
-    "SettingsHooks",
-    "TrackingHooks",
-    "in_order",
-]

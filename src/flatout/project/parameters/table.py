@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from textwrap import fill
 from typing import Any
 
-from flatout.engine.parameters import Settings, SettingsModel, near_or_all
+from flatout.engine.parameters import Settings, near_or_all
+from flatout.engine.parameters.common import fields_of, is_group
 from flatout.engine.parameters.other_names import RENAMED
 from flatout.engine.parameters.secrets import without_password
 from flatout.project.command_line import CommandError
@@ -30,21 +31,11 @@ def table(loader: ProjectConfigLoader, group: str | None) -> str:
     settings, layers = loader.settings.model_dump(mode="json"), loader.layers()
     lines = [
         (path, as_yaml(found_in(settings, path)), _source(layers, path))
-        for path in _paths(loader.settings)
-        if not group or path.split(".")[0] == group
+        for path, field in fields_of(Settings)
+        if not is_group(field) and (not group or path.split(".")[0] == group)
     ]
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
     return "\n".join(_line(*line, widths) for line in lines)
-
-
-def _paths(group: SettingsModel, parent: str = "") -> Iterator[str]:
-    """Yield the paths of all parameters below `group`."""
-    for name in type(group).model_fields:
-        value = getattr(group, name)
-        if isinstance(value, SettingsModel):
-            yield from _paths(value, f"{parent}{name}.")
-        else:
-            yield f"{parent}{name}"
 
 
 def _line(path: str, value: str, source: str, widths: list[int]) -> str:
