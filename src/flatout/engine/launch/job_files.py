@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,31 +38,18 @@ class JobFiles:
         vocabulary: Vocabulary | None,
         label_names: Sequence[str],
         folder: Path,
+        **known: Any,
     ) -> JobFiles:
         """Make the job of `splits` train, validation and test; rows that are not in a
-        folder are written under `folder`."""
+        folder are written under `folder`. `known`: fields with other values."""
         for rows in splits.values():
             _ = rows.facts  # counted here once, not by each rank
-        return cls(
-            **{name: _folder_of(rows, folder / name) for name, rows in splits.items()},
-            vocabulary=asdict(vocabulary) if vocabulary else None,
-            label_names=tuple(label_names),
-            data_key=token_key(splits["train"]),
-        )
-
-    @classmethod
-    def of_datasets(
-        cls,
-        splits: Mapping[str, Any],
-        tokenizer: Any | None,
-        label_names: Sequence[str],
-        folder: Path,
-    ) -> JobFiles:
-        """Make the job of Datasets of rows, and of a transformers tokenizer."""
-        rows = {name: rows_from_dataset(found) for name, found in splits.items()}
-        vocabulary = None if tokenizer is None else Vocabulary.of(tokenizer)
-        files = cls.of(rows, vocabulary, label_names, folder)
-        return replace(files, tokenizer_file=tokenizer_file(tokenizer))
+        found = {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
+        found |= {
+            "vocabulary": asdict(vocabulary) if vocabulary else None,
+            "data_key": token_key(splits["train"]),
+        }
+        return cls(**{**found, **known}, label_names=tuple(label_names))
 
     @classmethod
     def checked(
@@ -75,9 +62,13 @@ class JobFiles:
     ) -> JobFiles:
         """Make the job of token Datasets with these settings. Raises StaleTokensError.
         Rows that are not in a folder are written to `folder`/rows."""
+        vocabulary = None
         if tokenizer is not None:
             check_tokens_match(splits, settings, tokenizer, label_names)
-        return cls.of_datasets(splits, tokenizer, label_names, Path(folder) / "rows")
+            vocabulary = Vocabulary.of(tokenizer)
+        rows = {name: rows_from_dataset(found) for name, found in splits.items()}
+        file, place = tokenizer_file(tokenizer), Path(folder) / "rows"
+        return cls.of(rows, vocabulary, label_names, place, tokenizer_file=file)
 
     def open(self, settings: Settings, work_folder: Path) -> TrainJob:
         return TrainJob(

@@ -11,7 +11,7 @@ import logging
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +157,9 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
     """Write a rank's input to `folder/spec.json`; only this user may read it."""
     splits = dict(splits_of(job))
-    files = JobFiles.of(splits, job.vocabulary, job.label_names, folder / "tokens")
-    files = replace(files, data_key=job.data_key, tokenizer_file=job.tokenizer_file)
+    rows = splits, job.vocabulary, job.label_names, folder / "tokens"
+    known = {"data_key": job.data_key, "tokenizer_file": job.tokenizer_file}
+    files = JobFiles.of(*rows, **known)
     spec = {
         "settings": job.settings.model_dump(mode="json"),
         "job": asdict(files),

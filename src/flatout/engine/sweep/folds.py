@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def fold_files(
             name: type(opened[0])(table.filter(pa.array(mask)))
             for name, mask in {**masks, "test": ~rest}.items()
         }
-        made = JobFiles.of(rows, None, files.label_names, folder / f"fold_{number + 1}")
-        made = replace(made, vocabulary=files.vocabulary)
-        found.append(replace(made, tokenizer_file=files.tokenizer_file))
+        kept = {"vocabulary": files.vocabulary, "tokenizer_file": files.tokenizer_file}
+        place = folder / f"fold_{number + 1}"
+        found.append(JobFiles.of(rows, None, files.label_names, place, **kept))
     return found
