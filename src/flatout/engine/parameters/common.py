@@ -23,11 +23,16 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Names = Annotated[
+    list[str],
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
+"""Texts, or a single one (--params has no lists)."""
 RowNumbers = Annotated[
     list[CountOrZero] | str,
     BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
 ]
-"""Row numbers, a single one (--params has no lists), or a file of them."""
+"""Row numbers, a single one, or a file of them."""
 
 
 EXECUTION = "execution"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from flatout.engine.parameters.common import (
     EXECUTION,
     UNTIMED,
     Count,
+    Names,
     SettingsModel,
     parameter,
 )
@@ -25,7 +24,7 @@ class LoraSettings(SettingsModel):
     """Scale of the product: it is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of the product's input."""
-    targets: list[str] = []
+    targets: Names = []
     """Ends of layer names, for example `query` and `value`. Empty: all linear layers of
     the blocks. A head of a classifier is trained whole."""
     use_dora: bool = False
@@ -36,12 +35,6 @@ class LoraSettings(SettingsModel):
     @property
     def is_on(self) -> bool:
         return self.rank is not None
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _one_or_several(cls, given: Any) -> Any:
-        """Accept a single text: --params has no lists."""
-        return [given] if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _has_a_rank(self) -> LoraSettings:

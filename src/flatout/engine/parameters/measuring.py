@@ -7,7 +7,7 @@ from contextlib import suppress
 from math import prod
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
     EXECUTION,
@@ -22,6 +22,16 @@ from flatout.engine.parameters.common import (
 )
 
 BenchmarkMode = Literal["tune", "grid", "ladder"]
+
+
+def _split_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.split()
+    return [value] if isinstance(value, int) else value
+
+
+LISTED = BeforeValidator(_split_text)
+"""Accepts `8 16 32`, one text: a comma in --params begins the next parameter."""
 
 
 class SlowHabits(SettingsModel):
@@ -40,20 +50,24 @@ class BenchmarkSettings(SettingsModel):
 
     mode: BenchmarkMode = "tune"
     """Kind of measurement; see docs/pipelines/benchmark.md."""
-    batch_sizes: list[Count] = Field([8, 16, 32], min_length=1)
+    batch_sizes: Annotated[list[Count], LISTED] = Field([8, 16, 32], min_length=1)
     """Global batches of the grid, in samples."""
-    num_workers: list[CountOrZero] = Field([0, 1], min_length=1)
+    num_workers: Annotated[list[CountOrZero], LISTED] = Field([0, 1], min_length=1)
     """Numbers of loader processes of the grid."""
-    precisions: list[Precision | Auto] = Field(["auto"], min_length=1)
+    precisions: Annotated[list[Precision | Auto], LISTED] = Field(
+        ["auto"], min_length=1
+    )
     """Compute types of the grid."""
-    strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
+    strategies: Annotated[list[Strategy], LISTED] = Field(
+        ["grouped", "packed"], min_length=1
+    )
     """Values of `train.batching` of the grid."""
-    prefetch_factors: list[Count] = []
+    prefetch_factors: Annotated[list[Count], LISTED] = []
     """Batches ahead per loader process, of the grid. Empty: as configured."""
-    pin_memory: list[bool] = []
+    pin_memory: Annotated[list[bool], LISTED] = []
     """Page-locked host memory on and off, in the grid on a machine with a GPU. Empty:
     as configured."""
-    token_budgets: list[Count] = []
+    token_budgets: Annotated[list[Count], LISTED] = []
     """Tokens of a micro-batch. Empty: values around one global batch."""
     steps_per_trial: int = Field(20, ge=2)
     """Optimizer steps of a timed window."""
@@ -84,23 +98,6 @@ class BenchmarkSettings(SettingsModel):
     """Continue with the trials of a stopped search."""
     folder: str = "data/08_reporting/benchmark_logs"
     """Folder of a folder per mode, and in it per trial: request, log and answer."""
-
-    @field_validator(
-        "batch_sizes",
-        "num_workers",
-        "prefetch_factors",
-        "pin_memory",
-        "precisions",
-        "strategies",
-        "token_budgets",
-        mode="before",
-    )
-    @classmethod
-    def _split_text(cls, value: Any) -> Any:
-        """Split `8 16 32`, one text: a comma in --params begins the next parameter."""
-        if isinstance(value, str):
-            return value.split()
-        return [value] if isinstance(value, int) else value
 
 
 MAX_COMBINATIONS = 10_000

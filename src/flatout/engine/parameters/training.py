@@ -16,6 +16,7 @@ from flatout.engine.parameters.common import (
     UNTIMED,
     Auto,
     Count,
+    Names,
     RowNumbers,
     SettingsModel,
     Strategy,
@@ -193,7 +194,7 @@ class TrainSettings(SlowHabits):
     greater_is_better: bool | None = None
     """Direction of train.metric, if it is a figure of compute_metrics. null: true,
     unless its name ends with loss."""
-    callbacks: list[str] = parameter([], EXECUTION, UNTIMED)
+    callbacks: Names = parameter([], EXECUTION, UNTIMED)
     """Dotted paths of functions (event, step, values), called on the main rank at log
     points, evaluations, checkpoints and the end. Figures that they return are kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
@@ -225,12 +226,6 @@ class TrainSettings(SlowHabits):
             return given
         return {str(name): weight for name, weight in given.items()}
 
-    @field_validator("callbacks", mode="before")
-    @classmethod
-    def _one_or_several(cls, given: Any) -> Any:
-        """Accept a single text: --params has no lists."""
-        return [given] if isinstance(given, str) else given
-
     @field_validator("freeze")
     @classmethod
     def _patterns(cls, given: list[str]) -> list[str]:
@@ -259,16 +254,12 @@ class TrainSettings(SlowHabits):
         return self.learning_rate * math.sqrt(self.global_batch_size / meant)
 
     @model_validator(mode="after")
-    def _whole_matrices(self) -> TrainSettings:
+    def _fit_together(self) -> TrainSettings:
         if self.optimizer == "adafactor" and self.distributed.strategy == "fsdp":
             raise ValueError(
                 "optimizer adafactor needs whole matrices: set "
                 "distributed.strategy: ddp, or optimizer: adamw"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _options_of_own_parts(self) -> TrainSettings:
         if self.optimizer_options and "." not in self.optimizer:
             raise ValueError(
                 "optimizer_options are for an optimizer that is named by its dotted "
@@ -282,18 +273,10 @@ class TrainSettings(SlowHabits):
                 "greater_is_better is for a figure of compute_metrics: the task knows "
                 "it of its own"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _room_for_the_schedule(self) -> TrainSettings:
         if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
             raise ValueError(
                 "warmup_fraction and decay_fraction are more than all steps: lower one"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _evaluates_to_stop(self) -> TrainSettings:
         if self.early_stopping_patience and self.evaluate_every is None:
             raise ValueError(
                 "early_stopping_patience needs evaluations before the end: set "
