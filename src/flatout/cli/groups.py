@@ -15,11 +15,7 @@ from kedro.framework.context import KedroContext
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
-from flatout.project.command_line import (
-    check_data_dir,
-    check_environment,
-    plain_error,
-)
+from flatout.project.command_line import check_data_dir, check_environment, plain_error
 from flatout.project.terminal import wrapped
 
 logger = logging.getLogger(__name__)

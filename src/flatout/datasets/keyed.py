@@ -9,11 +9,7 @@ from typing import Any
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset, dataset_errors
-from flatout.engine.files.arrow_folder import (
-    ArrowRecipe,
-    TableRecipe,
-    write_recipe,
-)
+from flatout.engine.files.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
 from flatout.engine.files.atomic_folder import is_current, stored_key, write_whole
 from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.files.content_key import ContentKey

@@ -8,13 +8,7 @@ from typing import Any
 import pandas as pd
 
 from flatout.reports.comparisons import ladder_text, trials_text, with_values
-from flatout.reports.markdown import (
-    Row,
-    counted,
-    section,
-    table,
-    time_text,
-)
+from flatout.reports.markdown import Row, counted, section, table, time_text
 
 Summary = Mapping[str, Any]
 

@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import (
-    Experiment,
-    Metric,
-    Param,
-    Run,
-    RunTag,
-)
+from mlflow.entities import Experiment, Metric, Param, Run, RunTag
 
 from flatout.tracking.models import log_and_register
 from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags, report_tags

@@ -13,11 +13,7 @@ from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
 from flatout.engine.benchmark.runner import Bench, OutOfTime, Watch
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
-from flatout.engine.benchmark.tune import (
-    CONFIGURED,
-    Tuned,
-    tune,
-)
+from flatout.engine.benchmark.tune import CONFIGURED, Tuned, tune
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import Settings

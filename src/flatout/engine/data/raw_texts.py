@@ -127,11 +127,7 @@ def _splits_of(splits: Any, name: str) -> RawTexts:
     `load_dataset` names the split of a plain file train. Raises RawTextsError."""
     if len(splits) == 1:
         return _dataset_texts(next(iter(splits.values())), name)
-    from flatout.engine.data.given_splits import (
-        SplitTexts,
-        entry_of,
-        named_splits,
-    )
+    from flatout.engine.data.given_splits import SplitTexts, entry_of, named_splits
 
     named = named_splits(splits, name).items()
     return SplitTexts({key: _dataset_texts(rows, entry_of(key)) for key, rows in named})

@@ -14,11 +14,7 @@ from typing import Literal
 
 import xxhash
 
-from flatout.engine.guard.differences import (
-    Difference,
-    TrackedRun,
-    differences,
-)
+from flatout.engine.guard.differences import Difference, TrackedRun, differences
 from flatout.engine.parameters import GuardSettings, Settings
 
 STEP = "step_ms_p50"

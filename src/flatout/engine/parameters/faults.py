@@ -8,11 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flatout.engine.parameters.common import (
-    SettingsError,
-    SettingsModel,
-    fields_of,
-)
+from flatout.engine.parameters.common import SettingsError, SettingsModel, fields_of
 from flatout.engine.parameters.other_names import HERE, REMOVED, RENAMED
 
 NEAR = 0.8

@@ -7,11 +7,7 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from flatout.pipelines import inputs_of, parameters
-from flatout.pipelines.sweep.nodes import (
-    choose_best,
-    compare_settings,
-    run_sweep,
-)
+from flatout.pipelines.sweep.nodes import choose_best, compare_settings, run_sweep
 
 GROUPS = ("runtime", "model", "tokenize", "train", "sweep")
 COMPARED = parameters("model", "train", "sweep")

@@ -9,12 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flatout.engine.data.raw_texts import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    RawBatch,
-    numbered,
-)
+from flatout.engine.data.raw_texts import BATCH_BYTES, BATCH_ROWS, RawBatch, numbered
 from flatout.engine.data.readers.file_reader import FileReader
 
 _BROKEN_PARQUET = (

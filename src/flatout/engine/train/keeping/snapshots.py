@@ -29,11 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flatout.engine.checkpoints.checkpoint_folder import Checkpoint, CheckpointError
-from flatout.engine.checkpoints.shards import (
-    fill_own_part,
-    load_whole,
-    whole_tensor,
-)
+from flatout.engine.checkpoints.shards import fill_own_part, load_whole, whole_tensor
 from flatout.engine.machine.runtime import Runtime, seed_all
 from flatout.engine.models.adapters import has_adapter
 from flatout.engine.parameters.own_parts import is_own

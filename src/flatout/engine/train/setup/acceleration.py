@@ -13,10 +13,7 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens, sheet_tflops
 from flatout.engine.models.memory import estimate
 from flatout.engine.parameters import SettingsError, TrainSettings
-from flatout.engine.train.setup.budgets import (
-    rank_tokens,
-    token_budget,
-)
+from flatout.engine.train.setup.budgets import rank_tokens, token_budget
 from flatout.engine.train.setup.compile_choice import Choice, Work, choose_compilation
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.step import MAX_GRAPHS
