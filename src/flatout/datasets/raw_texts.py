@@ -83,12 +83,9 @@ class TextFiles(ReadOnlyDataset):
 
     def load(self) -> Any:
         """Return the reader, not the rows."""
-        path = self._fetched() if self.is_remote else Path(self._filepath)
-        return _TextFiles(path, self._form)
-
-    def _fetched(self) -> Path:
         with dataset_errors():
-            return self._remote.fetch()
+            path = self._remote.fetch() if self.is_remote else Path(self._filepath)
+        return _TextFiles(path, self._form)
 
     def stamps(self, *, fetched: bool) -> dict[str, str | None]:
         """Metadata hashes of a URL, by file: those of the store, or of the copy."""

@@ -20,12 +20,6 @@ MADE_BY = {"tokens": "split,tokenize"}
 """Pipelines that make the rows; others have the name of the rows."""
 
 
-def training_settings(context: KedroContext) -> Settings:
-    """Return the settings of a training, as its node receives them."""
-    settings = loader_of(context).settings
-    return Settings(**{name: getattr(settings, name) for name in GROUPS})
-
-
 def load_inputs(context: KedroContext) -> dict[str, Any]:
     """Load `train_rows`, ..., `tokenizer` and `label_names`. Sets the environment of
     torch before it is imported. Raises CommandError if the rows are not made yet."""
@@ -49,7 +43,8 @@ def training_job(context: KedroContext) -> TrainJob:
     from flatout.engine.launch.launch import make_job
     from flatout.engine.tokenizing.token_keys import check_tokens_match
 
-    settings, tokenizer = training_settings(context), inputs.get("tokenizer")
+    whole, tokenizer = loader_of(context).settings, inputs.get("tokenizer")
+    settings = Settings(**{name: getattr(whole, name) for name in GROUPS})
     splits, names = {n: inputs[f"{n}_rows"] for n in SPLITS}, inputs["label_names"]
     if tokenizer is not None:
         check_tokens_match(splits, settings, tokenizer, names)

@@ -115,18 +115,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
             )
 
     @property
-    def given_parameters(self) -> dict[str, Any]:
-        """Parameters that files and the command line name, without defaults."""
-        return self._read_once("parameters")
-
-    @property
     def settings(self) -> Settings:
         """All parameters, parsed once. Pipelines are fitted to them here: Kedro-Viz
         runs no hook that could do it. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = with_absolute_paths(
-                parse_settings(self.given_parameters)
+                parse_settings(self._read_once("parameters"))
             )
             fit_pipelines(self._parsed[state])
         return self._parsed[state]

@@ -89,7 +89,8 @@ def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     checks.append((mask_of(array.is_null()), f"{name} is missing"))
     array = array.cast(pa.string())
     checks.append((_is_blank(array), f"{name} is empty"))
-    if _holds_zero_byte(array):
+    values = array.buffers()[2]
+    if values is not None and 0 in np.frombuffer(values, np.uint8):
         zero = mask_of(pc.match_substring(array, "\x00").fill_null(False))
         checks.append((zero, f"{name} holds a NUL byte (UTF-16 or binary data?)"))
     return array, checks
@@ -130,11 +131,6 @@ def _decoded(value: bytes | None) -> str | bool | None:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
         return False
-
-
-def _holds_zero_byte(array: Any) -> bool:
-    values = array.buffers()[2]
-    return values is not None and bool((np.frombuffer(values, np.uint8) == 0).any())
 
 
 def read_label(batch: RawBatch, name: str, label_type: Any) -> tuple[Any, list[Check]]:

@@ -107,17 +107,15 @@ class TextSplit(SplitPlan):
         kept = self.settings.keep_duplicates
         report = split_report(facts, codes, self.rejected, labels, repeats=kept)
         if facts.are_given:
-            report["leaks"] = self._leaks()
+            given = leaks(facts.exact, assign_splits(facts, self.settings))
+            report["leaks"] = [
+                [named_row(facts.at(row)) for row in rows]
+                for rows in given[:SHOWN_LEAKS]
+            ]
         logger.info(summary_text(report, self.rejected))
         for warning in (*label_warnings(report), *leak_warnings(report)):
             logger.warning(warning)
         return report
-
-    def _leaks(self) -> list[list[str]]:
-        """Return texts that are in several given splits, one row for each split."""
-        facts = self.facts
-        found = leaks(facts.exact, assign_splits(facts, self.settings))[:SHOWN_LEAKS]
-        return [[named_row(facts.at(row)) for row in rows] for rows in found]
 
     def _numbers_hint(self) -> str:
         sets = self.facts.label_sets if self.columns.has_classes else []

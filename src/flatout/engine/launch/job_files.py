@@ -71,12 +71,16 @@ class JobFiles:
         return cls.of(rows, vocabulary, label_names, place, tokenizer_file=file)
 
     def open(self, settings: Settings, work_folder: Path) -> TrainJob:
+        vocabulary = None
+        if stored := self.vocabulary:  # in JSON, a tuple is a list
+            special = tuple(stored["special_token_ids"])
+            vocabulary = Vocabulary(**{**stored, "special_token_ids": special})
         return TrainJob(
             settings=settings,
             train=open_rows(Path(self.train)),
             validation=open_rows(Path(self.validation)),
             test=open_rows(Path(self.test)),
-            vocabulary=_vocabulary(self.vocabulary),
+            vocabulary=vocabulary,
             label_names=tuple(self.label_names),
             work_folder=work_folder,
             metrics_file=work_folder / "metrics.jsonl",
@@ -89,14 +93,6 @@ def token_key(rows: SplitRows) -> str:
     """Return the key that the tokens were written with; else a digest of the rows."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
-
-
-def _vocabulary(stored: Mapping[str, Any] | None) -> Vocabulary | None:
-    """Return the vocabulary from JSON, in which a tuple is a list."""
-    if stored is None:
-        return None
-    special = tuple(stored["special_token_ids"])
-    return Vocabulary(**{**stored, "special_token_ids": special})
 
 
 def tokenizer_file(tokenizer: Any | None) -> str | None:

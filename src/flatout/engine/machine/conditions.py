@@ -4,6 +4,7 @@ a core, and the GPU's clock."""
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,13 +47,9 @@ class Conditions:
             self._probe.run()
         if self._runtime.is_cuda and now_s >= self._next_clock_s:
             self._next_clock_s = now_s + CLOCK_EVERY_S
-            self._sample_clock()
-
-    def _sample_clock(self) -> None:
-        try:
-            self._clocks_mhz.append(float(torch.cuda.clock_rate(self._runtime.device)))
-        except Exception:  # a driver without this figure must not stop a training
-            self._next_clock_s = float("inf")
+            with suppress(Exception):  # a driver without this figure
+                clock_mhz = torch.cuda.clock_rate(self._runtime.device)
+                self._clocks_mhz.append(float(clock_mhz))
 
     def figures(self) -> dict[str, Any]:
         clocks = self._clocks_mhz

@@ -189,20 +189,15 @@ def memory(runtime: Runtime) -> dict[str, Any]:
             "peak_reserved_gib": stats["reserved_bytes.all.peak"] / 2**30,
             "allocation_retries": stats["num_alloc_retries"],
         }
-    peak_gib = peak_resident_bytes() / 2**30
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
+    peak_gib = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30
     return {
         "peak_allocated_gib": peak_gib,
         "peak_reserved_gib": peak_gib,
         "allocation_retries": 0,
     }
-
-
-def peak_resident_bytes() -> int:
-    """Peak resident bytes of this process; Linux counts in KiB, macOS in bytes."""
-    import resource
-
-    unit = {"darwin": 1}.get(sys.platform, 1024)
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def seed_all(seed: int) -> None:

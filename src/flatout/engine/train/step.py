@@ -188,7 +188,8 @@ class Stepper:
             is_last = index == len(micro_batches)
             loss, logits = self._run(micro, is_last=is_last)
             total += loss.detach() / self._loss_divisor
-            if logits is not None and self._counts_hits(batch.step):
+            counts = self._graphs is not None or batch.step % self.metrics_every == 0
+            if logits is not None and counts:
                 self._count_hits(logits, micro["labels"])
             if logits is not None and self.audit is not None:
                 self._audited.append((micro[ROW], logits.detach(), micro["labels"]))
@@ -230,9 +231,6 @@ class Stepper:
                 scaled = scaled * self.scaler.scale
             scaled.backward()
         return loss, logits
-
-    def _counts_hits(self, step: int) -> bool:
-        return self._graphs is not None or step % self.metrics_every == 0
 
     def _count_hits(self, logits: Tensor, labels: Tensor) -> None:
         """Count hits of logits (K, ...) and labels (K, ...)."""

@@ -32,7 +32,10 @@ class DataLock:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=WAIT_S)
-            holder.write_text(_who(), encoding="utf-8")
+            command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+            since = time.strftime("%H:%M:%S")
+            who = f"{command}, process {os.getpid()}, since {since}"
+            holder.write_text(who, encoding="utf-8")
         except Timeout:
             owner = holder.read_text(encoding="utf-8") if holder.is_file() else "a run"
             raise SettingsError(
@@ -52,8 +55,3 @@ class DataLock:
 def changes_data(pipeline: Pipeline) -> bool:
     """Return True if the pipeline changes or evaluates data of other pipelines."""
     return any(node.namespace in GUARDED for node in pipeline.nodes)
-
-
-def _who() -> str:
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return f"{command}, process {os.getpid()}, since {time.strftime('%H:%M:%S')}"

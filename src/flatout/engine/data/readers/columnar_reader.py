@@ -49,10 +49,13 @@ class ArrowReader(FileReader):
             raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
+        """Raise RawTextsError if an offset points outside of the values, which reading
+        does not check. (Texts are checked as bytes, because a text that is no UTF-8 is
+        one rejected row, not a damaged file.)"""
         table = self._table().select(columns)
         with self.errors(_BROKEN_ARROW):
-            for column in table.columns:
-                _check_bounds(column)
+            for chunk in (chunk for column in table.columns for chunk in column.chunks):
+                chunk.view(_as_bytes(chunk.type)).validate(full=True)
         return numbered(self.source, table.to_batches(max_chunksize=BATCH_ROWS))
 
     def _table(self) -> Any:
@@ -67,14 +70,6 @@ class ArrowReader(FileReader):
             return pa.ipc.open_stream(pa.memory_map(str(self.path))).read_all()
         except (pa.ArrowException, OSError) as error:
             raise self.fail(error, _BROKEN_ARROW) from error
-
-
-def _check_bounds(column: pa.ChunkedArray) -> None:
-    """Raise ArrowInvalid if an offset of `column` points outside of its values, which
-    reading does not check. (Texts are checked as bytes, because a text that is no UTF-8
-    is one rejected row, not a damaged file.)"""
-    for chunk in column.chunks:
-        chunk.view(_as_bytes(chunk.type)).validate(full=True)
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:

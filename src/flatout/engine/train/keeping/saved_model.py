@@ -67,16 +67,12 @@ def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
     if has_adapter(model):
         targets = {name: t for name, t in targets.items() if t.requires_grad}
     if trainer.runtime.ranks.is_main:
-        values = _saved_tensors(folder)
+        values = {}  # by their names in the files, which needs no model
+        for file in sorted(folder.glob("*.safetensors")):
+            values |= load_file(file)
         if has_adapter(model):
             values = {name: values[name_in_file(name)] for name in targets}
         if values.keys() != targets.keys():  # mixtures of experts are saved in parts
             trusts = trainer.job.settings.model.trust_remote_code
             values = named_tensors(load_pretrained(folder, trust_remote_code=trusts))
     fill_tensors(targets, values, trainer.runtime, control)
-
-
-def _saved_tensors(folder: Path) -> dict[str, Tensor]:
-    """Weights by their names in the files; builds no model."""
-    files = sorted(folder.glob("*.safetensors"))
-    return {name: t for file in files for name, t in load_file(file).items()}

@@ -109,7 +109,9 @@ class Snapshots:
         bad = self._copy("first_bad_step", trainer.stepper.sums.first_bad_step)
         if not trainer.runtime.ranks.is_main:
             return None
-        return Snapshot(copied, self._state(), bad, _event(trainer.runtime))
+        on_gpu = trainer.runtime.is_cuda
+        ready = torch.cuda.current_stream().record_event() if on_gpu else None
+        return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
         """State of the recorder, and plain numbers of the optimizer."""
@@ -156,12 +158,6 @@ def _host_like(tensor: Tensor) -> Tensor:
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     except RuntimeError:  # the host cannot lock this amount
         return torch.empty_like(tensor, device="cpu")
-
-
-def _event(runtime: Runtime) -> Any:
-    if not runtime.is_cuda:
-        return None
-    return torch.cuda.current_stream().record_event()
 
 
 def named_tensors(module: nn.Module) -> Named:
@@ -251,7 +247,8 @@ def restore(
     model = saved_tensors(trainer.model)
     fill_tensors(model, _read(checkpoint, MODEL), runtime, control)
     moments = _read(checkpoint, OPTIMIZER)
-    targets = _optimizer_targets(trainer, broadcast(_without_data(moments), control))
+    without_data = {name: tensor.to("meta") for name, tensor in (moments or {}).items()}
+    targets = _optimizer_targets(trainer, broadcast(without_data, control))
     if moments is not None:
         moments = {name: t for name, t in moments.items() if name in targets}
     fill_tensors(targets, moments, runtime, control)
@@ -285,10 +282,6 @@ def _load_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _read(checkpoint: Checkpoint | None, name: str) -> Named | None:
     return None if checkpoint is None else load_whole(checkpoint.folder, name)
-
-
-def _without_data(tensors: Named | None) -> Named:
-    return {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
 
 
 def broadcast(value: Any, control: Any) -> Any:

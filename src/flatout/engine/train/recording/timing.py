@@ -115,15 +115,15 @@ class WindowClock:
             steps=len(self._steps),
             **dict(zip(COUNTED, self._counts, strict=True)),
             wall_s=self._wall_s,
-            wait_s=sum(self._loader_wait_s(step) for step in self._steps),
+            # Without waits while the device computes.
+            wait_s=sum(
+                min(self._elapsed_s(s.before, s.begin), s.host_wait_s)
+                for s in self._steps
+            ),
             step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in self._steps],
             clean=clean,
             loader_s=len(self._steps) * batch_s,
         )
-
-    def _loader_wait_s(self, step: _StepMarks) -> float:
-        """Wait for `loader_wait_pct`, without waits while the device computes."""
-        return min(self._elapsed_s(step.before, step.begin), step.host_wait_s)
 
     def _mark(self) -> Any:
         if not self._cuda:
