@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -28,7 +27,7 @@ class CsvTable(PathDataset):
         )
 
     def save(self, data: pd.DataFrame) -> None:
-        _write(self._path, data.to_csv(index=False))
+        write_text(self._path, data.to_csv(index=False))
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """The preview that Kedro-Viz shows at the entry."""
@@ -72,7 +71,7 @@ class TunedParameters(PathDataset):
             return
         if self._environment:  # the group `environment` is in is the last one
             data += f"  environment: {self._environment}\n"
-        _write(self._path, data)
+        write_text(self._path, data)
         folder = self._path.parent
         use = f"kedro run --env={folder.name}, with the same --params, trains with it"
         if folder.parent.name != "conf":
@@ -84,8 +83,3 @@ class TunedParameters(PathDataset):
         return (
             f"{self._path} is not there yet: kedro run --pipelines={writer} writes it"
         )
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)

@@ -40,7 +40,6 @@ class Digits(PathDataset, ReadOnlyDataset):
         if self._are_given and not self._path.exists():
             raise DatasetError(f"there is no file and no folder {self._path}")
         if not self._path.exists():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             pixels, labels = _digits()
             if self._path.suffix == ".npz":
                 values = pixels.astype(np.float32)

@@ -161,7 +161,6 @@ def _files(package: str) -> list[str]:
 
 def _write(file: Path, table: pa.Table, key: ContentKey) -> None:
     """Write the file completely or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(file.parent)
     fields = json.dumps(dict(key.fields))
     keyed = table.replace_schema_metadata({"flatout_key": fields})

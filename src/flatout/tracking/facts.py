@@ -37,7 +37,8 @@ def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str
     `kind` of run; without `settings`, for a run without training, `data_reviews`."""
     if settings is None:
         return plain_name("_".join(filter(None, ["data", data])))
-    last = kind or f"lr{short_rate(settings.train.peak_learning_rate)}"
+    digits, power = f"{settings.train.peak_learning_rate:.2e}".split("e")
+    last = kind or f"lr{digits.rstrip('0').rstrip('.')}e{int(power)}"
     return plain_name("_".join(filter(None, [data, _model_name(settings), last])))
 
 
@@ -49,12 +50,6 @@ def _model_name(settings: Settings) -> str:
     sizes = [config.get(key) for key in ("num_hidden_layers", "hidden_size")]
     shape = "x".join(str(size) for size in sizes if size)
     return "-".join(str(part) for part in (config.get("model_type"), shape) if part)
-
-
-def short_rate(rate: float) -> str:
-    """Return the rate in short form: `2.5e-4`."""
-    digits, power = f"{rate:.2e}".split("e")
-    return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
 
 
 def plain_name(name: str) -> str:

@@ -164,7 +164,6 @@ class RunFolder:
         """Write the record atomically. Faults are logged and do not end a run."""
         try:
             text = json.dumps(asdict(self.record), indent=1)
-            self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / RECORD, text)
         except Exception as error:
             logger.warning("%s could not be written: %s", self.path / RECORD, error)

@@ -20,6 +20,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from torch import nn
 
+from flatout.engine.files.atomic_write import write_text
 from flatout.engine.guard.differences import TrackedRun, differences
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.driver import query_driver
@@ -67,9 +68,8 @@ class Measured:
             ) from error
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self), indent=1, sort_keys=True)
-        path.write_text(f"{text}\n", encoding="utf-8")
+        write_text(path, f"{text}\n")
 
 
 class Yardstick:

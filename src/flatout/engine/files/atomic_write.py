@@ -95,8 +95,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_file(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Write a file atomically; `fill` writes it under the path that it receives."""
+    """Write a file atomically, in a folder that is made if it is missing; `fill` writes
+    it under the path that it receives."""
     hidden = hidden_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         fill(hidden)
         sync(hidden)

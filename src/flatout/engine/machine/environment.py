@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.engine.machine.container import quota_cores
+from flatout.engine.machine.driver import look_at_driver
 from flatout.engine.parameters import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -102,15 +103,10 @@ def hide_gpus() -> None:
 
 def device_name() -> str:
     """Name of the device that training would use, found without starting CUDA."""
-    if nvidia_gpu_count():
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
-        except Exception:  # only CUDA_VISIBLE_DEVICES names GPUs
-            return "GPU"
-    return cpu_name()
+    if not nvidia_gpu_count():
+        return cpu_name()
+    driver = look_at_driver()
+    return driver.gpus[0].name if driver and driver.gpus else "GPU"
 
 
 def cpu_name() -> str:

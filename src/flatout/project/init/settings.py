@@ -117,7 +117,9 @@ def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
 
 
 def write_settings(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    return [_write(folder / name, text) for name, text in texts.items()]
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
 
 
 def settings_texts(
@@ -160,9 +162,3 @@ def _model_type(task: str) -> str | None:
 
 def _yaml(tree: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
-
-
-def _write(file: Path, text: str) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, text)
-    return file

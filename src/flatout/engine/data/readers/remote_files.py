@@ -121,7 +121,6 @@ class RemoteFiles:
     def _copy(self, store: Any, path: str, target: Path) -> None:
         """Copy a file completely or not at all."""
         logger.info("fetching %s", shown(store.unstrip_protocol(path)))
-        target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, lambda part: store.get_file(path, str(part)))
 
 
