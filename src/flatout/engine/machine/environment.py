@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.engine.machine.container import quota_cores
-from flatout.engine.machine.driver import look_at_driver
+from flatout.engine.machine.driver import query_driver
 from flatout.engine.parameters import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def device_name() -> str:
     """Name of the device that training would use, found without starting CUDA."""
     if not nvidia_gpu_count():
         return cpu_name()
-    driver = look_at_driver()
+    driver = query_driver()
     return driver.gpus[0].name if driver and driver.gpus else "GPU"
 
 
