@@ -318,7 +318,10 @@ def test_two_ranks_are_compared_with_one_process(tmp_path):
     def read(name):
         return Verdict.from_json(json.loads((tmp_path / name).read_text()))
 
-    assert read("sound").is_sound and " x 2, fp32, packed" in read("sound").step
+    assert (
+        read("sound").is_sound
+        and " x 2: fp32 (residual stream fp32), packed" in read("sound").step
+    )
     assert "targets is 15 and 16, plain 16" in read("skip_a_row").faults
     assert not read("divide_by_micro_batch").is_sound
 

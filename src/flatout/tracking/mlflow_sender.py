@@ -18,7 +18,7 @@ from flatout.tracking.points import (
     send_trials,
 )
 from flatout.tracking.record import RunFolder, RunRecord, Sent
-from flatout.tracking.store import connect, find_run, process_tags
+from flatout.tracking.store import PROCESS_TAGS, connect, find_run
 
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
@@ -80,7 +80,7 @@ class MlflowSender:
             self._experiment_id,
             run_id,
             record.trials,
-            process_tags(record.tags),
+            {name: v for name, v in record.tags.items() if name in PROCESS_TAGS},
         )
         for path in self.folder.artifacts():
             client.log_artifact(run_id, str(path))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from flatout.engine.machine.environment import child_environment, python_path
+from flatout.engine.machine.environment import child_environment
 from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.record import RunFolder, Sent
 
@@ -20,14 +20,13 @@ LIMIT_S = 20.0
 FAILING_LIMIT_S = 2.0
 """The same limit for a store that accepts no data."""
 POLL_S = 0.05
-SOURCES = str(Path(__file__).parents[2])
 
 
 def start(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the program for a run's folder."""
     return subprocess.Popen(
         [sys.executable, "-m", "flatout.tracking", str(folder)],
-        env=child_environment({**python_path(SOURCES), **variables}),
+        env=child_environment(variables),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # only this process handles Ctrl-C
     )

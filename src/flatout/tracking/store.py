@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a run's process avoids these imports
     from mlflow.entities import Run
 
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
+PROCESS_TAGS = (HOST_TAG, PID_TAG, STARTED_TAG)
 
 # MLflow's own defaults wait for minutes on a dead server.
 CLIENT_LIMITS = {
@@ -104,12 +105,8 @@ def cause(error: BaseException) -> str:
     return text
 
 
-def process_tags(of: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return tags by which a later process can check whether this one is alive, or
-    those among the tags `of` a run."""
-    if of is not None:
-        names = (HOST_TAG, PID_TAG, STARTED_TAG)
-        return {name: of[name] for name in names if name in of}
+def process_tags() -> dict[str, str]:
+    """Return tags by which a later process can check whether this one is alive."""
     started_s = psutil.Process().create_time()
     return {
         HOST_TAG: socket.gethostname(),

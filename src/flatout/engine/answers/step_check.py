@@ -93,7 +93,9 @@ def verify(
     times = TIMES * (2.0 if trainer.resolved.residual == "bf16" else 1.0)
     judged = compare(plain, found, _change(plain, found), roundoff_of(runtime), times)
     seconds = time.perf_counter() - begin_s
-    return Verdict(_summary(trainer), plain.described, *judged, seconds)
+    count, total = trainer.data[0].num_samples, trainer.total_steps
+    step = f"step 1 of {total}: {count} rows on {trainer.described}"
+    return Verdict(step, plain.described, *judged, seconds)
 
 
 def _change(plain: PlainStep, found: Step) -> Check:
@@ -107,16 +109,6 @@ def _change(plain: PlainStep, found: Step) -> Check:
     pairs = zip(theirs, before.values(), strict=True)
     rounded = [change + few_bits * w for change, w in pairs]
     return compared("change of weights", own, theirs, rounded, 1e-3, times=1.0)
-
-
-def _summary(trainer: Trainer) -> str:
-    runtime, resolved = trainer.runtime, trainer.resolved
-    return (
-        f"step 1 of {trainer.total_steps}: {trainer.data[0].num_samples} rows on "
-        f"{runtime.device_name} x {runtime.ranks.world_size}, {runtime.precision}, "
-        f"{resolved.strategy}, attention {resolved.attention}, compile "
-        f"{resolved.compile}, graphs {resolved.cuda_graphs}"
-    )
 
 
 def without_dropout(job: TrainJob) -> TrainJob:

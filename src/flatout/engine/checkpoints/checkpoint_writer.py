@@ -46,8 +46,8 @@ class CheckpointWriter:
         self.wait()
         # A daemon: a second Ctrl-C does not wait for the disk.
         self._thread = threading.Thread(
-            target=self._guarded,
-            args=(lambda: self._write(write, manifest), manifest.step),
+            target=self._write,
+            args=(write, manifest),
             name="flatout-checkpoint",
             daemon=True,
         )
@@ -60,27 +60,25 @@ class CheckpointWriter:
             self._thread = None
 
     def _write(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        written = write_checkpoint(self._folder, manifest, write)
-        self.newest = written
-        self._sealed(written)
+        step = manifest.step
         try:
-            prune(self._folder, self._keep, manifest.best)
-        except OSError as error:
-            self._warn(
-                f"the checkpoint of step {manifest.step} was saved, but older ones "
-                f"could not be removed ({error}): they use space until they are"
-            )
-
-    def _guarded(self, write: Callable[[], None], step: int) -> None:
-        try:
-            write()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self.newest = write_checkpoint(self._folder, manifest, write)
+            self._sealed(self.newest)
         except Exception as error:  # the disk fails, or the state must not be saved
             reason = first_line(error)
             older = self.newest.folder if self.newest else "none"
             self._warn(
                 f"the checkpoint of step {step} was not saved ({reason}); training "
                 f"continues, the newest one is {older}"
+            )
+            return
+        try:
+            prune(self._folder, self._keep, manifest.best)
+        except OSError as error:
+            self._warn(
+                f"the checkpoint of step {step} was saved, but older ones could not be "
+                f"removed ({error}): they use space until they are"
             )
 
     def _warn(self, fault: str) -> None:

@@ -21,7 +21,6 @@ from typing import IO, Any
 
 import psutil
 
-import flatout
 from flatout.engine.batches.global_batches import BudgetError
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
 from flatout.engine.launch.agent import FAILURES, command
@@ -114,7 +113,6 @@ class Attempt:
 
     def _start(self) -> subprocess.Popen[bytes]:
         processes = self._processes
-        root = str(Path(flatout.__file__).parents[1])
         variables = environment.training_environment(
             self._job.settings.runtime, processes
         )
@@ -127,9 +125,7 @@ class Attempt:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process, which passes it on
-            env=environment.child_environment(
-                {**variables, **environment.python_path(root)}
-            ),
+            env=environment.child_environment(variables),
         )
 
     def _rendezvous(self) -> dict[str, Any]:

@@ -182,8 +182,11 @@ def set_defaults(variables: Mapping[str, str]) -> None:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment and `extra`, without a launcher's ranks."""
-    inherited = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
+    """Return the environment of a child process: this process's and `extra`, without a
+    launcher's ranks."""
+    inherited = {
+        k: v for k, v in rank_environment().items() if k not in _RANK_VARIABLES
+    }
     return {**inherited, _STARTER: str(os.getpid()), **extra}
 
 
@@ -194,15 +197,9 @@ def starter() -> int:
 
 
 def rank_environment() -> dict[str, str]:
-    """Environment for the program that replaces this process as a rank."""
-    root = str(Path(__file__).parents[3])
-    return {**os.environ, **python_path(root)}
-
-
-def python_path(folder: str) -> dict[str, str]:
-    """PYTHONPATH with `folder` at its front."""
-    inherited = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{inherited}" if inherited else folder}
+    """Return this process's environment, in which other programs find flatout too."""
+    folders = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 _STARTER = "FLATOUT_STARTER"

@@ -200,20 +200,7 @@ def announce(trainer: Trainer) -> None:
             f"{sum(size for size, trained in sizes if trained):,}",
             f"{sum(size for size, _ in sizes):,}",
         )
-    logger.info(
-        "training on %s x %d: %s (residual stream %s), %s, attention %s, compile %s, "
-        "graphs %s%s, %d threads",
-        runtime.device_name,
-        runtime.ranks.world_size,
-        runtime.precision,
-        resolved.residual,
-        resolved.strategy,
-        resolved.attention,
-        resolved.compile,
-        resolved.cuda_graphs,
-        ", gradients exchanged at once" if resolved.flat_all_reduce else "",
-        runtime.threads,
-    )
+    logger.info("training on %s", trainer.described)
     batch = trainer.job.settings.train.global_batch_size
     logger.info(
         "%d steps of %d samples, token budget %d",

@@ -57,12 +57,10 @@ class MetricsFile:
         self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:
-        if self.enabled:
-            self._waiting.append(json.dumps({**line, "time_s": time.time()}) + "\n")
-            self._write_waiting()
-
-    def _write_waiting(self) -> None:
-        """Write waiting points; if the disk is full, they wait until it has space."""
+        """Write a line; if the disk is full, it waits until there is space."""
+        if not self.enabled:
+            return
+        self._waiting.append(json.dumps({**line, "time_s": time.time()}) + "\n")
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
             with self.path.open("a") as file:

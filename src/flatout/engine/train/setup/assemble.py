@@ -75,6 +75,18 @@ class Trainer:
     """Maximum tokens of an evaluation's micro-batch, if memory ran out in one; the one
     for training is in `resolved`."""
 
+    @property
+    def described(self) -> str:
+        """The device and the settings in use."""
+        runtime, resolved = self.runtime, self.resolved
+        at_once = ", gradients exchanged at once" if resolved.flat_all_reduce else ""
+        return (
+            f"{runtime.device_name} x {runtime.ranks.world_size}: {runtime.precision} "
+            f"(residual stream {resolved.residual}), {resolved.strategy}, attention "
+            f"{resolved.attention}, compile {resolved.compile}, graphs "
+            f"{resolved.cuda_graphs}{at_once}, {runtime.threads} threads"
+        )
+
 
 Compile = Callable[[nn.Module], nn.Module]
 
