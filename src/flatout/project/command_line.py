@@ -59,7 +59,8 @@ def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
 def check_command(options: Mapping[str, Any]) -> None:
     """Check the options of `kedro run`. Raises CommandError."""
     check_environment(options["env"], options["conf_source"])
-    check_pipelines(_pipeline_names(options))
+    names = options.get("pipelines") or [options.get("pipeline")]
+    check_pipelines([name for name in names if name] or ["__default__"])
 
 
 def plain_error(error: Exception) -> Exception | None:
@@ -73,8 +74,3 @@ def plain_error(error: Exception) -> Exception | None:
     if not (is_kedros or is_yaml):
         return None
     return CommandError(" ".join(f"{error} {error.__cause__ or ''}".split()))
-
-
-def _pipeline_names(options: Mapping[str, Any]) -> list[str]:
-    names = options.get("pipelines") or [options.get("pipeline")]
-    return [name for name in names if name] or ["__default__"]

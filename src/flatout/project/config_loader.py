@@ -139,21 +139,20 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return {**found, "command line": given or {}}
 
     def __getitem__(self, key: str) -> dict[str, Any]:
+        """Return the configuration; of parameters, groups with every default, and
+        single values only if they are given."""
         found = self._read_once(key)
-        return found if key != "parameters" else {**found, **self._complete(found)}
+        if key != "parameters":
+            return found
+        for name, value in self.settings.model_dump().items():
+            if name in found or isinstance(getattr(self.settings, name), SettingsModel):
+                found[name] = value
+        return found
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._found.clear()
         self._parsed.clear()
         super().__setitem__(key, value)
-
-    def _complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return groups with every default, and single values only if `given`."""
-        return {
-            name: value
-            for name, value in self.settings.model_dump().items()
-            if name in given or isinstance(getattr(self.settings, name), SettingsModel)
-        }
 
     def _read_once(self, key: str) -> dict[str, Any]:
         if key in self:  # set explicitly

@@ -15,7 +15,7 @@ from statistics import median
 from mlflow import MlflowClient
 
 from flatout.engine.parameters.secrets import without_password
-from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.engine.train.recording.metrics_file import read_points
 from flatout.tracking.facts import write_environment
 from flatout.tracking.mlflow_sender import SYSTEM, MlflowSender
 from flatout.tracking.record import DROPPED, RunFolder, RunRecord, run_folders
@@ -158,10 +158,8 @@ class Follower:
 
 def rates_since(points: Path, begin_s: float) -> list[float]:
     """Return samples/s of the windows after the warm-up, recorded after `begin_s`."""
-    if not points.is_file():
-        return []
-    found = [parse_point(line) for line in points.read_bytes().splitlines()]
-    late = [p["metrics"] for p in found if p and p.get("time_s", 0.0) >= begin_s]
+    found = read_points(points)
+    late = [p["metrics"] for p in found if p.get("time_s", 0.0) >= begin_s]
     rates = [metrics.get("train_samples_per_second") for metrics in late]
     return [rate for rate in rates if rate is not None and rate == rate]  # noqa: PLR0124
 

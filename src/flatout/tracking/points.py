@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.engine.train.recording.metrics_file import parse_point, read_points
 
 TESTED = "test_"
 MAX_BATCH_METRICS = 1000
@@ -95,7 +95,9 @@ def _send(
     run = client.create_run(
         experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
     )
-    curves = list(_curves(trial.get("points")))
+    # Of the trial's training; its final figures are sent after them.
+    points = read_points(Path(trial["points"])) if trial.get("points") else []
+    curves = [metric for point in points for metric in mlflow_metrics(point)]
     step = max((metric.step for metric in curves), default=0)
     for batch in batched(curves, MAX_BATCH_METRICS):
         client.log_batch(run.info.run_id, metrics=batch)
@@ -105,12 +107,3 @@ def _send(
         params=[Param(k, str(v)) for k, v in trial["params"].items()],
     )
     client.set_terminated(run.info.run_id, trial["status"], end_ms)
-
-
-def _curves(points: str | None) -> Iterator[Metric]:
-    """Yield metrics of the trial's training; its final figures are sent after them."""
-    if points is None or not Path(points).is_file():
-        return
-    with Path(points).open("rb") as file:
-        for line in file:
-            yield from mlflow_metrics(parse_point(line))

@@ -27,7 +27,7 @@ from flatout.engine.machine.driver import query_driver
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.common import by_path
 from flatout.engine.train.loop import TrainResult
-from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.engine.train.recording.metrics_file import read_points
 from flatout.engine.train.recording.summary import versions
 from flatout.engine.train.setup.job import TrainJob
 
@@ -137,7 +137,7 @@ def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float
 
 
 def _rate(result: TrainResult, points: Path, every: int) -> float:
-    found = [parse_point(line)["metrics"] for line in points.read_bytes().splitlines()]
+    found = (point["metrics"] for point in read_points(points))
     windows = [p for p in found if WINDOW in p]
     rates = [p.samples_per_s for p in result.history]
     best = max((rate for rate in rates if not math.isnan(rate)), default=None)

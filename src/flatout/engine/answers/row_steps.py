@@ -21,7 +21,7 @@ from flatout.engine.checkpoints.resume import differing, find_checkpoint
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import RankedRows
-from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.engine.train.recording.metrics_file import read_points
 from flatout.engine.train.setup.identity import SKIPPED, result_identity
 from flatout.engine.train.setup.job import TrainJob, cut, decoder, printable
 
@@ -88,8 +88,7 @@ def _last_identity(folder: Path) -> dict[str, Any]:
 def largest_rise(metrics_file: Path) -> tuple[range, str]:
     """Return the steps of the largest rise of the training loss, and its description.
     Raises SettingsError without one."""
-    lines = metrics_file.read_bytes().splitlines() if metrics_file.is_file() else []
-    found = [point for point in map(parse_point, lines) if point]
+    found = read_points(metrics_file)
     losses = {p["step"]: p["metrics"].get("train_loss") for p in found}
     points = sorted((step, loss) for step, loss in losses.items() if loss is not None)
     rises = [

@@ -35,7 +35,7 @@ class JobFiles:
     def of(
         cls,
         splits: Mapping[str, SplitRows],
-        vocabulary: Vocabulary | None,
+        vocabulary: Vocabulary | Mapping[str, Any] | None,
         label_names: Sequence[str],
         folder: Path,
         **known: Any,
@@ -46,7 +46,9 @@ class JobFiles:
             _ = rows.facts  # counted here once, not by each rank
         found = {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
         found |= {
-            "vocabulary": asdict(vocabulary) if vocabulary else None,
+            "vocabulary": (
+                asdict(vocabulary) if isinstance(vocabulary, Vocabulary) else vocabulary
+            ),
             "data_key": token_key(splits["train"]),
         }
         return cls(**{**found, **known}, label_names=tuple(label_names))

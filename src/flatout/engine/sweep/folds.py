@@ -49,7 +49,6 @@ def fold_files(
             name: type(opened[0])(table.filter(pa.array(mask)))
             for name, mask in {**masks, "test": ~rest}.items()
         }
-        kept = {"vocabulary": files.vocabulary, "tokenizer_file": files.tokenizer_file}
-        place = folder / f"fold_{number + 1}"
-        found.append(JobFiles.of(rows, None, files.label_names, place, **kept))
+        known = rows, files.vocabulary, files.label_names, folder / f"fold_{number + 1}"
+        found.append(JobFiles.of(*known, tokenizer_file=files.tokenizer_file))
     return found

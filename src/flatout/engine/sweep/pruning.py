@@ -9,7 +9,7 @@ from pathlib import Path
 from optuna.trial import Trial
 
 from flatout.engine.sweep.storage import FAULTS
-from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.engine.train.recording.metrics_file import read_points
 
 
 @dataclass
@@ -29,18 +29,13 @@ class Pruning:
         """Report new evaluations, in order; return whether the training must end. A
         storage outage ends no training."""
         with suppress(*FAULTS):
-            for value in self._values()[self.evaluations :]:
+            points = read_points(self.folder / "metrics.jsonl")
+            found = (point["metrics"].get(self.metric) for point in points)
+            values = [value for value in found if value is not None]
+            for value in values[self.evaluations :]:
                 if self.is_worse:
                     break
                 self.trial.report(value, self.evaluations + 1)
                 self.evaluations, self.value = self.evaluations + 1, value
                 self.is_worse = self.trial.should_prune()
         return self.is_worse
-
-    def _values(self) -> list[float]:
-        try:
-            lines = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
-        except OSError:  # not written yet
-            return []
-        points = (parse_point(line).get("metrics", {}) for line in lines)
-        return [point[self.metric] for point in points if self.metric in point]

@@ -80,7 +80,9 @@ class CachedGradients:
         """Yield each micro-batch's tensors; its loss, by its weights, has the gradient
         of the global batch's. Random numbers are those of the first pass."""
         for tensors, state in zip(self._micro_batches, self._states, strict=True):
-            self._restore(state)
+            torch.set_rng_state(state[0])
+            if self._runtime.is_cuda:
+                torch.cuda.set_rng_state(state[1], self._runtime.device)
             self._draw()
             yield {**tensors, GRADIENT: self._gradient[tensors[PLACE]]}
 
@@ -88,8 +90,3 @@ class CachedGradients:
         device = self._runtime.device
         on_gpu = [torch.cuda.get_rng_state(device)] if self._runtime.is_cuda else []
         return [torch.get_rng_state(), *on_gpu]
-
-    def _restore(self, state: list[Tensor]) -> None:
-        torch.set_rng_state(state[0])
-        if self._runtime.is_cuda:
-            torch.cuda.set_rng_state(state[1], self._runtime.device)

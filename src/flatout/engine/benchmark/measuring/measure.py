@@ -37,7 +37,7 @@ from flatout.engine.machine.container import total_memory_bytes
 from flatout.engine.machine.runtime import Runtime, memory, set_up
 from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.train.process_group import ProcessGroup
-from flatout.engine.train.recording.summary import efficiency
+from flatout.engine.train.recording.summary import efficiency, resolved_parameters
 from flatout.engine.train.recording.timing import Rates, Window, compile_clock
 from flatout.engine.train.setup.assemble import Trainer, assemble
 from flatout.engine.train.setup.job import TrainJob
@@ -198,18 +198,9 @@ def _rates(windows: list[Window]) -> dict[str, Any]:
 
 def _resolved_parameters(trainer: Trainer, feed: Feed) -> dict[str, Any]:
     """Return the resolved value of every `auto`."""
-    resolved = trainer.resolved
-    return {
-        "strategy": resolved.strategy,
-        "attention": resolved.attention,
-        "token_budget": resolved.token_budget,
-        "compile": resolved.compile,
-        "cuda_graphs": resolved.cuda_graphs,
-        "precision": trainer.runtime.precision,
-        "num_workers": feed.loader.num_workers if feed.loader else 0,
-        "device": trainer.runtime.device_name,
-        "block_steps": feed.period,
-    }
+    workers = feed.loader.num_workers if feed.loader else 0
+    own = {"num_workers": workers, "block_steps": feed.period}
+    return resolved_parameters(trainer) | own
 
 
 def _note(trainer: Trainer, windows: list[Window], pairs: list[InterleavedPair]) -> str:

@@ -73,6 +73,12 @@ class MetricsFile:
                 os.truncate(self.path, size)  # remove a partial line
 
 
+def read_points(path: Path) -> list[dict[str, Any]]:
+    """Return the points of a file, without damaged lines; none if it is missing."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [point for point in map(parse_point, lines) if point]
+
+
 def parse_point(line: bytes) -> dict[str, Any]:
     """Parse a line of the file; a damaged line gives an empty dict."""
     try:
