@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -178,16 +177,27 @@ def _along(states: Tensor, places: Tensor) -> Tensor:
     return states.gather(1, places.unsqueeze(-1).expand_as(states))
 
 
-def _read(lstm: nn.Module, states: Tensor) -> Tensor:
+def _read(lstm: Any, states: Tensor) -> Tensor:
     """Return outputs (B, T, output_size). Under autocast PyTorch would run the LSTM in
     fp16 on a GPU, in which gradients underflow. In bf16 it is as fast."""
     kind = states.device.type
     is_bf16 = torch.is_autocast_enabled(kind) and kind == "cuda"
-    is_bf16 = is_bf16 and torch.get_autocast_dtype(kind) == torch.bfloat16
-    dtype = torch.bfloat16 if is_bf16 else next(lstm.parameters()).dtype
-    weights = {name: weight.to(dtype) for name, weight in lstm.named_parameters()}
+    if not (is_bf16 and torch.get_autocast_dtype(kind) == torch.bfloat16):
+        with torch.autocast(kind, enabled=False):
+            found: Tensor = lstm(states.to(next(lstm.parameters()).dtype))[0]
+        return found
+    weights = [weight.bfloat16() for weight in lstm.parameters()]
+    zeros = [
+        weights[0].new_zeros(1, len(states), size)
+        for size in (lstm.proj_size or lstm.hidden_size, lstm.hidden_size)
+    ]
     with torch.autocast(kind, enabled=False):
-        found: Tensor = functional_call(lstm, weights, (states.to(dtype),))[0]
+        # Not torch.func.functional_call: the LSTM would keep the bf16 weights, and with
+        # them the graph of autograd, which no CUDA graph can then record.
+        found = torch.lstm(
+            *(states.bfloat16(), zeros, weights, True, 1, 0.0),
+            *(lstm.training, False, True),
+        )[0]
     return found
 
 
