@@ -46,16 +46,12 @@ def _read(path: Path) -> Sequence[int]:
 
 def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> None:
     """Raise SettingsError if one of the steps is left without a row."""
+    least = batches.num_rows % batches.batch_size or batches.batch_size
     for epoch in range(math.ceil(total_steps / batches.steps_per_epoch)):
         steps, counts = np.unique(batches.steps_of(skipped, epoch), return_counts=True)
-        for step in steps[counts >= _least(batches)].tolist():
+        for step in steps[counts >= least].tolist():
             if step < total_steps and counts[steps == step] == len(batches.rows(step)):
                 raise SettingsError(
                     f"train.skip_rows leaves no row in step {step + 1}: skip fewer, or "
                     "take them out of the raw data and run kedro run again"
                 )
-
-
-def _least(batches: GlobalBatches) -> int:
-    """Return the number of rows in the smallest global batch, the last of an epoch."""
-    return batches.num_rows % batches.batch_size or batches.batch_size

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    Device = torch.device
+else:  # `split` uses tasks without torch
+    Tensor = Device = Any
+
 IGNORED = -100
 """Label of a place without a target (PyTorch's convention)."""
 
@@ -237,7 +241,7 @@ class Task(ABC):
         """Return numbers of right predictions and predictions, () each; else None."""
         return None
 
-    def metrics(self, device: torch.device) -> Metrics | None:
+    def metrics(self, device: Device) -> Metrics | None:
         """Return metrics for one evaluation; None: only the loss."""
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +13,13 @@ from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.cross_entropy import Pieces
 from flatout.engine.tasks._task import (
     IGNORED,
+    Device,
     HeadKind,
-    LossOptions,
     Metrics,
     Targets,
+    Tensor,
     Texts,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 class BidirectionalLM(Pieces):
@@ -62,12 +59,6 @@ class BidirectionalLM(Pieces):
         """Return tokens minus one per row, for each direction."""
         return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
 
-    @property
-    def is_plain(self) -> bool:
-        """True if a kernel may compute the loss, with both directions flattened."""
-        same = type(self).loss is BidirectionalLM.loss
-        return same and self.loss_options == LossOptions()
-
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of (K, 2, V) and (K, 2), over both directions, fp32 ()."""
         return super().loss(logits.flatten(0, 1), labels.flatten())
@@ -75,7 +66,7 @@ class BidirectionalLM(Pieces):
     def real(self, labels: Tensor) -> Tensor:
         return labels != IGNORED
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.metrics import Directions
 
         return Directions(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,7 @@ import pyarrow as pa
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._task import Metrics, Targets, Task, Texts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from flatout.engine.tasks._task import Device, Metrics, Targets, Task, Tensor, Texts
 
 
 class Embedding(Task):
@@ -117,7 +113,7 @@ class Embedding(Task):
     def real(self, labels: Tensor) -> Tensor:
         return labels[:, 1] == 0
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.ranking import Retrieval
 
         return Retrieval(self.settings.matryoshka)

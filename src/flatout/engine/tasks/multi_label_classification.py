@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.tasks._calibration import Calibrated
 from flatout.engine.tasks._shared.label_names import named_labels
-from flatout.engine.tasks._task import Metrics, Task
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
 class MultiLabelClassification(Calibrated, Task):
@@ -82,7 +78,7 @@ class MultiLabelClassification(Calibrated, Task):
         real = self.real(labels)
         return (right & real).sum(), real.sum()
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.several_labels import LabelCounts
 
         return LabelCounts(len(self.label_names), self._given, device)

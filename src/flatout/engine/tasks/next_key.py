@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.tasks._task import IGNORED
+from flatout.engine.tasks._task import IGNORED, Tensor
 from flatout.engine.tasks.causal_lm import CausalLM
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class NextKey(CausalLM):

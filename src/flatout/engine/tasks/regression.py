@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.tasks._task import Metrics, Task
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
 class Regression(Task):
@@ -44,7 +40,7 @@ class Regression(Task):
         error = (logits.squeeze(-1).float() - labels).where(~labels.isnan(), 0.0)
         return error.square().sum()
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.metrics import Numbers
 
         return Numbers()

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.tasks._task import Metrics, RankedRows, Task, Texts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from flatout.engine.tasks._task import Device, Metrics, RankedRows, Task, Tensor, Texts
 
 
 class Reranking(RankedRows, Task):
@@ -62,7 +58,7 @@ class Reranking(RankedRows, Task):
         )
         return losses.where(~scores.isnan(), 0.0)
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.ranking import Ranking
 
         return Ranking()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.tasks._calibration import Calibrated
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._shared.label_names import named_labels
-from flatout.engine.tasks._task import Metrics
-
-if TYPE_CHECKING:
-    import torch
+from flatout.engine.tasks._task import Device, Metrics
 
 
 class SequenceClassification(Calibrated, CrossEntropy):
@@ -48,7 +45,7 @@ class SequenceClassification(Calibrated, CrossEntropy):
         kind = {"problem_type": "single_label_classification"}
         return kind | named_labels(self.label_names)
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.metrics import Classes
 
         return Classes(len(self.label_names), device, self.chosen)

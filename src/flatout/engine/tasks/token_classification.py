@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,7 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._shared.label_names import named_labels
-from flatout.engine.tasks._task import HeadKind, Metrics, Targets, Texts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from flatout.engine.tasks._task import Device, HeadKind, Metrics, Targets, Tensor, Texts
 
 
 class TokenClassification(CrossEntropy):
@@ -78,7 +74,7 @@ class TokenClassification(CrossEntropy):
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         return super().hits(logits, labels[:, 0])
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         """Return accuracy of tags; F1 of entities, if tags use B-, I- or similar."""
         from flatout.engine.tasks._shared.several_labels import Entities
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,14 +12,12 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._task import (
     IGNORED,
+    Device,
     LossOptions,
     Metrics,
     Task,
+    Tensor,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 class CrossEntropy(Task):
@@ -33,8 +31,8 @@ class CrossEntropy(Task):
     def is_plain(self) -> bool:
         """True if a kernel may compute the loss: without options, and in a custom class
         only if it does not override the loss."""
-        same = type(self).loss is CrossEntropy.loss
-        return same and self.loss_options == LossOptions()
+        ours = type(self).loss.__module__.startswith("flatout.engine.tasks.")
+        return ours and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
         """Return the sum of the targets' weights, like PyTorch's weighted mean."""
@@ -62,7 +60,7 @@ class CrossEntropy(Task):
             losses = (losses * _focus(logits, labels, options.focal_gamma)).sum()
         return losses
 
-    def _weights_on(self, device: torch.device) -> Tensor | None:
+    def _weights_on(self, device: Device) -> Tensor | None:
         """Return the weights (C,), copied to the device once without a wait."""
         weights = self.loss_options.class_weights
         if weights is None:
@@ -80,7 +78,7 @@ class CrossEntropy(Task):
         """Return the predicted classes (...) of logits (..., C), tensors or arrays."""
         return logits.argmax(-1)
 
-    def metrics(self, device: torch.device) -> Metrics:
+    def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.metrics import Hits
 
         return Hits(device)
