@@ -12,7 +12,7 @@ from flatout.engine.families import usable_positions
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
-from flatout.engine.tokenizing.statistics import (
+from flatout.engine.tokenizing.token_keys import (
     histogram,
     length_summary,
     token_report,

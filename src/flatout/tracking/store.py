@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from flatout.engine.files.owner import runs_since
+from flatout.engine.files.identity import runs_since
 from flatout.engine.files.writable import ELSEWHERE
 from flatout.engine.machine.environment import preserve_tracking_uri, set_defaults
 from flatout.engine.parameters.faults import first_line

@@ -25,8 +25,8 @@ import psutil
 from flatout.engine.checkpoints.checkpoint_folder import MANIFEST, Checkpoint, Manifest
 from flatout.engine.checkpoints.resume import find_checkpoint, identity_faults, remedy
 from flatout.engine.files.atomic_write import hidden_path, remove
+from flatout.engine.files.identity import runs_since
 from flatout.engine.files.mirror import DamagedCopyError, Mirror, MirrorError
-from flatout.engine.files.owner import runs_since
 from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)

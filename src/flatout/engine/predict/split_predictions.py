@@ -18,7 +18,7 @@ import torch
 
 from flatout.engine.files.calibration import Calibration
 from flatout.engine.files.content_key import ContentKey
-from flatout.engine.files.own_code import digest_of, source_of
+from flatout.engine.files.identity import digest_of, source_of
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
 from flatout.engine.models.trained_rows import TrainedRows

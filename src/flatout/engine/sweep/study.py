@@ -14,7 +14,7 @@ from optuna.study import Study
 
 import flatout
 from flatout.engine.benchmark.recommend import versions
-from flatout.engine.files.own_code import digest_of, sources_of
+from flatout.engine.files.identity import digest_of, sources_of
 from flatout.engine.parameters import ModelSettings
 from flatout.engine.sweep.queued import fail_running, queue_again
 from flatout.engine.sweep.space import objective

@@ -24,7 +24,7 @@ from flatout.engine.parameters import (
 )
 from flatout.engine.parameters.own_parts import own_part
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks._calibration import (
+from flatout.engine.tasks._labels import (
     Calibrated as Calibrated,
     calibration_faults as calibration_faults,
 )

@@ -14,7 +14,7 @@ from flatout.engine.parameters import (
 )
 from flatout.engine.parameters.faults import some_of
 from flatout.engine.parameters.own_parts import own_part_faults
-from flatout.engine.tasks._calibration import calibration_faults
+from flatout.engine.tasks._labels import calibration_faults
 from flatout.engine.tasks._task import HeadKind, LossOptions, Task
 
 

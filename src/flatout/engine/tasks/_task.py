@@ -181,7 +181,7 @@ class Task(ABC):
     def label_fault(self, labels: Any) -> str | None:
         """Return a fault of a split's labels, an Arrow column of `label_type`: for
         tasks with names, labels that no row of train has."""
-        from flatout.engine.tasks._shared.label_names import unknown_label
+        from flatout.engine.tasks._labels import unknown_label
 
         return unknown_label(labels, self.label_names) if self.label_names else None
 

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.tasks._calibration import Calibrated
-from flatout.engine.tasks._shared.label_names import named_labels
+from flatout.engine.tasks._labels import Calibrated, named_labels
 from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 

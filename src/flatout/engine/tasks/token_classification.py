@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
+from flatout.engine.tasks._labels import named_labels
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
-from flatout.engine.tasks._shared.label_names import named_labels
 from flatout.engine.tasks._task import Device, HeadKind, Metrics, Targets, Tensor, Texts
 
 

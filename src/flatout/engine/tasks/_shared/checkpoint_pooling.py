@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,8 @@ from flatout.engine.tasks._task import TaskError
 
 MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 """Pooling names of sentence-transformers -> names in flatout."""
-OLD_KEYS = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "lasttoken",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-}
-"""Keys of versions before 6."""
+OLD_KEY = re.compile("pooling_mode_(.+?)(_tokens?)?")
+"""One key for each mode in versions before 6."""
 DEFAULT = "mean"
 """Pooling that sentence-transformers uses for a model without a configuration."""
 KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
@@ -43,7 +37,8 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
         _check_reached(name)
         return DEFAULT
     mode = found.get("pooling_mode")
-    mode = mode or [own for key, own in OLD_KEYS.items() if found.get(key)]
+    old = filter(None, (OLD_KEY.fullmatch(key) for key in found if found[key]))
+    mode = mode or [match[1] for match in old]
     modes = [mode] if isinstance(mode, str) else list(mode)
     if len(modes) != 1 or modes[0] not in MODES:
         raise TaskError(

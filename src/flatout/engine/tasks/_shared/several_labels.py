@@ -27,12 +27,11 @@ class Entities(Metrics):
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.has_entities = all(TAG.fullmatch(name) for name in names)
         self._hits = torch.zeros(2, dtype=torch.int64, device=device)
-        types = [name.partition("-")[2] for name in names]
-        known = sorted({t for t, n in zip(types, names, strict=True) if n != "O"})
         prefixes = [PREFIXES.get(name[0], OUTSIDE) for name in names]
-        numbers = [known.index(t) if t in known else -1 for t in types]
-        outside = [p == OUTSIDE for p in prefixes]
-        numbers = [-1 if o else n for n, o in zip(numbers, outside, strict=True)]
+        types = [name.partition("-")[2] for name in names]
+        known = sorted({t for t, p in zip(types, prefixes, strict=True) if p})
+        pairs = zip(types, prefixes, strict=True)
+        numbers = [known.index(t) if p != OUTSIDE else -1 for t, p in pairs]
         self._prefixes = torch.tensor(prefixes, device=device)
         self._types = torch.tensor(numbers, device=device)
         size = max(1, len(known))

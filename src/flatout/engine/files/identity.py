@@ -1,4 +1,6 @@
-"""Digests of a run's source code, so that changed code counts as another run."""
+"""Identity of a run's source code, so that changed code counts as another run, and of
+processes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+
+import psutil
 
 
 def source_of(module: str) -> Path | None:
@@ -33,3 +37,12 @@ def digest_of(files: Iterable[Path]) -> str:
     for file in sorted(files):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def runs_since(pid: int, begin_s: float) -> bool:
+    """Return whether process `pid` started at `begin_s` (seconds since 1970): process
+    ids are reused."""
+    try:
+        return abs(psutil.Process(pid).create_time() - begin_s) < 1
+    except psutil.Error:
+        return False
