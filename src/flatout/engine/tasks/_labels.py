@@ -1,4 +1,4 @@
-"""Named classes and labels, and probabilities that a saved model's calibration corrects."""
+"""Named classes and labels, and their probabilities as a calibration corrects them."""
 
 from __future__ import annotations
 
