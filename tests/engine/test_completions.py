@@ -16,7 +16,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.families import usable_positions
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import (
@@ -30,7 +29,7 @@ from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from flatout.engine.train.loop import train
 from tests.engine.families import (
     CONFIGS,
@@ -94,7 +93,7 @@ def split(frame: pd.DataFrame, **options):
 
 
 def saved(folder, rows, template=None) -> TokenizerFile:
-    recipe = tokenizer_recipe(rows, MODEL, LIMITS, usable_positions)
+    recipe = TokenizerRecipe(rows, MODEL, LIMITS)
     tokenizer = recipe.build()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)

@@ -17,7 +17,7 @@ from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerError,
     TokenizerFile,
-    tokenizer_recipe,
+    TokenizerRecipe,
 )
 
 SIZES = {"model_type": "log_key_lstm", "hidden_size": 8}
@@ -44,7 +44,7 @@ def saved(folder, texts, task="next-key", **sizes):
     """A tokenizer of `texts` and a model that has learnt nothing."""
     model = ModelSettings(task=task, config=SIZES | sizes)
     rows = Dataset(pa.table({"text": texts}))
-    recipe = tokenizer_recipe(rows, model, TokenizeSettings(), lambda *_: None)
+    recipe = TokenizerRecipe(rows, model, TokenizeSettings())
     recipe.write(folder)
     vocabulary = Vocabulary.of(recipe.build())
     made = make_task(model, (), vocabulary)
@@ -196,7 +196,7 @@ def test_keys_are_whole_words_and_the_commonest_stay(tmp_path, caplog):
     many = Dataset(pa.table({"text": [" ".join(f"k{n}" for n in range(80)) + " k7"]}))
     model = ModelSettings(task="next-key", config=SIZES)
     few = TokenizeSettings(vocab_size=64)
-    built = tokenizer_recipe(many, model, few, lambda *_: None).build()
+    built = TokenizerRecipe(many, model, few).build()
     assert len(built) == 64 and "k7" in built.get_vocab()
     assert "21 of 80 keys are unknown" in caplog.text
 

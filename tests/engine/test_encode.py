@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from flatout.engine.families import usable_positions
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.models.building import ModelError
@@ -27,7 +26,7 @@ from flatout.engine.tokenizing.token_recipes import (
     split_recipes,
     tokens_recipe,
 )
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 
 WORDS = "the quick brown fox jumps over a lazy \ud55c\uad6d\uc5b4 \U0001f600".split()
 MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})
@@ -47,7 +46,7 @@ def rows_of(texts, **columns):
 
 @pytest.fixture(scope="module")
 def word_pieces(tmp_path_factory):
-    recipe = tokenizer_recipe(rows_of(texts_of(300)), MODEL, TOKENIZE, usable_positions)
+    recipe = TokenizerRecipe(rows_of(texts_of(300)), MODEL, TOKENIZE)
     folder = tmp_path_factory.mktemp("tokenizer") / "t"
     write_whole(folder, recipe.key, recipe.write)
     return TokenizerFile(folder)
@@ -482,7 +481,7 @@ def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, tmp_path):
     AutoTokenizer.from_pretrained(word_pieces.folder).save_pretrained(tmp_path / "own")
     check_tokens(tokens, TokenizerFile(tmp_path / "own"))
     texts = rows_of([text.upper() + " z" for text in texts_of(300, seed=1)] + ["zebra"])
-    other = tokenizer_recipe(texts, MODEL, TOKENIZE, usable_positions)
+    other = TokenizerRecipe(texts, MODEL, TOKENIZE)
     write_whole(tmp_path / "other", other.key, other.write)
     with pytest.raises(ModelError, match="of another tokenizer than the model's"):
         check_tokens(tokens, TokenizerFile(tmp_path / "other"))

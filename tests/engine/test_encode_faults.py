@@ -9,12 +9,11 @@ import sys
 import datasets
 import pytest
 
-from flatout.engine.families import usable_positions
 from flatout.engine.files import atomic_write
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import is_current, write_whole
 from flatout.engine.tokenizing.encoders import encode
-from flatout.engine.tokenizing.tokenizer import tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerRecipe
 from tests.conftest import PROJECT
 from tests.engine.half_encoded import MODEL, TOKENIZE, recipe_of
 
@@ -28,7 +27,7 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     texts = [f"row {i} of many words in a row" for i in range(ROWS)]
     rows = datasets.Dataset.from_dict({"text": texts})
     rows.save_to_disk(tmp_path / "rows")
-    made = tokenizer_recipe(rows, MODEL, TOKENIZE, usable_positions)
+    made = TokenizerRecipe(rows, MODEL, TOKENIZE)
     write_whole(tmp_path / "tokenizer", made.key, made.write)
 
     done = subprocess.run(

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.families import usable_positions
 from flatout.engine.models.building import (
     ModelError,
     Vocabulary,
@@ -23,7 +22,7 @@ from flatout.engine.parameters import SettingsError, SplitSettings, parse_settin
 from flatout.engine.predict import mining, vectors
 from flatout.engine.predict.predicting import predict
 from flatout.engine.tasks import columns_of, make_task
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS
 
 MAX_LENGTH, TOP, NEGATIVES, MARGIN = 24, 12, 3, 0.02
@@ -66,7 +65,7 @@ def saved(tmp_path_factory):
     """A folder with a model, its tokenizer, and what sentence-transformers reads."""
     folder = tmp_path_factory.mktemp("model")
     settings, rows = settings_of(folder), splits_of(frame_of())["train"]
-    recipe = tokenizer_recipe(rows, settings.model, settings.tokenize, usable_positions)
+    recipe = TokenizerRecipe(rows, settings.model, settings.tokenize)
     recipe.build().save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)

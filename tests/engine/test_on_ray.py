@@ -21,7 +21,7 @@ from flatout.engine.tokenizing.encoders import encode, on_ray
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.encoders.on_ray import VERSIONS, encode_part
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 
 MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})
 TOKENIZE = TokenizeSettings(max_length=16, vocab_size=300)
@@ -37,7 +37,7 @@ def rows_of(count: int) -> datasets.Dataset:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    recipe = tokenizer_recipe(rows_of(300), MODEL, TOKENIZE, lambda *_: 64)
+    recipe = TokenizerRecipe(rows_of(300), MODEL, TOKENIZE)
     folder = tmp_path_factory.mktemp("tokenizer") / "t"
     write_whole(folder, recipe.key, recipe.write)
     return TokenizerFile(folder)

@@ -10,7 +10,6 @@ import pytest
 
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.families import usable_positions
 from flatout.engine.parameters import (
     ModelSettings,
     SettingsError,
@@ -22,7 +21,7 @@ from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS
 
 TASK = "embedding"
@@ -48,7 +47,7 @@ def split(frame: pd.DataFrame, task: str = TASK, **options):
 
 
 def saved(folder, rows) -> TokenizerFile:
-    recipe = tokenizer_recipe(rows, MODEL, LIMITS, usable_positions)
+    recipe = TokenizerRecipe(rows, MODEL, LIMITS)
     recipe.build().save_pretrained(folder)
     return TokenizerFile(folder)
 

@@ -10,14 +10,13 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from flatout.engine.families import usable_positions
 from flatout.engine.models.building import Vocabulary, build, load_pretrained
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS, LABEL_NAMES, collator_of
 from tests.engine.test_predict import texts
 
@@ -30,7 +29,7 @@ def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path)
     labels = [LABEL_NAMES[n % 3] for n in range(30)]
     rows = Dataset.from_dict({"text": one, "text_pair": other, "label": labels})
     settings = ModelSettings(config={"model_type": family, **CONFIGS[family]})
-    made = tokenizer_recipe(rows, settings, LIMITS, usable_positions).build()
+    made = TokenizerRecipe(rows, settings, LIMITS).build()
     made.save_pretrained(tmp_path)
     plain, file = AutoTokenizer.from_pretrained(tmp_path), TokenizerFile(tmp_path)
     expected = plain(one, other, truncation=True, max_length=24)

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer, pipeline
 from flatout.engine.batches.collation import Collator
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.readers.text_files import TextFiles
-from flatout.engine.families import usable_positions
 from flatout.engine.models.building import (
     ModelError,
     Vocabulary,
@@ -33,7 +32,7 @@ from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import Predictor, prefetched
 from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import make_task
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS, LABEL_NAMES
 from tests.engine.remote_code import write_model
 
@@ -51,11 +50,10 @@ def texts(count: int) -> list[str]:
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
-    recipe = tokenizer_recipe(
+    recipe = TokenizerRecipe(
         Dataset.from_dict({"text": texts(50)}),
         ModelSettings(config={"model_type": "bert"}),
         TokenizeSettings(vocab_size=100),
-        usable_positions,
     )
     recipe.build().save_pretrained(folder)
     return folder

@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoTokenizer
 
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.families import usable_positions
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import Vocabulary, load_pretrained
 from flatout.engine.models.model_files import save_sentence_files
@@ -27,7 +26,7 @@ from flatout.engine.tasks import columns_of
 from flatout.engine.tasks._shared.ranking import Ranking, ranking_figures
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import split_recipes
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from flatout.engine.train.loop import train
 from tests.engine.families import CONFIGS
 from tests.engine.runs import make_job
@@ -135,9 +134,7 @@ def trained(tmp_path_factory):
     given |= {"model": {"task": TASK, "config": config}}
     given["tokenize"] |= {"vocab_size": 100}
     settings = parse_settings(given)
-    recipe = tokenizer_recipe(
-        rows["train"], settings.model, settings.tokenize, usable_positions
-    )
+    recipe = TokenizerRecipe(rows["train"], settings.model, settings.tokenize)
     recipe.build().save_pretrained(folder / "tokenizer")
     file = TokenizerFile(folder / "tokenizer")
     made = split_recipes(rows, file, [], settings.model, settings.tokenize)

@@ -8,7 +8,6 @@ import datasets
 import numpy as np
 import pytest
 
-from flatout.engine.families import usable_positions
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
@@ -18,7 +17,7 @@ from flatout.engine.tokenizing.token_keys import (
     token_report,
 )
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from flatout.reports.pictures import length_figure
 
 
@@ -48,7 +47,7 @@ def stored(tmp_path_factory):
     model = ModelSettings(config={"model_type": "bert"})
     tokenize = TokenizeSettings(max_length=8, vocab_size=64)
     rows = datasets.Dataset.from_dict({"text": ["a b c"] * 6 + ["a b c d e f g h"] * 2})
-    made = tokenizer_recipe(rows, model, tokenize, usable_positions)
+    made = TokenizerRecipe(rows, model, tokenize)
     write_whole(folder / "tokenizer", made.key, made.write)
     tokenizer = TokenizerFile(folder / "tokenizer")
     tokens = {}

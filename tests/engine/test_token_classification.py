@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.families import usable_positions
 from flatout.engine.models.building import Vocabulary, build, load_pretrained
 from flatout.engine.parameters import (
     ModelSettings,
@@ -28,7 +27,7 @@ from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import columns_of, make_task
 from flatout.engine.tokenizing.encoders.encode import TokensError
 from flatout.engine.tokenizing.token_recipes import label_names_of, tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from flatout.reports.summary import summary_lines
 from tests.engine.families import CONFIGS
 
@@ -98,7 +97,7 @@ def made(tmp_path_factory):
     raw = open_raw_texts(rows_of(300))
     recipes = plan_split(raw, columns_of(settings, TASK), settings)
     rows = recipes["train_rows"].to_dataset()
-    recipe = tokenizer_recipe(rows, model_of("bert"), LIMITS, usable_positions)
+    recipe = TokenizerRecipe(rows, model_of("bert"), LIMITS)
     recipe.build().save_pretrained(folder)
     return folder, rows
 

@@ -10,15 +10,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from flatout.engine.families import usable_positions
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerError,
     TokenizerFile,
-    tokenizer_recipe,
+    TokenizerRecipe,
 )
-from flatout.engine.tokenizing.tokenizer_checks import make_usable
+from flatout.engine.tokenizing.tokenizer_checks import make_usable, usable_positions
 from flatout.engine.tokenizing.word_pieces import SPECIAL_TOKENS, train_word_pieces
 
 TEXTS = [
@@ -31,7 +30,7 @@ SCRATCH = ModelSettings(config={"model_type": "bert"})
 
 
 def recipe_of(model, rows=ROWS, **options):
-    return tokenizer_recipe(rows, model, TokenizeSettings(**options), usable_positions)
+    return TokenizerRecipe(rows, model, TokenizeSettings(**options))
 
 
 def column(texts):

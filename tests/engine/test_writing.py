@@ -17,7 +17,6 @@ from transformers import (
     trainer_utils,
 )
 
-from flatout.engine.families import usable_positions
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import build
@@ -25,7 +24,7 @@ from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_set
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS, VOCABULARY, task_of
 from tests.engine.runs import make_job
 
@@ -65,7 +64,7 @@ def trained(folder, form):
     """The folder of a model that knows four texts by heart."""
     rows = datasets.Dataset.from_dict(FORMS[form])
     settings = parse_settings({"model": MODEL})
-    recipe = tokenizer_recipe(rows, settings.model, LIMITS, usable_positions)
+    recipe = TokenizerRecipe(rows, settings.model, LIMITS)
     write_whole(folder / "tokenizer", recipe.key, recipe.write)
     file = TokenizerFile(folder / "tokenizer")
     made = tokens_recipe("train", rows, file, [], settings.model, LIMITS)
@@ -149,10 +148,7 @@ def test_nothing_is_lost_and_no_end_stands_behind_a_prompt(tmp_path):
     texts = ["Ünïcode  and\ttabs\n", "日本語 🙂 İ", "x" * 5_000, "</s> [SEP] <s>", ""]
     rows = datasets.Dataset.from_dict({"text": texts})
     model = ModelSettings(**MODEL)
-    tokenizers = [
-        tokenizer_recipe(rows, model, LIMITS, usable_positions).build()
-        for _ in range(2)
-    ]
+    tokenizers = [TokenizerRecipe(rows, model, LIMITS).build() for _ in range(2)]
     first, second = (t.backend_tokenizer.to_str() for t in tokenizers)
     assert first == second
     tokenizers[0].save_pretrained(tmp_path)
@@ -169,7 +165,7 @@ def test_texts_end_in_a_training_unless_they_are_cut(tmp_path, join):
     texts = ["one", "two words", "a longer text " * 20, "x" * 11]
     rows = datasets.Dataset.from_dict({"text": texts})
     model = ModelSettings(**MODEL)
-    recipe = tokenizer_recipe(rows, model, LIMITS, usable_positions)
+    recipe = TokenizerRecipe(rows, model, LIMITS)
     write_whole(tmp_path / "tokenizer", recipe.key, recipe.write)
     file = TokenizerFile(tmp_path / "tokenizer")
     limits = LIMITS.model_copy(update={"max_length": 12, "join_texts": join})
@@ -186,5 +182,5 @@ def test_texts_end_in_a_training_unless_they_are_cut(tmp_path, join):
 def test_a_smaller_vocabulary_than_all_bytes_has_all_bytes():
     rows = datasets.Dataset.from_dict({"text": ["a b c"]})
     limits = TokenizeSettings(vocab_size=100)
-    recipe = tokenizer_recipe(rows, ModelSettings(**MODEL), limits, usable_positions)
+    recipe = TokenizerRecipe(rows, ModelSettings(**MODEL), limits)
     assert len(recipe.build()) == 259

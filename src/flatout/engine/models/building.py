@@ -16,7 +16,6 @@ from flatout.engine.families import (
     import_own,
     model_class,
     note_own_code,
-    usable_positions,
 )
 from flatout.engine.machine.hub import missing_folder, where_to_look
 from flatout.engine.models.adapters import (
@@ -32,6 +31,7 @@ from flatout.engine.parameters import ModelSettings, SettingsError
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task
+from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.engine.families import family_of, packable, usable_positions
+from flatout.engine.families import family_of, packable
 from flatout.engine.families._family import Family
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task, has_custom_head
+from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.families import family_of, usable_positions
+from flatout.engine.families import family_of
 from flatout.engine.files.calibration import Calibration
 from flatout.engine.files.content_key import file_hash
 from flatout.engine.models.building import ModelError
@@ -19,6 +19,7 @@ from flatout.engine.tasks import (
 )
 from flatout.engine.tokenizing.token_keys import facts_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
+from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 
 def task_of(

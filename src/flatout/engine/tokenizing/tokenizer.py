@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +24,7 @@ from flatout.engine.tokenizing.tokenizer_checks import (
     TokenizerError,
     files_digest,
     make_usable,
+    usable_positions,
 )
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,6 @@ no end token after a prompt."""
 TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
 """`model_max_length` that transformers writes for a model without a maximum."""
-
-
-UsablePositions = Callable[[dict[str, Any], Any], int | None]
-"""(a model's config, its tokenizer) -> tokens of its longest row; None: no maximum."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +124,42 @@ class TokenizerFile:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """Recipe of the tokenizer, and its content key."""
+    """Recipe of the tokenizer of `model.name_or_path`, or of one to train."""
 
-    key: ContentKey
+    rows: Any
+    """`datasets.Dataset` to train on."""
     model: ModelSettings
-    vocab_size: int
-    texts: tuple[Any, ...]
-    """Arrow columns to train on."""
-    usable_positions: UsablePositions
+    tokenize: TokenizeSettings
+
+    @cached_property
+    def key(self) -> ContentKey:
+        """Inputs that determine the tokenizer."""
+        model = self.model
+        fields = {"format": FORMAT_VERSION, "task": model.task}
+        if model.name_or_path is None:
+            import tokenizers
+
+            made = byte_pieces if _writes(model) else word_pieces
+            fields |= {
+                "rows": arrow_digest([self._columns]),
+                "vocab_size": self.tokenize.vocab_size,
+                "tokenizers": tokenizers.__version__,
+                "training": made.FORMAT_VERSION,
+            }
+        else:
+            fields |= {
+                "name_or_path": model.name_or_path,
+                "revision": model.revision,
+                "files": files_digest(model.name_or_path, model.revision),
+            }
+        return ContentKey({**fields, "positions": _scratch_config(model)})
+
+    @property
+    def _columns(self) -> Any:
+        """Arrow table of the texts to train on."""
+        rows = without_indices(self.rows)
+        names = ("text", "text_pair", "completion", "passages")
+        return rows.data.table.select([n for n in names if n in rows.column_names])
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Save the tokenizer. There are no facts to store with it."""
@@ -152,18 +176,16 @@ class TokenizerRecipe:
         if task_class(self.model.task).texts.form == "words":
             _put_space_before_words(tokenizer)
         make_usable(tokenizer, config, self.model)
-        limits = (
-            tokenizer.model_max_length,
-            self.usable_positions(config, tokenizer),
-        )
+        limits = tokenizer.model_max_length, usable_positions(config, tokenizer)
         tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
         return tokenizer
 
     def _trained(self) -> Any:
         from transformers import PreTrainedTokenizerFast
 
-        chunks = [chunk for column in self.texts for chunk in column.chunks]
-        texts, size, typed = pa.chunked_array(chunks), self.vocab_size, False
+        columns, size, typed = self._columns.columns, self.tokenize.vocab_size, False
+        chunks = [chunk for column in columns for chunk in _texts(column).chunks]
+        texts = pa.chunked_array(chunks)
         if _writes(self.model):
             logger.info("training a tokenizer of %s byte-level pieces", f"{size:,}")
             made = byte_pieces.train_byte_pieces(texts, size)
@@ -175,46 +197,13 @@ class TokenizerRecipe:
                 logger.info("training a tokenizer of %s word pieces", f"{size:,}")
                 made = word_pieces.train_word_pieces(texts, size)
             options = dict(word_pieces.OPTIONS)
-            typed = len(self.texts) > 1 and _has_type_ids(self.model)
+            typed = len(columns) > 1 and _has_type_ids(self.model)
         return PreTrainedTokenizerFast(
             tokenizer_object=made,
             model_max_length=NO_LIMIT,
             model_input_names=["input_ids", *TYPE_IDS[:typed], "attention_mask"],
             **options,
         )
-
-
-def tokenizer_recipe(
-    rows: Any,
-    model: ModelSettings,
-    tokenize: TokenizeSettings,
-    usable_positions: UsablePositions,
-) -> TokenizerRecipe:
-    """Recipe for `model.name_or_path`, or to train on `rows` (a `datasets.Dataset`)."""
-    rows = without_indices(rows)
-    fields: dict[str, Any] = {"format": FORMAT_VERSION, "task": model.task}
-    texts: tuple[Any, ...] = ()
-    if model.name_or_path is None:
-        import tokenizers
-
-        columns = ("text", "text_pair", "completion", "passages")
-        names = [n for n in columns if n in rows.column_names]
-        texts = tuple(_texts(rows.data.table.column(name)) for name in names)
-        fields |= {
-            "rows": arrow_digest([rows.data.table.select(names)]),
-            "vocab_size": tokenize.vocab_size,
-            "tokenizers": tokenizers.__version__,
-            "training": (byte_pieces if _writes(model) else word_pieces).FORMAT_VERSION,
-        }
-    else:
-        fields |= {
-            "name_or_path": model.name_or_path,
-            "revision": model.revision,
-            "files": files_digest(model.name_or_path, model.revision),
-        }
-    fields["positions"] = _scratch_config(model)
-    key, size = ContentKey(fields), tokenize.vocab_size
-    return TokenizerRecipe(key, model, size, texts, usable_positions)
 
 
 def _texts(column: Any) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.data.raw_texts import SPLITS
-from flatout.engine.families import usable_positions
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
 from flatout.engine.tokenizing.token_keys import token_report
@@ -14,7 +13,6 @@ from flatout.engine.tokenizing.token_recipes import split_recipes
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,
     TokenizerRecipe,
-    tokenizer_recipe,
 )
 
 
@@ -23,7 +21,7 @@ def make_tokenizer(
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
     """Return the checkpoint's tokenizer, or one trained on `train_rows`; one recipe for
     the two views of the folder."""
-    recipe = tokenizer_recipe(train_rows, model, tokenize, usable_positions)
+    recipe = TokenizerRecipe(train_rows, model, tokenize)
     return recipe, recipe
 
 
