@@ -99,10 +99,6 @@ class StepBatch:
             for part in places(self.layout)[1]
         ]
 
-    def pin_memory(self) -> StepBatch:
-        """Called by the DataLoader's pinning thread."""
-        return replace(self, buffer=self.buffer.pin_memory())
-
     def to(self, device: torch.device) -> StepBatch:
         return replace(self, buffer=self.buffer.to(device, non_blocking=True))
 

@@ -177,12 +177,6 @@ class Planner:
             return self._packed(lengths)
         return self._padded(lengths)
 
-    def _order(self, lengths: Ints) -> Ints:
-        """Row positions, longest first if the strategy sorts them."""
-        if self.strategy in ("fixed", "random"):
-            return np.arange(len(lengths))
-        return np.argsort(-lengths, kind="stable")
-
     def _packed(self, lengths: Ints) -> Plan:
         """Assign rows to the emptiest bin, longest first (LPT: Graham 1969)."""
         bins = -(-int(lengths.sum()) // (self.token_budget * self.world_size))
@@ -197,12 +191,18 @@ class Planner:
 
     def _padded(self, lengths: Ints) -> Plan:
         """Cut slots, each with one row per rank, into runs."""
-        order = self._order(lengths)
+        order, budget = np.arange(len(lengths)), self.token_budget
+        if self.strategy == "grouped":
+            order = np.argsort(-lengths, kind="stable")
         begins = np.arange(0, len(order), self.world_size)
+        longest = np.maximum.reduceat(lengths[order], begins)
         if self.strategy == "fixed":
-            cuts = even_cuts(len(begins), self.token_budget // self.max_length)
+            cuts = even_cuts(len(begins), budget // self.max_length)
+        elif self.strategy == "random":
+            cuts = greedy_cuts(longest, budget)
         else:
-            cuts = self._cuts(np.maximum.reduceat(lengths[order], begins))
+            overhead, launch = self.overhead_tokens, self.launch_tokens
+            cuts = quickest_cuts(longest, budget, overhead, launch)
         ranks = range(self.world_size)
         return tuple(tuple(self._rank_rows(order, c, r) for c in cuts) for r in ranks)
 
@@ -213,16 +213,6 @@ class Planner:
         back = self.world_size - 1 - rank
         places = slots * self.world_size + np.where((slots - cut[0]) % 2, back, rank)
         return order[places[places < len(order)]]
-
-    def _cuts(self, slot_lengths: Ints) -> list[tuple[int, int]]:
-        if self.strategy == "grouped":
-            return quickest_cuts(
-                slot_lengths,
-                self.token_budget,
-                self.overhead_tokens,
-                self.launch_tokens,
-            )
-        return greedy_cuts(slot_lengths, self.token_budget)
 
 
 def _fill_bins(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
