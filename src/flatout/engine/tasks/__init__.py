@@ -127,12 +127,21 @@ def make_task(
 
 def task_of_model(model: Any) -> str | None:
     """Return the name of the task that a saved model was trained for: the one in its
-    config, else the first one for its class of models. None if no task fits."""
-    named = getattr(model.config, "flatout_task", None)
-    if named is not None:
+    config, else the one for its class of models. None if there is none."""
+    config, kind = model.config, type(model).__name__
+    if named := getattr(config, "flatout_task", None):
         return str(named)
-    fitting = (n for n in task_names() if task_class(n).fits(model.config, type(model)))
-    return next(fitting, None)
+    if kind.endswith("ForTokenClassification"):
+        return "token-classification"
+    several = config.problem_type == "multi_label_classification"
+    if kind.endswith("ForImageClassification"):
+        is_one_of_many = config.num_labels > 1 and not several
+        return "image-classification" if is_one_of_many else None
+    if not kind.endswith("ForSequenceClassification"):
+        return None
+    if several:
+        return "multi-label-classification"
+    return "sequence-classification" if config.num_labels > 1 else "regression"
 
 
 def _own_class(path: str) -> type[Task]:

@@ -193,11 +193,6 @@ class Task(ABC):
         """Return keys of the model's config: classes, their names, the problem type."""
         return {}
 
-    @classmethod
-    def fits(cls, config: Any, kind: type) -> bool:
-        """Return whether a saved model of class `kind` has this task."""
-        return False
-
     def model_fault(self, config: Any) -> str | None:
         """Return why a model with this config does not fit; None if it does."""
         return None

@@ -54,11 +54,6 @@ class MultiLabelClassification(Calibrated, Task):
             **named_labels(self.label_names),
         }
 
-    @classmethod
-    def fits(cls, config: Any, kind: type) -> bool:
-        several = config.problem_type == "multi_label_classification"
-        return kind.__name__.endswith(cls.architectures) and several
-
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss summed over targets and their labels, fp32 ()."""
         return self._losses(logits, labels).sum()

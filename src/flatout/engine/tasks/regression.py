@@ -31,10 +31,6 @@ class Regression(Task):
     def config_keys(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
 
-    @classmethod
-    def fits(cls, config: Any, kind: type) -> bool:
-        return kind.__name__.endswith(cls.architectures) and config.num_labels == 1
-
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss summed over the targets, fp32 ()."""
         error = (logits.squeeze(-1).float() - labels).where(~labels.isnan(), 0.0)

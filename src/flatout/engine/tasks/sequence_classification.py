@@ -49,12 +49,6 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
         return Classes(len(self.label_names), device, self.chosen)
 
-    @classmethod
-    def fits(cls, config: Any, kind: type) -> bool:
-        many = config.problem_type == "multi_label_classification"
-        named = kind.__name__.endswith(cls.architectures)
-        return named and config.num_labels > 1 and not many
-
     @property
     def thresholded(self) -> tuple[str, ...]:
         """The second of two classes."""

@@ -50,10 +50,6 @@ class TokenClassification(CrossEntropy):
     def config_keys(self) -> dict[str, Any]:
         return named_labels(self.label_names)
 
-    @classmethod
-    def fits(cls, config: Any, kind: type) -> bool:
-        return kind.__name__.endswith(cls.architectures)
-
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
