@@ -24,6 +24,11 @@ FIRST_COLUMNS = {
     "ranking": "query_column",
 }
 """Parameter of `split` with the column that identifies rows in reports, by form."""
+COMPARED = {
+    "pairs": ("needs pairs", "positive"),
+    "ranking": ("ranks passages", "passage"),
+}
+"""Forms that compare two texts: what their tasks do, and the second column."""
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
@@ -65,21 +70,17 @@ class Columns:
                 "split.label_columns are for several labels a row, and model.task is "
                 f"{task}: set split.label_column, or another task (docs/tasks.md)"
             )
-        if form == "pairs" and settings.anchor_column is None:
+        what, second = COMPARED.get(form, ("", "text_pair"))
+        first = FIRST_COLUMNS.get(form, "text_column")
+        if what and getattr(settings, first) is None:
             raise RawTextsError(
-                f"model.task is {task}, which needs pairs: set split.anchor_column and "
-                "split.positive_column"
+                f"model.task is {task}, which {what}: set split.{first} and "
+                f"split.{second}_column"
             )
-        if form == "ranking" and settings.query_column is None:
-            raise RawTextsError(
-                f"model.task is {task}, which ranks passages: set split.query_column "
-                "and split.passage_column"
-            )
-        if form in ("pairs", "ranking") and settings.text_pair_column:
-            own = "positive" if form == "pairs" else "passage"
+        if what and settings.text_pair_column:
             raise RawTextsError(
                 f"split.text_pair_column is of no use for model.task {task}, whose "
-                f"second text is split.{own}_column: set it to null"
+                f"second text is split.{second}_column: set it to null"
             )
         if label_type is not None and settings.label_column is None and not flags:
             raise RawTextsError(
@@ -88,13 +89,10 @@ class Columns:
             )
         if form == "pairs" and settings.label_column is not None:
             label_type = pa.float64()
-        second = settings.passage_column if form == "ranking" else None
-        if form not in ("pairs", "ranking"):
-            second = settings.text_pair_column
+        paired = None if form == "pairs" else getattr(settings, f"{second}_column")
         return cls(
-            text=getattr(settings, FIRST_COLUMNS.get(form, "text_column"))
-            or settings.text_column,
-            text_pair=second,
+            text=getattr(settings, first) or settings.text_column,
+            text_pair=paired,
             label=None if label_type is None or flags else settings.label_column,
             group=settings.group_column
             or (settings.query_column if form == "ranking" else None),

@@ -37,7 +37,7 @@ from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import TrainResult, train
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.setup.identity import identity
-from flatout.engine.train.setup.job import TrainJob, splits_of
+from flatout.engine.train.setup.job import TrainJob
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +156,7 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
 
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
     """Write a rank's input to `folder/spec.json`; only this user may read it."""
-    splits = dict(splits_of(job))
-    rows = splits, job.vocabulary, job.label_names, folder / "tokens"
+    rows = job.splits, job.vocabulary, job.label_names, folder / "tokens"
     known = {"data_key": job.data_key, "tokenizer_file": job.tokenizer_file}
     files = JobFiles.of(*rows, **known)
     spec = {

@@ -43,7 +43,7 @@ from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import needs_whole_steps
 from flatout.engine.train.setup.calibration import fit
-from flatout.engine.train.setup.job import TrainJob, check_rows, splits_of
+from flatout.engine.train.setup.job import TrainJob, check_rows
 from flatout.engine.train.setup.memory_fit import Fit, combine_ranks
 from flatout.engine.train.setup.resolved_config import (
     PROBE_S,
@@ -104,7 +104,7 @@ def assemble(
     check_audit(job)
     sharded = group is not None and train.distributed.strategy == "fsdp"
     model = seeded_model(job, group, empty=sharded and not runtime.ranks.is_main)
-    check_ends(model, dict(splits_of(job)))
+    check_ends(model, job.splits)
     if job.vocabulary:
         check_padding(model, job.task)
     planned = plan and plan(model)

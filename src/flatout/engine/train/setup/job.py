@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +70,11 @@ class TrainJob:
         return replace(batches, skipped=tuple(skipped.tolist()))
 
     @property
+    def splits(self) -> dict[str, SplitRows]:
+        names = ("train", "validation", "test")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def total_steps(self) -> int:
         train = self.settings.train
         return self.batches.total_steps(train.epochs, train.max_steps)
@@ -78,8 +83,8 @@ class TrainJob:
 def check_rows(job: TrainJob) -> None:
     """Check that rows fit task and label names. Raises SettingsError, ModelError."""
     check_options(job.settings)
-    task = job.task
-    for name, rows in splits_of(job):
+    task, classes = job.task, len(job.label_names)
+    for name, rows in job.splits.items():
         if task.label_type is not None and not rows.has_labels:
             raise SettingsError(
                 f"model.task: {job.settings.model.task} needs a column labels in "
@@ -92,8 +97,13 @@ def check_rows(job: TrainJob) -> None:
                 f"{job.vocabulary.size}: they do not belong together; run the tokenize "
                 "pipeline again"
             )
-    if job.label_names:
-        _check_labels(job)
+        labels = rows.facts.labels
+        if classes and labels and (labels[0] < 0 or labels[-1] >= classes):
+            raise ModelError(
+                f"{name}_tokens has labels from {labels[0]} to {labels[-1]}, there are "
+                f"{classes} label names (0 to {classes - 1}): run the tokenize "
+                "pipeline again"
+            )
     facts = job.train.facts
     if job.task.texts.completions and facts.num_unlabelled == facts.num_rows > 0:
         raise SettingsError(
@@ -114,26 +124,6 @@ def without_targets(job: TrainJob) -> list[str]:
         f"{facts.num_unlabelled:,} of {facts.num_rows:,} training rows have no target, "
         f"because the prompt fills the whole row: rows {rows}{more} of train_tokens. "
         "The model does not learn from them: raise tokenize.max_length"
-    ]
-
-
-def _check_labels(job: TrainJob) -> None:
-    classes = len(job.label_names)
-    for name, rows in splits_of(job):
-        labels = rows.facts.labels
-        if labels and (labels[0] < 0 or labels[-1] >= classes):
-            raise ModelError(
-                f"{name}_tokens has labels from {labels[0]} to {labels[-1]}, there are "
-                f"{classes} label names (0 to {classes - 1}): run the tokenize "
-                "pipeline again"
-            )
-
-
-def splits_of(job: TrainJob) -> Sequence[tuple[str, SplitRows]]:
-    return [
-        ("train", job.train),
-        ("validation", job.validation),
-        ("test", job.test),
     ]
 
 
