@@ -67,8 +67,8 @@ def test_a_server_that_asks_for_a_login(login_server, tmp_path, caplog):
     assert not folder.is_complete()
     said = [r.getMessage() for r in caplog.records if r.name.startswith("flatout")]
     assert said[0] == (
-        f"MLflow at {login_server} takes nothing at the moment (it asks for a login "
-        f"(401): {LOGIN}). Training goes on; every point is kept."
+        f"MLflow at {login_server} does not respond (it requires a login "
+        f"(401): {LOGIN}). Training continues; every point is kept."
     )
     assert '"step": 1' in points.read_text()
 

@@ -81,7 +81,7 @@ def test_what_the_project_does_not_have(arguments, said):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("", "holds no finished data"),
+        ("", "has no finished data"),
         (",model.name_or_path=/no/model", "there is no folder /no/model. Set it to a"),
         (",trian.epochs=3", "trian: unknown parameter; did you mean train?"),
         (",my_node.size=3", "my_node: unknown parameter, no node of this run reads it"),

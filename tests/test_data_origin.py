@@ -139,7 +139,7 @@ def test_rows_that_were_edited_are_refused(made, tmp_path):
     """As long as before, and named as before."""
     write(tmp_path / "numbers.csv", "two")
     assert made.refusal() == (
-        "numbers.csv holds other rows than those that the tokens were made from: run "
+        "numbers.csv has other rows than those that the tokens were made from: run "
         "kedro run"
     )
 
@@ -189,16 +189,16 @@ def test_equal_content_is_trained_on(made, tmp_path, caplog, change):
     project = Project(data, raw)
     with caplog.at_level(logging.INFO, "flatout"):
         project.run(train)
-        reads = caplog.text.count("comparing what it holds")
+        reads = caplog.text.count("comparing its contents")
         project.run(train)
     assert reads == (change in ("touched", "copied beside"))
-    assert caplog.text.count("comparing what it holds") == reads  # noted the first time
+    assert caplog.text.count("comparing its contents") == reads  # noted the first time
 
 
 def test_nothing_is_read_if_files_are_as_they_were(made, caplog):
     with caplog.at_level(logging.INFO, "flatout"):
         made.run(train)
-    assert "comparing what it holds" not in caplog.text
+    assert "comparing its contents" not in caplog.text
 
 
 def test_other_content_of_the_same_size_and_time_is_refused(made, tmp_path):
@@ -206,7 +206,7 @@ def test_other_content_of_the_same_size_and_time_is_refused(made, tmp_path):
     times = raw.stat()
     write(raw, "two")
     os.utime(raw, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert made.refusal().startswith("numbers.csv holds other rows")
+    assert made.refusal().startswith("numbers.csv has other rows")
 
 
 def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
@@ -217,7 +217,7 @@ def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
     project = Project(tmp_path / "data", tmp_path / "nowhere.csv")
     with caplog.at_level(logging.INFO, "flatout"):
         project.run(train)
-    assert "are not here: the tokens are trusted" in caplog.text
+    assert "are not here: the tokens are used unchecked" in caplog.text
     assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
 
 
@@ -251,7 +251,7 @@ def test_shards_of_a_folder_are_compared(tmp_path):
     project = Project(tmp_path / "data", tmp_path / "shards")
     project.run(split, tokenize, train)
     write(tmp_path / "shards" / "c.csv", "c")
-    assert project.refusal().startswith("shards holds other rows than those")
+    assert project.refusal().startswith("shards has other rows than those")
 
 
 def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):
@@ -268,7 +268,7 @@ def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):
     assert "compar" not in caplog.text and "fetching" not in caplog.text
     store.pipe_file("/bucket/numbers.csv", text.replace(b"one", b"two"))
     try:
-        assert project.refusal().startswith("numbers.csv holds other rows than those")
+        assert project.refusal().startswith("numbers.csv has other rows than those")
     finally:
         store.rm("/bucket", recursive=True)
 
@@ -301,7 +301,7 @@ def test_no_secret_of_an_entry_is_kept_beside_the_rows(tmp_path, described, capl
     Project(tmp_path / "data", entries[0]).run(split, tokenize)
     with caplog.at_level(logging.INFO, "flatout"):
         Project(tmp_path / "data", entries[1]).run(train)
-    assert "comparing what it holds" not in caplog.text
+    assert "comparing its contents" not in caplog.text
     for path in (tmp_path / "data").rglob("*"):
         assert path.is_dir() or b"hunter2" not in path.read_bytes()
 

@@ -111,7 +111,7 @@ def test_a_line_that_is_cut_and_bytes_that_are_no_text_do_no_harm(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
-        (["loss 0.5", "no more"], "no line with a step, as `step 100/1000`"),
+        (["loss 0.5", "no more"], "no line with a step, such as `step 100/1000`"),
         (["step 5", "step 6"], "the last step is 6; it lacks the number of steps"),
         (["step 5/10", "step 6/10"], "the last step is 6; it lacks times"),
     ],

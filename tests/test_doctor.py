@@ -66,7 +66,7 @@ def test_a_misspelt_type_in_the_catalog_is_a_fail():
     assert (found.check, found.status, found.fix) == (
         "data",
         "fail",
-        "it says what to change",
+        "see the message",
     )
     assert found.finding.startswith(
         "An exception occurred when parsing config for dataset 'raw_texts': Dataset "
@@ -129,7 +129,7 @@ def test_numbers_in_place_of_texts():
     assert judged(frame(text=["1", "2"], label=["x", "y"]))[0] == (
         "data",
         "warn",
-        "each text in 'text' is a number, as '1'",
+        "each text in 'text' is a number, such as '1'",
         "is split.text_column right?",
     )
 

@@ -48,12 +48,12 @@ def test_a_check_that_raises_is_a_row():
 
     rows = examine({"a": refuses, "b": breaks, "c": lambda: Finding("c", "ok", "x")})
     assert rows == [
-        Finding("a", "fail", "train.epochs is odd", "it says what to change"),
+        Finding("a", "fail", "train.epochs is odd", "see the message"),
         Finding(
             "b",
             "warn",
             "could not be checked (OSError: [Errno 5] Input/output error)",
-            "nothing is known to be wrong",
+            "no fault is known",
         ),
         Finding("c", "ok", "x"),
     ]
@@ -61,7 +61,7 @@ def test_a_check_that_raises_is_a_row():
     assert (found.status, found.fix) == ("fail", "solve that first")
     [found] = examine({"a": breaks}, known=(OSError,))
     assert found == Finding(
-        "a", "fail", "[Errno 5] Input/output error", "it says what to change"
+        "a", "fail", "[Errno 5] Input/output error", "see the message"
     )
 
 
@@ -293,7 +293,7 @@ def test_a_checkpoint_is_looked_at_before_it_is_loaded(tmp_path):
 
     assert text(checked(tmp_path)) == (
         "fail",
-        f"{tmp_path} holds no config.json",
+        f"{tmp_path} has no config.json",
         "set model.name_or_path to a folder that save_pretrained wrote",
     )
     (tmp_path / "config.json").write_text(

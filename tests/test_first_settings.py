@@ -235,6 +235,11 @@ def test_what_somebody_knows_better_counts(tmp_path):
     _, parameters = written(tmp_path)
     assert parameters["split"] == {"text_column": "a", "label_column": "c"}
     assert parameters["model"] == {"task": "regression", "name_or_path": "some/model"}
+    pairs = write(tmp_path / "p.csv", lambda n: {"question": text(), "answer": text()})
+    assert init(tmp_path, pairs, "--task=embedding", "--force").exit_code == 0
+    _, parameters = written(tmp_path)
+    assert parameters["split"]["anchor_column"] == "question"
+    assert parameters["split"]["positive_column"] == "answer"
     for wrong, said in (
         ("--text-column=x", "no column 'x'"),
         ("--task=regresion", "regression"),

@@ -73,10 +73,10 @@ def test_busy_gpus_are_well(watch):
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [
-        ([gpu(HOT)], "heat or power held GPU 0's clock down 100 % of"),
+        ([gpu(HOT)], "heat or power lowered GPU 0's clock 100 % of"),
         (
             [gpu(), gpu(held={os.getpid(): 2**30, STRANGER: 30 * 2**30})],
-            "other programs held up to 30 GiB of GPU 1: end them",
+            "other programs used up to 30 GiB of GPU 1: end them",
         ),
     ],
     ids=["hot", "a neighbour"],
@@ -152,4 +152,4 @@ def test_a_real_driver_names_a_neighbour():
     finally:
         neighbour.kill()
         neighbour.wait()
-    assert "other programs held up to" in said
+    assert "other programs used up to" in said

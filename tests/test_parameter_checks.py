@@ -38,7 +38,7 @@ def test_sessions_under_the_name_of_texts_are_refused(tmp_path):
 
 def test_globals_of_an_earlier_version_name_their_new_place(tmp_path):
     assert fault(tmp_path, "corpus: {rows: 50}", "globals.yml") == (
-        "corpus in globals.yml changes nothing since version 0.2: move it to "
+        "corpus in globals.yml is not read since version 0.2: move it to "
         "conf/local/parameters.yml"
     )
     assert fault(tmp_path / "other", "mine: 3", "globals.yml") == ""
@@ -55,7 +55,7 @@ def test_a_misspelt_catalog_entry_is_refused_with_the_nearest(tmp_path, name):
     said = fault(tmp_path, f"{name}: {{type: b}}", "catalog.yml", base=BASE)
     assert said == (
         f"catalog entry {name}: no pipeline uses it; did you mean {right}? Rename it, "
-        "or remove it; a name that begins with _ is left alone"
+        "or remove it; names that begin with _ are not checked"
     )
 
 

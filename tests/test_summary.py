@@ -59,6 +59,9 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
 
 def test_a_language_model_is_not_offered_to_predict_which_refuses_it():
     trained = {**TRAINED, "test_perplexity": 12.5}
+    lines = summary_lines(TRAINED, None, PLACES, None, data_dir="d")
+    assert "predict --params=data_dir=d " in lines[-3]
+    assert "kedro flatout ui --data-dir=d " in lines[-1]
     assert summary_lines(trained, None, PLACES, None)[-2:] == [
         "next        kedro run --pipelines=benchmark  finds faster settings",
         "            kedro flatout ui                 shows the runs",

@@ -29,25 +29,25 @@ OTHER_BATCH = {
         (
             {"tuned": OTHER_BATCH, "global_batch_size": 16},
             "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
-            "(trials: 48 to 52) instead of 40 (1.25x), with global batch 8 in place of "
+            "(trials: 48 to 52) instead of 40 (1.25x), with global batch 8 instead of "
             "16, which changes the optimisation. Train with them: kedro run "
             "--env=tuned, with the same --params.",
         ),
         (
             {"tuned": NOTHING_GAINED},
-            "Bound by: compute. Nothing measured is faster than the configured "
-            "settings, 40 samples/s (trials: 48 to 52).",
+            "Bound by: compute. No measured settings are faster than the configured "
+            "ones, 40 samples/s (trials: 48 to 52).",
         ),
         (
             {"tuned": None, "failed": {"trial_id": "001", "status": "oom"}},
-            "Nothing to recommend: trial 001 oom.",
+            "No recommendation: trial 001 oom.",
         ),
         (
             {
                 "tuned": None,
                 "failed": {"trial_id": "001", "status": "error", "note": "no head."},
             },
-            "Nothing to recommend: trial 001 error: no head.",
+            "No recommendation: trial 001 error: no head.",
         ),
         (
             {"mode": "ladder", "complete": False},
@@ -56,7 +56,7 @@ OTHER_BATCH = {
         ),
         (
             {"tuned": None},
-            "Bound by: compute. Nothing is recommended: no settings leave "
+            "Bound by: compute. No recommendation: no settings leave "
             "benchmark.memory_headroom free.",
         ),
     ],

@@ -49,7 +49,5 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         DatasetError, match=r"no model to load: .*, and it is not there"
     ):
         missing.load()
-    with pytest.raises(
-        DatasetError, match=r"holds no tokenizer\.json: run the pipeline"
-    ):
+    with pytest.raises(DatasetError, match=r"has no tokenizer\.json: run the pipeline"):
         TokenizerFile(filepath=str(tmp_path)).load()

@@ -103,7 +103,7 @@ def write(path, found):
     [
         ("a.h5", BOTH, [], r"a\.h5 has the arrays .*arrays\.inputs"),
         ("a.npz", BOTH, ["z"], r"has the arrays \['label', 'x', 'y'\]"),
-        ("a.h5", {"inputs": VALUES}, [], r"a\.h5: nothing is called 'label'"),
+        ("a.h5", {"inputs": VALUES}, [], r"a\.h5: no array is called 'label'"),
         (
             "a.h5",
             {"inputs": VALUES, "label": LABELS[:30]},

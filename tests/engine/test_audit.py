@@ -192,7 +192,7 @@ def test_a_model_that_learnt_little_is_no_judge_of_labels(tmp_path, caplog, lear
     for _ in range(3):
         audit.add(torch.arange(rows), torch.eye(3)[likely], labels)
     write_audit(job, audit, 1, main=True)
-    assert ("has not learnt enough for an audit" in caplog.messages[-1]) != learnt
+    assert ("fits too few rows for an audit" in caplog.messages[-1]) != learnt
     assert ("set split.drop_rows to" in caplog.messages[-1]) == learnt
 
 

@@ -341,10 +341,10 @@ def test_another_training_is_refused_before_its_model_is_built(tmp_path, monkeyp
 def test_a_stopped_run_may_be_made_longer_but_not_shorter(tmp_path, caplog):
     now = {**identity(make_job(tmp_path)), "train.max_steps": 20, "train.epochs": 3.0}
     manifest = Manifest(4, 12, 1, {**now, "train.max_steps": 12}, None)
-    check_identity(tmp_path, manifest, now, tells=False)
+    check_identity(tmp_path, manifest, now, log=False)
     assert not caplog.text  # the first of two checks; the second tells
     check_identity(tmp_path, manifest, now)
-    assert "train.max_steps: 12 -> 20: training goes on" in caplog.text
+    assert "train.max_steps: 12 -> 20: training continues" in caplog.text
     with pytest.raises(CheckpointError, match=r"train\.max_steps: 12 -> 8"):
         check_identity(tmp_path, manifest, {**now, "train.max_steps": 8})
     with pytest.raises(CheckpointError, match=r"train\.epochs: 3\.0 -> 2\.0\. Set"):

@@ -167,7 +167,7 @@ def test_a_setting_that_failed_under_a_seed_is_not_the_best():
     assert best["settings"] == {RATE: 0.1}
     found = compare(rows_of(NOISY, failed), parse_settings({}))
     assert [row["trainings"] for row in found] == [5, 4]
-    with pytest.raises(SweepError, match="none of the 2 trials"):
+    with pytest.raises(SweepError, match="no trial of the sweep \\(2\\)"):
         compare([{**r, "log": ""} for r in rows_of((None, None))], parse_settings({}))
 
 

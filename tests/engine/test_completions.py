@@ -159,7 +159,7 @@ def test_bad_rows_go_to_the_quarantine_and_bad_settings_are_refused():
     talks.loc[3, "talk"] = "hello"
     rows, rejected = split(talks, messages_column="talk")
     assert [r["reason"] for r in rejected] == [
-        "talk has no message of the assistant: nothing would be learnt",
+        "talk has no message of the assistant, so no token is a target",
         "talk has an empty message of the assistant",
         "talk is no list of messages with a role and a content",
     ]
@@ -192,8 +192,11 @@ def test_messages_are_written_and_masked_by_the_chat_template(tmp_path):
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (DROPS_STOP, "row 0: what the assistant writes ends without a special token"),
-        (NO_GENERATION, "does not say what the assistant writes"),
+        (
+            DROPS_STOP,
+            "row 0: by the tokenizer's chat template, the text of the assistant",
+        ),
+        (NO_GENERATION, "does not mark the text of the assistant"),
         (None, "needs a tokenizer with a chat template"),
     ],
 )

@@ -202,5 +202,5 @@ def test_keys_are_whole_words_and_the_commonest_stay(tmp_path, caplog):
 
 
 def test_one_key_is_nothing_to_predict(tmp_path):
-    with pytest.raises(TokenizerError, match="one key alone, 'E1'"):
+    with pytest.raises(TokenizerError, match="only one key, 'E1'"):
         saved(tmp_path, ["E1 E1", "E1"])

@@ -236,8 +236,8 @@ def test_a_label_that_train_never_has(word_pieces):
     with pytest.raises(TokensError) as error:
         recipe_of(word_pieces, rows, names=["x", "y"]).to_dataset()
     assert str(error.value) == (
-        "train_tokens: 1 rows have a label that train never has, the first 'z' in row "
-        "2: nothing could learn it. Give train such rows, or take these out"
+        "train_tokens: 1 rows have a label that train does not have, the first 'z' in "
+        "row 2. Add rows with this label to train, or remove these"
     )
 
 
@@ -272,8 +272,8 @@ def test_targets_of_rows_in_several_chunks(word_pieces):
     [
         (
             {"max_length": 65},
-            "^tokenize.max_length is 65, but the model takes rows of at most 64 tokens:"
-            " set tokenize.max_length to 64 or less",
+            "^tokenize.max_length is 65, but the model accepts at most 64 tokens per "
+            "row: set tokenize.max_length to 64 or less",
         ),
         ({"max_length": 2}, "no token of the text would be left"),
         ({"max_length": 16, "join_texts": True}, "join_texts is for language models"),
@@ -483,6 +483,6 @@ def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, tmp_path):
     texts = rows_of([text.upper() + " z" for text in texts_of(300, seed=1)] + ["zebra"])
     other = TokenizerRecipe(texts, MODEL, TOKENIZE)
     write_whole(tmp_path / "other", other.key, other.write)
-    with pytest.raises(ModelError, match="of another tokenizer than the model's"):
+    with pytest.raises(ModelError, match="with another tokenizer than the model's"):
         check_tokens(tokens, TokenizerFile(tmp_path / "other"))
     check_tokens(tokens.select([0, 1]), TokenizerFile(tmp_path / "other"))  # not known

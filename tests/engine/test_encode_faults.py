@@ -41,7 +41,7 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.strip() == (
         f"{tmp_path / 'tokens'} could not be written: the disk is full (or a limit on "
-        "file size was reached). Nothing was changed there. Free space, or keep the "
+        "file size was reached). The folder is unchanged. Free space, or keep the "
         "data elsewhere with --params=data_dir=/another/disk"
     )
 

@@ -148,7 +148,7 @@ def test_what_was_measured_comes_first_then_settings_by_name():
         ("train.batching", "packed", "fixed", None),
         ("train.token_budget", "65536", "32768", None),
     ]
-    shown = verdict.text.split("What differs")[1].splitlines()
+    shown = verdict.text.split("Differences")[1].splitlines()
     assert shown[1].strip() == (
         "padding_pct: 0.0 -> 70.0 (measured, 3.33 times slower: more of each batch is "
         "padding)"

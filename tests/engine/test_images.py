@@ -508,6 +508,25 @@ def test_rows_that_hold_files_train_as_rows_of_pixels_do(tmp_path):
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize(
+    ("mode", "pixels", "size", "channels", "warns"),
+    [
+        ("RGB", 40, 40, 1, True),
+        ("L", 40, 8, 1, True),
+        ("RGB", 40, 40, 3, False),
+        ("L", 8, 8, 1, False),
+        ("RGB", 500, 224, 3, False),
+    ],
+)
+def test_lost_colours_and_pixels_are_reported(
+    tmp_path, mode, pixels, size, channels, warns
+):
+    Image.new(mode, (pixels, pixels)).save(tmp_path / "a.png")
+    decode = decoding.Decoder(size, channels)
+    decode(tmp_path / "a.png")
+    assert bool(decode.lost_detail()) == warns
+
+
 def test_more_pixels_than_allowed_are_refused(monkeypatch, tmp_path):
     Image.new("RGB", (8, 9)).save(tmp_path / "large.png")
     monkeypatch.setattr(decoding, "MOST_PIXELS", 72)

@@ -92,7 +92,7 @@ def test_the_ranks_start_from_a_file_of_this_users_alone(tmp_path):
 
 def test_the_number_of_ranks_that_was_asked_for_is_asserted():
     check_world_size(2, 2)
-    with pytest.raises(SettingsError, match=r"started 1 ranks, .* asks for 2"):
+    with pytest.raises(SettingsError, match=r"started 1 ranks, .* expects 2"):
         check_world_size(1, 2)
 
 

@@ -151,7 +151,7 @@ def test_weights_go_by_name_or_by_place():
     [
         ({"aa": 1.0}, "no class is called 'aa'; did you mean a?"),
         ([1.0, 2.0], r"has 2 weights for 3 classes: one each, in the order \['a', "),
-        ("balanced", r"every class; 2 of 3 have none \('b', 'c'\): give a weight"),
+        ("balanced", r"every class; 2 of 3 have no row \('b', 'c'\): give one"),
     ],
 )
 def test_weights_of_other_classes_are_refused(weights, said):
@@ -160,7 +160,7 @@ def test_weights_of_other_classes_are_refused(weights, said):
 
 
 def test_balanced_weights_need_rows_of_one_class_each():
-    with pytest.raises(SettingsError, match="balanced needs one class a row; give a"):
+    with pytest.raises(SettingsError, match="balanced needs one class per row; give"):
         loss_options(TrainSettings(class_weights="balanced"), LABEL_NAMES, {})
 
 
@@ -175,7 +175,7 @@ def test_options_that_a_task_does_not_take_are_refused(task, option, valid):
     settings = parse_settings(
         {"model": {"task": task, "config": {"model_type": "bert"}}, "train": option}
     )
-    said = f"train.{next(iter(option))}: {task} does not take it \\(valid: {valid}\\)"
+    said = f"train.{next(iter(option))}: {task} does not use it \\(valid: {valid}\\)"
     with pytest.raises(SettingsError, match=said):
         check_options(settings)
 

@@ -356,7 +356,7 @@ BAD = {
         "odd_parts.more.negative": "cannot be called: missing a required argument",
         "odd_parts.more.nothing": "gives no optimizer with param_groups",
         "odd_parts.more.forgets": "has other parameters in its param_groups",
-        "torch.optim.LBFGS": "does not take the model's parameters in 2 groups",
+        "torch.optim.LBFGS": "does not accept the model's parameters in 2 groups",
     },
     "schedule": {
         "odd_parts.more.one_argument": "cannot be called: too many positional",
@@ -423,7 +423,7 @@ def test_figures_that_are_none_are_left_out(parts, tmp_path, caplog, name, said)
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        ({"optimizer_options": {"eps": 1}}, "adamw has parameters of its own"),
+        ({"optimizer_options": {"eps": 1}}, "for adamw set learning_rate"),
         ({"greater_is_better": True}, "is for a figure of compute_metrics"),
         (
             {"optimizer": "a.B", "optimizer_options": {"lr": 1}},

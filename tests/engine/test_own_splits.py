@@ -146,7 +146,7 @@ def test_bad_splits_are_refused_or_rejected_with_rows(tmp_path):
     with pytest.raises(RawTextsError, match=r"raw_test_texts has .*mean 'txt'"):
         split(in_memory(tmp_path, other))
     empty = {**FRAMES, "validation": FRAMES["validation"][:0]}
-    with pytest.raises(SplitError, match=r"raw_validation_texts is empty.*taken from"):
+    with pytest.raises(SplitError, match=r"raw_validation_texts is empty.*drawn from"):
         split(in_memory(tmp_path, empty))
     with pytest.raises(RawTextsError, match="entries of their own"):
         split(
@@ -161,7 +161,7 @@ def test_bad_splits_are_refused_or_rejected_with_rows(tmp_path):
     table.loc[5, "part"], table.loc[6, "part"] = "holdout", None
     rows, _, rejected = split(table, split_column="part", max_rejected_fraction=0.1)
     found = {r["row"]: (r["reason"], r["excerpt"]) for r in rejected}
-    reason = "part is none of train, validation (val, dev, eval) and test"
+    reason = "part must be train, validation (val, dev, eval) or test"
     assert found[5] == (reason, "holdout")
     assert found[6][0] == "part is missing"
     assert len(rows["train"]) == 58

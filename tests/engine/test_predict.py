@@ -340,7 +340,7 @@ def test_shards_of_json_lines_are_one_after_another(saved, tmp_path):
 
 def test_a_model_of_another_task_is_refused(saved):
     rows = pd.DataFrame({"text": texts(2)})
-    with pytest.raises(ModelError, match="holds a BertForMaskedLM; predict takes"):
+    with pytest.raises(ModelError, match="is a BertForMaskedLM; predict needs"):
         recipe(saved("bert", "masked-lm"), rows)
     model = load_pretrained(saved())
     model.config.problem_type = "multi_label_classification"

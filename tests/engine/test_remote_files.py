@@ -79,9 +79,9 @@ def test_a_fetch_that_fails_leaves_no_part_of_a_file(store, tmp_path, monkeypatc
 
 def test_nothing_there_and_a_missing_package_say_so(store, tmp_path):
     store.pipe_file("/bucket/readme.md", b"#")
-    with pytest.raises(DatasetError, match=r"holds no texts; it holds readme\.md"):
+    with pytest.raises(DatasetError, match=r"has no texts; found: readme\.md"):
         of("memory://bucket/", tmp_path).load()
-    with pytest.raises(DatasetError, match="holds no texts; it holds nothing"):
+    with pytest.raises(DatasetError, match="has no texts; found: nothing"):
         of("memory://else/a.csv", tmp_path).load()
     with pytest.raises(DatasetError, match=r"gs://b/a\.csv cannot be .* gcsfs"):
         of("gs://b/a.csv", tmp_path).load()
@@ -117,7 +117,7 @@ def test_no_message_shows_what_a_signed_address_carries(tmp_path):
     url = "http://me:pass@127.0.0.1:9/a.csv?sig=secret"
     with pytest.raises(DatasetError) as refused:
         of(url, tmp_path).load()
-    nothing = "http://127.0.0.1:9/a.csv holds no texts; it holds nothing: check"
+    nothing = "http://127.0.0.1:9/a.csv has no texts; found: nothing: check"
     assert nothing in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "pass" not in str(refused.value)

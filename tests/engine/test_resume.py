@@ -167,7 +167,7 @@ def test_no_sound_checkpoint_is_no_reason_to_start_anew(tmp_path):
     crashed(job, "step 6/12  loss")
     for folder in step_folders(job.work_folder):
         (folder / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"none of the . .*state\.json is miss"):
+    with pytest.raises(CheckpointError, match=r"each of the . .*state\.json is miss"):
         run_job(job)
 
 

@@ -131,7 +131,7 @@ def test_questions_about_what_is_not_there(tmp_path):
     with pytest.raises(SettingsError, match="no checkpoint and no model"):
         row_lines(job, step=1, row=None, replays=True, most=5)
     pairs = task_job(tmp_path, "embedding", {"model_type": "bert"})
-    with pytest.raises(SettingsError, match="has no loss of its own"):
+    with pytest.raises(SettingsError, match="has no separate loss"):
         row_lines(pairs, step=1, row=None, replays=True, most=5)
 
 

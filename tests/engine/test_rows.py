@@ -50,7 +50,7 @@ NUMBERS = replace(CLASSES, label_type=pa.float64())
 LISTS = replace(CLASSES, label_type=pa.list_(pa.string()))
 FLAGS = replace(LISTS, label=None, flags=("p", "q"))
 NAN = float("nan")
-NUL = "text holds a NUL byte (UTF-16 or binary data?)"
+NUL = "text contains a NUL byte (UTF-16 or binary data?)"
 UNFIT = "label is not a finite number, as model.task wants"
 REJECTED = [
     (

@@ -175,7 +175,7 @@ def test_new_samples_are_predicted_and_what_is_broken_keeps_its_place(
 def test_a_model_of_texts_is_refused(tmp_path):
     from tests.engine.families import built
 
-    with pytest.raises(ModelError, match="is a bert, which takes texts"):
+    with pytest.raises(ModelError, match="is a bert, which reads texts"):
         predict_samples(
             built("bert", "sequence-classification"),
             tmp_path,

@@ -79,7 +79,7 @@ def test_every_text_with_both_labels_is_no_wrong_column():
     with pytest.raises(SplitError) as error:
         split(pd.concat([frame, frame.assign(label="1")], ignore_index=True))
     assert str(error.value) == (
-        "every row has the label '0': there is nothing to tell apart (200 texts came "
+        "every row has the label '0', and a classifier needs two (200 texts came "
         "with other labels too). Add rows of another label, or check "
         "split.label_column and model.task"
     )
@@ -152,7 +152,7 @@ def test_many_reasons_are_cut_to_the_most_frequent():
 
 
 NUMBERS = ["0", "1,250.50", "-3", "+4", "12%", "2024-05-01", "10:30", "01-0000"]
-NUMBER = "each text in it is a number, as '0': is that the right column?"
+NUMBER = "each text in it is a number, such as '0': is that the right column?"
 
 
 def numbers_of(text="text", last="7"):

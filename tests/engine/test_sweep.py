@@ -100,9 +100,9 @@ def test_what_cannot_be_swept_is_refused_before_anything_runs(sweep, message):
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ({"grid": {}}, "nothing to try"),
+        ({"grid": {}}, "are empty: name"),
         ({"grid": {RATE: []}}, f"no values to try for {RATE}"),
-        ({"ranges": {RATE: {"low": 1, "high": 2}}}, "ranges are for sampler tpe"),
+        ({"ranges": {RATE: {"low": 1, "high": 2}}}, "ranges need sampler tpe"),
         (
             {"sampler": "tpe", "ranges": {RATE: {"low": 2, "high": 1}}},
             "low 2 is not below high 1",

@@ -297,7 +297,7 @@ def test_what_is_trained_while_the_storage_is_gone_is_kept_and_told_later(
         (folder / "hold").unlink()
 
     threading.Thread(target=lose_the_storage, daemon=True).start()
-    with pytest.raises(StorageError, match=r"(?s)is gone .* the same command goes on"):
+    with pytest.raises(StorageError, match=r"(?s)is gone .* the same command resumes"):
         run_sweep(asked, files)
     answers = [json.loads(file.read_text()) for file in folder.glob("*/answer.json")]
     assert [answer["status"] for answer in answers] == ["ok"] * count
@@ -424,13 +424,13 @@ def test_a_storage_that_cannot_be_is_told_with_what_can(place, remedy):
 @pytest.mark.parametrize(
     ("place", "remedy"),
     [
-        ("localhost:25999/sweeps", "name a file that ends in .db"),
-        ("ann@host/sweeps", "name a file that ends in .db"),
-        ("ann:secret@host:5432/sweeps", "name a file that ends in .db"),
-        ("ann:sec/ret@host", "name a file that ends in .db"),
-        ("postgresql:/ann:secret@host/sweeps", "name a file that ends in .db"),
-        ("postgres://ann:secret@host/x", "name a file that ends in .db"),
-        ("postgres+psycopg://ann:secret@host/x", "name a file that ends in .db"),
+        ("localhost:25999/sweeps", "must be a file that ends in .db"),
+        ("ann@host/sweeps", "must be a file that ends in .db"),
+        ("ann:secret@host:5432/sweeps", "must be a file that ends in .db"),
+        ("ann:sec/ret@host", "must be a file that ends in .db"),
+        ("postgresql:/ann:secret@host/sweeps", "must be a file that ends in .db"),
+        ("postgres://ann:secret@host/x", "must be a file that ends in .db"),
+        ("postgres+psycopg://ann:secret@host/x", "must be a file that ends in .db"),
     ],
 )
 def test_an_address_without_its_kind_is_no_file(place, remedy):

@@ -30,7 +30,7 @@ BAD = {
     "tests.engine.test_tasks.BAD": "does not derive from Task",
     "tests.engine.test_tasks.OldNames": "OldNames.head is head_kind now",
     "tests.engine.test_tasks.OldTexts": r"joins_texts is texts = Texts\(joined=",
-    "tests.engine.test_tasks.HalfATask": "has no loss; write what is missing",
+    "tests.engine.test_tasks.HalfATask": "has no loss; add it to the class",
 }
 
 

@@ -134,16 +134,21 @@ HEAD = b"text,label\na,x\n"
         ("a.csv.gz", gzip.compress(CSV.encode(), mtime=0)[:-9], {}, "cannot be read ("),
         ("a.csv", b"sep=;\n" + HEAD, {}, "begins with Excel's line 'sep=;'"),
         ("a.jsonl", b'{\n  "text": "a"\n}\n', {}, "row 0 is no JSON object"),
-        ("a.jsonl", b"{'text': 'a'}\n", {}, "give one object a line, with double"),
+        ("a.jsonl", b"{'text': 'a'}\n", {}, "give one object per line, with double"),
         ("a.jsonl", b'{"text": "a"},\n', {}, "row 0 is no JSON object ('Extra data"),
         ("a.jsonl", b"[" * 100_000, {}, "is one JSON array"),
-        ("a.json", b'[{"text": "a"}]', {}, "is one JSON array; give one object a line"),
+        (
+            "a.json",
+            b'[{"text": "a"}]',
+            {},
+            "is one JSON array; give one object per line",
+        ),
         ("a.csv", b"", {}, "is empty (0 bytes)"),
         ("a.jsonl", b"", {}, "is empty (0 bytes)"),
         ("a.parquet", b"", {}, "is empty (0 bytes)"),
         ("a.xlsx", b"PK", {}, "save its sheet as CSV"),
         ("a.dat", b"PK", {}, "what kind of file is this"),
-        ("a.dat", b"PK", {"kind": "xml"}, "format: 'xml' is none of csv, tsv, jsonl"),
+        ("a.dat", b"PK", {"kind": "xml"}, "format: 'xml' is unknown; valid: csv, tsv"),
         ("a.csv", HEAD + b"b \x93q\x94,y,z\n", {}, "is not utf-8 (byte 0x93)"),
     ],
 )
@@ -280,7 +285,7 @@ def test_an_empty_line_before_a_header_is_no_row(tmp_path):
         (
             b"text,label\na\x00b,x\n",
             CLASSES,
-            [(0, "text holds a NUL byte (UTF-16 or binary data?)", "a\\0b")],
+            [(0, "text contains a NUL byte (UTF-16 or binary data?)", "a\\0b")],
         ),
         (
             "text,label,who\na,x,1\nb,x,\n",
@@ -352,7 +357,7 @@ def test_fields_that_may_have_swallowed_rows_are_told(tmp_path, caplog, content,
     caplog.set_level("INFO")
     rows_of(TextFiles(write(tmp_path / "a.csv", content)))
     assert ("quote_char: null" in caplog.text) == bool(count)
-    assert (f"a.csv: {count} fields hold line breaks" in caplog.text) == bool(count)
+    assert (f"a.csv: {count} fields contain line breaks" in caplog.text) == bool(count)
 
 
 TEXTS_OF_FILES = st.text(
@@ -487,7 +492,7 @@ def test_one_corrupt_shard_is_named(tmp_path, cut):
     with pytest.raises(RawTextsError) as error:
         _ = TextFiles(tmp_path).column_names
     assert str(error.value).startswith(f"{path} cannot be read (")
-    assert "Write this shard again, or take it out of the folder" in str(error.value)
+    assert "Write this shard again, or remove it from the folder" in str(error.value)
 
 
 def test_damage_inside_a_shard_is_found_while_reading(tmp_path):

@@ -67,7 +67,7 @@ BAD = {
     "text is empty": ([], []),
     "text is missing": (None, ["O"]),
     "label is missing": (["a"], None),
-    "text has a word that is empty or holds white space": (["a b"], ["O"]),
+    "text has a word that is empty or contains white space": (["a b"], ["O"]),
     "label is no list of tags": (["a"], [1.5]),
 }
 

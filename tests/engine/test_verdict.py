@@ -33,10 +33,10 @@ def trial(**figures) -> TrialResult:
         (
             {"host_ms": 97.0},
             "launch",
-            "the host needs 97.0 ms to launch a step that takes 100.0 ms",
+            "the host needs 97.0 ms to launch a step of 100.0 ms",
         ),
         ({"gpu_util_pct": 60.0}, "launch", "the GPU is busy 60 % of the time"),
-        ({"reserved_memory_gib": 75.0}, "memory", "94 % of 80 GiB are taken"),
+        ({"reserved_memory_gib": 75.0}, "memory", "94 % of 80 GiB are used"),
         ({"status": "oom", "note": "full"}, "memory", "full"),
         ({"status": "error", "total_ms": None, "note": "no"}, "unknown", "no"),
         (

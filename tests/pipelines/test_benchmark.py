@@ -373,7 +373,9 @@ def test_a_grid_from_the_command_line(data):
     assert "Bound by: " in done.stdout
     gained = summary["tuned"]["gained"]
     assert recommended == "002" or not gained
-    advice = "Train with them: kedro run" if gained else "Nothing measured is faster"
+    advice = (
+        "Train with them: kedro run" if gained else "No measured settings are faster"
+    )
     assert advice in " ".join(done.stdout.split())
     tuned = yaml.safe_load((data / "tuned" / "parameters.yml").read_text())
     assert (
@@ -407,7 +409,7 @@ def test_a_sweep_ended_by_ctrl_c_says_what_it_keeps(data, tmp_path):
     log.touch()
     assert interrupted_sweep(parameters, log) == 128 + signal.SIGINT
     assert (
-        "Interrupted: 1 trial done; the same command goes on with the rest"
+        "Interrupted: 1 trial done; the same command continues with the rest"
     ) in " ".join(log.read_text().split())
     assert "Traceback" not in log.read_text()
 

@@ -157,7 +157,7 @@ def test_a_sweep_without_a_winner_says_so(tmp_path, empty_store):
     asked = f"data_dir={data},runtime.threads=1,sweep.trial_timeout_s=0.01,{GRID}"
     done = kedro("run", "--env=test", "--pipelines=sweep", f"--params={asked}")
     assert done.returncode == 1, done.stdout
-    assert "none of the 2 trials" in " ".join(done.stdout.split())
+    assert "no trial of the sweep (2)" in " ".join(done.stdout.split())
     assert not (data / "best").exists()
 
 

@@ -170,7 +170,7 @@ def test_an_edited_tokenizer_never_fits_old_tokens(tmp_path, caplog, edit, messa
 def test_bad_lengths_stop_before_anything_is_written(tmp_path):
     model = {**MODEL, "config": {"model_type": "bert", "max_position_embeddings": 16}}
     with pytest.raises(
-        ValueError, match="max_length is 24, but the model takes rows of at most 16"
+        ValueError, match="max_length is 24, but the model accepts at most 16"
     ):
         run(catalog_of(tmp_path, model=model))
     assert not (tmp_path / "train_tokens").exists()

@@ -24,10 +24,10 @@ from flatout.project.data.origin import data_fault
     help="Compare the predictions of this saved model instead, on 200 test rows.",
 )
 def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None:
-    """Compare one step of the configured training with the same in plain PyTorch.
+    """Compare one step of the configured training with the same step in plain PyTorch.
 
-    Both without dropout. Exit code 1 if they differ by more than rounding. Accepts the
-    options of the planned run; writes nothing.
+    Dropout is off in both. The exit code is 1 if they differ by more than rounding.
+    Accepts the options of the planned run; writes no files.
     """
     with plain_errors():
         context = context_of(env, params)
@@ -51,10 +51,10 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
 @click.option("--step", type=int, help="List the rows of this step, the first is 1.")
 @click.option("--row", type=int, help="List the steps that train this row.")
 @click.option(
-    "--spike", is_flag=True, help="List the rows behind the largest rise of the loss."
+    "--spike", is_flag=True, help="List the rows of the largest rise of the loss."
 )
 @click.option(
-    "--replay", is_flag=True, help="With the loss of each row, the largest first."
+    "--replay", is_flag=True, help="Add the loss of each row, sorted from the largest."
 )
 @click.option(
     "--most",

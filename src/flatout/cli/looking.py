@@ -1,4 +1,4 @@
-"""Commands that train nothing: `doctor`, `parameters`, `ui`, `sync`, `deadline`."""
+"""Commands without a training: `doctor`, `parameters`, `ui`, `sync`, `deadline`."""
 
 from __future__ import annotations
 

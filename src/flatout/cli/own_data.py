@@ -13,12 +13,12 @@ from flatout.cli.groups import flatout, plain_errors
 
 @flatout.command()
 @click.argument("file")
-@click.option("--task", help="Of docs/tasks.md. Default: guessed.")
+@click.option("--task", help="A task of docs/tasks.md. Default: guessed.")
 @click.option("--text-column", help="Default: guessed.")
 @click.option("--label-column", help="Default: guessed.")
 @click.option("--checkpoint", help="Name on the Hub, or folder. Default: from scratch.")
-@click.option("--yes", is_flag=True, help="Ask nothing.")
-@click.option("--force", is_flag=True, help="Replace what is in conf/local.")
+@click.option("--yes", is_flag=True, help="Do not ask questions.")
+@click.option("--force", is_flag=True, help="Replace existing files in conf/local.")
 @click.option("--conf", default="conf", type=click.Path(path_type=Path), hidden=True)
 def init(file: str, yes: bool, conf: Path, **known: Any) -> None:
     """Write conf/local for the data in FILE: its columns, task, lengths, batch size.
@@ -48,11 +48,12 @@ def first_settings(
 
     if not force and asks:
         settings.check_absent(folder)
-    found, entry = settings.look_at(file, text_column, label_column)
+    columns = file, text_column, label_column
+    found, entry = settings.inspect_file(*columns, task)
     click.echo(f"{file}: {found.why}; task {found.task}.")
     if task is None and asks:
         task = click.prompt("Task (docs/tasks.md)", default=found.task)
-    found = settings.with_task(found, task)
+        found, entry = settings.inspect_file(*columns, task)
     texts = settings.settings_texts(found, entry, checkpoint)
     if not force:
         settings.check_absent(folder, texts)

@@ -67,7 +67,7 @@ class TunedParameters(PathDataset):
 
     def save(self, data: str) -> None:
         if not data:
-            logger.info("%s: nothing recommended, left as it is", self._path)
+            logger.info("%s: no recommendation, the file is unchanged", self._path)
             return
         if self._environment:  # the group `environment` is in is the last one
             data += f"  environment: {self._environment}\n"

@@ -108,7 +108,7 @@ def _installed(labels: int) -> dict[str, str]:
     if len(found) < labels:
         raise DatasetError(
             f"corpus.labels is {labels}, and {len(found)} of the packages whose "
-            f"docstrings are used are installed ({', '.join(found)}): ask for fewer"
+            f"docstrings are used are installed ({', '.join(found)}): set fewer"
         )
     return found
 

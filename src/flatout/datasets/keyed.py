@@ -111,7 +111,7 @@ class KeyedArrowDataset(_KeyedFolder):
 
     def _missing(self) -> str:
         return (
-            f"{self._path} holds no finished data: run the pipelines that make it "
+            f"{self._path} has no finished data: run the pipelines that make it "
             "(kedro run --pipelines=split,tokenize; of images --env=images "
             "--pipelines=images, of arrays --env=arrays --pipelines=arrays)"
         )
@@ -151,7 +151,7 @@ class TokenizerFolder(_KeyedFolder):
 
     def _missing(self) -> str:
         return (
-            f"{self._path} holds no tokenizer.json: run the pipeline that makes it "
+            f"{self._path} has no tokenizer.json: run the pipeline that makes it "
             "(kedro run --pipelines=tokenize; for a model's folder, train), or let the "
             "entry of the catalog name the folder of one"
         )

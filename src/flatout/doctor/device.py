@@ -63,12 +63,13 @@ def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
         return Finding("device", "fail", f"{text}{torch.cuda}", fix)
     if driver and driver.gpus and not torch.gpus:
         text = (
-            f"{driver.gpus[0].name} is there, and PyTorch {torch.version} cannot use it"
+            f"{driver.gpus[0].name} exists, but PyTorch {torch.version} cannot use it"
         )
-        fix = "look at CUDA_VISIBLE_DEVICES, and at what nvidia-smi says"
+        fix = "check CUDA_VISIBLE_DEVICES and the output of nvidia-smi"
         if torch.cuda is None:
             fix = (
-                "install PyTorch for CUDA (pytorch.org/get-started), this one has none"
+                "install PyTorch with CUDA (pytorch.org/get-started); the installed "
+                "build is for CPUs"
             )
         return Finding("device", "fail", text, fix)
     return _precision(_named(driver, torch), torch, settings.runtime.precision)

@@ -40,11 +40,9 @@ def guarded(
         text = " ".join(str(error).split()) or "no message"
         own = type(error).__module__.startswith("flatout.")
         if own or isinstance(error, known):
-            return [Finding(name, "fail", text, "it says what to change")]
+            return [Finding(name, "fail", text, "see the message")]
         finding = f"could not be checked ({type(error).__name__}: {text[:300]})"
-        fix = (
-            "nothing is known to be wrong" if unknown == "warn" else "solve that first"
-        )
+        fix = "no fault is known" if unknown == "warn" else "solve that first"
         return [Finding(name, unknown, finding, fix)]
 
 

@@ -76,7 +76,7 @@ def _fits(task: str, architecture: str) -> bool:
 
 def _absent(name: str) -> Finding:
     if Path(name).is_dir():
-        text = f"{name} holds no config.json"
+        text = f"{name} has no config.json"
         fix = f"set {PARAMETER} to a folder that save_pretrained wrote"
         return Finding("model", "fail", text, fix)
     text = f"{name} is not on this machine: the run fetches it from the Hub"

@@ -1,1 +1,1 @@
-"""The training engine: knows nothing of Kedro, MLflow or YAML."""
+"""The training engine; it does not import Kedro, MLflow or YAML."""

@@ -44,7 +44,7 @@ def check_data_dir(data_dir: str | None) -> None:
 
 
 def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
-    """Raises CommandError for unknown pipelines; flatout itself imports none."""
+    """Raise CommandError for unknown pipelines, without importing flatout's."""
     folders = resources.files("flatout.pipelines").iterdir()
     known = {folder.name for folder in folders if (folder / "__init__.py").is_file()}
     if project.PACKAGE_NAME not in (None, "flatout"):

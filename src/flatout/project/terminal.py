@@ -31,11 +31,14 @@ SILENCED = (
     "nodes that have not run.\nYou can resume the pipeline run",
     # The command ends with the error itself.
     "failed with error: ",
+    # Entries of Kedro's own types are wrapped to accept the results of nodes.
+    "Replacing dataset '",
     # Kedro-Viz prints this in every run of some pipelines.
     "Workflow tracking is disabled",
 )
 LOGGERS = (
     "py.warnings",
+    "kedro.io.data_catalog",
     "kedro.pipeline.node",
     "kedro.runner.sequential_runner",
     "kedro.runner.thread_runner",

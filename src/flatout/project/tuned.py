@@ -58,23 +58,23 @@ SLOWER = 0.9
 
 
 def kept(
-    came: float, tuned: Mapping[str, Any], trained_s: float = math.inf
+    rate: float, tuned: Mapping[str, Any], trained_s: float = math.inf
 ) -> tuple[bool, str] | None:
     """Return whether a training reached the rate that conf/tuned has of its trials, and
-    a text; None if there is no rate. `came`: samples/s of the training; `tuned`: as the
+    a text; None if there is no rate. `rate`: samples/s of the training; `tuned`: as the
     benchmark writes it; `trained_s`: seconds of the training."""
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
-    side = "inside" if low <= came <= high else "below" if came < low else "above"
+    side = "inside" if low <= rate <= high else "below" if rate < low else "above"
     text = (
         f"tuned settings: their trials gave {low:,.1f} to {high:,.1f} samples/s, "
-        f"{came:,.1f} came: {side}"
+        f"this training {rate:,.1f}: {side}"
     )
-    if came >= SLOWER * low:
+    if rate >= SLOWER * low:
         return True, text
     if trained_s < LEAST_TRAINED_S:
-        return True, f"{text}, but {trained_s:.1f} s of training tell little"
+        return True, f"{text}, but {trained_s:.1f} s of training are too short"
     return False, (
         f"{text}. The machine has other work now, or was changed: kedro run "
         "--pipelines=benchmark measures again"

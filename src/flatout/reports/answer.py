@@ -25,19 +25,17 @@ def _recommendation(summary: Summary) -> str:
     bound = f"Bound by: {verdict['bound']}. " if verdict else ""
     if failed:
         why = f": {failed['note'].rstrip('.')}" if failed["status"] == "error" else ""
-        return (
-            f"Nothing to recommend: trial {failed['trial_id']} {failed['status']}{why}."
-        )
+        return f"No recommendation: trial {failed['trial_id']} {failed['status']}{why}."
     if not tuned:
         return (
-            f"{bound}Nothing is recommended: no settings leave "
+            f"{bound}No recommendation: no settings leave "
             "benchmark.memory_headroom free."
         )
     source = tuned["provenance"]
     rate, before = source["samples_per_s"], source["samples_per_s_before"]
     if not tuned["gained"]:
         return (
-            f"{bound}Nothing measured is faster than the configured settings, "
+            f"{bound}No measured settings are faster than the configured ones, "
             f"{number_text(before)} samples/s{interval_text(source)}."
         )
     instead = (
@@ -55,7 +53,7 @@ def _batch(summary: Summary) -> str:
         return ""
     to = summary["tuned"]["parameters"]["train"]["global_batch_size"]
     return (
-        f", with global batch {to} in place of {summary['global_batch_size']}, which "
+        f", with global batch {to} instead of {summary['global_batch_size']}, which "
         "changes the optimisation"
     )
 

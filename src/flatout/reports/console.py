@@ -57,7 +57,7 @@ def search_watched(settings: Settings, files: JobFiles) -> Search:
         return search(settings, files, shown.add)
     except KeyboardInterrupt as error:
         logger.warning(
-            "Interrupted: %s done; the same command goes on with the rest",
+            "Interrupted: %s done; the same command continues with the rest",
             counted(len(shown.trials), "trial"),
         )
         raise Interrupted(signal.SIGINT) from error

@@ -64,8 +64,8 @@ def newest_run(path: Path) -> Run:
                 run.times_s.append((step, time_s + DAY_S * midnights))
     if not run.number:
         raise SettingsError(
-            f"{path}: no line with a step, as `step 100/1000`, `[100/1000]` or a bar "
-            "of tqdm; give the log of a training"
+            f"{path}: no line with a step, such as `step 100/1000`, `[100/1000]` or a "
+            "bar of tqdm; give the log of a training"
         )
     return run
 

@@ -94,7 +94,7 @@ def _recommendation(summary: Summary) -> str:
         chosen = table(rows, with_values(PICKS, rows))
         return section("Recommended", chosen, _hours(summary))
     failed = summary["failed"]
-    return section("Nothing to recommend", failure_text(failed)) if failed else ""
+    return section("No recommendation", failure_text(failed)) if failed else ""
 
 
 def _hours(summary: Summary) -> str:

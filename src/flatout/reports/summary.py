@@ -26,15 +26,17 @@ def summary_lines(
     places: Mapping[str, str],
     env: str | None,
     metric: str | None = None,
+    data_dir: str | None = None,
 ) -> list[str]:
     """Return lines. `trained`: train_report; `judged`: evaluation_report; `places`:
-    paths of the model and of the report of its training; `metric`: `train.metric`."""
+    paths of the model and of the report of its training; `metric`: `train.metric`;
+    `env`, `data_dir`: options of the run, which the next commands need too."""
     rows = [*_of_training(trained, metric), *_of_evaluation(judged, metric)]
     if trained:
         if not judged:
             rows.append(("test", _figures(trained, "test_", metric)))
         rows += places.items()
-        rows += _next(trained, env)
+        rows += _next(trained, env, data_dir)
     return [f"{name:<12}{text}" for name, text in rows if text]
 
 
@@ -70,14 +72,18 @@ def _of_evaluation(
             yield "", f"never predicted: {names}{more}"
 
 
-def _next(trained: Report, env: str | None) -> Iterator[tuple[str, str]]:
-    option = f" --env={env}" if env else ""
+def _next(
+    trained: Report, env: str | None, data_dir: str | None
+) -> Iterator[tuple[str, str]]:
+    run = f" --env={env}" if env else ""
+    run += f" --params=data_dir={data_dir}" if data_dir else ""
+    others = f" --data-dir={data_dir}" if data_dir else ""
     known = list(NEXT.items())
     if any("perplexity" in name for name in trained):  # predict refuses such models
         known = known[1:]
-    for number, (command, what) in enumerate(known):
-        asked = f"{command}{option}" if command.startswith("kedro run") else command
-        yield "" if number else "next", f"{asked:<{33 + len(option)}}{what}"
+    for number, (command, purpose) in enumerate(known):
+        full = command + (run if command.startswith("kedro run") else others)
+        yield "" if number else "next", f"{full:<{33 + len(run)}}{purpose}"
 
 
 def _figures(report: Report, prefix: str, metric: str | None) -> str:

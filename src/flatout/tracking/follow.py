@@ -102,7 +102,7 @@ class Follower:
         logger.debug("not delivered", exc_info=True)
         if self._failures == 1:
             logger.warning(
-                "MLflow at %s takes nothing at the moment (%s). Training goes on; "
+                "MLflow at %s does not respond (%s). Training continues; "
                 "every point is kept.",
                 without_password(self.sender.uri),
                 cause(error),

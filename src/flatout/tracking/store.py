@@ -99,9 +99,9 @@ def cause(error: BaseException) -> str:
     if any(said in str(error) for said in UNWRITABLE):
         return f"this user cannot write it; another place: {ELSEWHERE}"
     if "error code 401" in text:
-        return f"it asks for a login (401): {LOGIN}"
+        return f"it requires a login (401): {LOGIN}"
     if "error code 403" in text:
-        return f"this login may do nothing there (403): {LOGIN}"
+        return f"this login has no permission (403): {LOGIN}"
     return text
 
 

@@ -77,12 +77,12 @@ class GpuWatch:
             slowed_pct = 100 * gpu.slowed / max(gpu.samples, 1)
             if slowed_pct >= SLOWED_LIMIT_PCT:
                 found[f"slowed {name}"] = (
-                    f"heat or power held GPU {name}'s clock down {slowed_pct:.0f} % of "
+                    f"heat or power lowered GPU {name}'s clock {slowed_pct:.0f} % of "
                     "the time: look at its cooling"
                 )
             if gpu.others_gib >= OTHERS_LIMIT_GIB:
                 found[f"others {name}"] = (
-                    f"other programs held up to {gpu.others_gib:.0f} GiB of GPU "
+                    f"other programs used up to {gpu.others_gib:.0f} GiB of GPU "
                     f"{name}: end them, or choose another by CUDA_VISIBLE_DEVICES"
                 )
         new = [text for key, text in found.items() if key not in self._reported]

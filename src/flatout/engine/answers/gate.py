@@ -163,8 +163,8 @@ def check_comparable(now: Measured, before: Measured) -> None:
 
 
 def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
-    """Return a sentence on the rate, and what is worse than the baseline beyond its
-    noise, with what differs."""
+    """Return a sentence on the rate, and the figures that are worse than the baseline
+    by more than its noise, with the settings that differ."""
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     limit, faults = 1 - max(LEAST_RATE, noise), []
@@ -185,5 +185,5 @@ def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
     if faults:
         runs = [TrackedRun("", "", one.params, one.tags) for one in (before, now)]
         found = "; ".join(map(str, differences(*runs)))
-        faults.append(f"what differs: {found or 'no setting or package'}")
+        faults.append(f"differences: {found or 'no setting or package'}")
     return sentence, faults

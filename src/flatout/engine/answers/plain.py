@@ -1,8 +1,8 @@
-"""Losses of rows as one writes them by hand: transformers' model and PyTorch's losses.
+"""Losses of rows computed with transformers' model and PyTorch's loss functions.
 
 Rows of the same length share a forward pass, without padding and without masks.
 Tasks and models without a counterpart in transformers run their own module, in the same
-way; `Plain.described` names what is compared with.
+way; `Plain.described` names the reference.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def replay(
     a task whose rows have no separate loss, and without saved weights."""
     if job.task.whole_batch:
         raise SettingsError(
-            f"--replay: a row of {job.settings.model.task} has no loss of its own, it "
-            "is compared with the others of its batch; leave --replay out"
+            f"--replay: a row of {job.settings.model.task} has no separate loss, "
+            "because it is compared with the others of its batch; leave --replay out"
         )
     saved = _saved(job.work_folder)
     if not saved:

@@ -68,8 +68,8 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
 
 
 def differences(job: TrainJob) -> list[str]:
-    """Return what decides the rows of a step and was different in the last run that
-    left a record in the job's folder; empty if nothing was."""
+    """Return the settings that determine the rows of a step and had other values in the
+    last run recorded in the job's folder."""
     now, before = result_identity(job), _last_identity(job.work_folder)
     names = [name for name in DECIDE if name in before]
     return differing({n: before[n] for n in names}, {n: now.get(n, []) for n in names})

@@ -19,12 +19,12 @@ ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-
 LEAST = 1e-4
 """Tolerance of gradients in fp32: sums in another order; of a loss a tenth of it."""
 TIMES = 4
-"""Tolerated error, in units of roundoff and of the error of rounding alone."""
+"""Tolerated error, in units of roundoff and of the rounding error."""
 SMALL = 1e-3
 """Share of the gradient's norm below which a module's own norm does not count."""
 SHOWN = 5
 UNSURE = 0.5
-"""Tolerance of a gradient from which on it is not judged."""
+"""Tolerance above which a gradient cannot show a fault."""
 
 
 @dataclass(frozen=True)

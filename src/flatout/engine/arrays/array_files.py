@@ -133,7 +133,7 @@ class ArrayFiles:
     def _check_label(self, file: Path, names: Any) -> None:
         if self._read_label and self.label not in names:
             raise ArraysError(
-                f"{file}: nothing is called {self.label!r} (split.label_column); it "
+                f"{file}: no array is called {self.label!r} (split.label_column); it "
                 f"has {sorted(names)}{'' if names else ' outside of groups'}"
             )
 

@@ -94,8 +94,10 @@ class ImageFiles:
             given = labels if self.is_labelled else None
             kept = files if self.keeps_files else None
             yield Window("", start, pixels, given, faults, names, kept)
+        if lost := self.decoder.lost_detail():
+            logger.warning("images: %s", lost)
         for name, ms in self.decoder.slow_transforms_ms.items():
-            logger.warning("images: %s takes %.1f ms an image", name, ms)
+            logger.warning("images: %s needs %.1f ms per image", name, ms)
 
     @property
     def _root(self) -> Path:
@@ -166,9 +168,9 @@ def _check_classes(path: Path, names: set[str]) -> None:
     """Raise ArraysError if the folders are splits instead of classes."""
     if len(names) > 1 and {name.casefold() for name in names} <= SPLIT_NAMES:
         raise ArraysError(
-            f"{path} has the folders {sorted(names)}, which are splits, and none for "
-            "each class: put the images of a class into one folder (splits are made by "
-            "split.fractions), or name a folder with classes"
+            f"{path} has the folders {sorted(names)}, which are splits, not classes: "
+            "put the images of a class into one folder (split.fractions makes the "
+            "splits), or name a folder with one folder per class"
         )
 
 

@@ -53,5 +53,5 @@ def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> No
             if step < total_steps and counts[steps == step] == len(batches.rows(step)):
                 raise SettingsError(
                     f"train.skip_rows leaves no row in step {step + 1}: skip fewer, or "
-                    "take them out of the raw data and run kedro run again"
+                    "remove them from the raw data and repeat kedro run"
                 )

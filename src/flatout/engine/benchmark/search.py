@@ -90,7 +90,7 @@ def search(
         found.complete = False
         logger.warning(
             "benchmark.max_minutes=%g is over: %d trials are done; the same command "
-            "goes on with the rest",
+            "continues with the rest",
             options.max_minutes,
             len(bench.results),
         )

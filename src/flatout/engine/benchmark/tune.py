@@ -60,7 +60,7 @@ def tune(bench: Bench) -> Tuned | None:
             options = {"again": len(bench.results)}
             bench.run("again", tuned.changes, label="once more", options=options)
     if bench.processes > 1:
-        bench.run("end_to_end", changes, world_size=1, label="one device alone")
+        bench.run("end_to_end", changes, world_size=1, label="one device")
     return tuned
 
 

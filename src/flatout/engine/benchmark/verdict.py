@@ -101,7 +101,7 @@ def _launch(trial: TrialResult) -> Verdict | None:
     host = trial.host_ms is not None and trial.total_ms
     if host and (trial.host_ms or 0.0) >= LAUNCH_SHARE * (trial.total_ms or 0.0):
         because = (
-            f"the host needs {trial.host_ms:.1f} ms to launch a step that takes "
+            f"the host needs {trial.host_ms:.1f} ms to launch a step of "
             f"{trial.total_ms:.1f} ms"
         )
     elif trial.gpu_util_pct is not None and trial.gpu_util_pct < GPU_UTIL_LIMIT_PCT:
@@ -120,12 +120,12 @@ def _memory(trial: TrialResult, memory_gib: float | None) -> Verdict | None:
     if trial.status == "oom":
         because = trial.note or "out of memory"
     elif used is not None and used > MEMORY_FULL_PCT:
-        because = f"{used:.0f} % of {memory_gib:.0f} GiB are taken"
+        because = f"{used:.0f} % of {memory_gib:.0f} GiB are used"
     else:
         return None
     advice = "a smaller train.token_budget (the global batch stays)"
     if not trial.gradient_checkpointing:
-        advice += "; where one row is too much, train.gradient_checkpointing: true"
+        advice += "; if one row is too large, train.gradient_checkpointing: true"
     return Verdict("memory", because, advice)
 
 
@@ -148,7 +148,7 @@ def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict:
     if (trial.padding_pct or 0.0) > 10.0 and not packing_lost:
         advice = "train.batching: packed (or grouped): padding is computed too"
     elif trial.precision == "fp32":
-        advice = "runtime.precision: bf16 where the device is fast at it, more devices"
+        advice = "runtime.precision: bf16 if the device is fast at it, or more devices"
     else:
         advice = "more devices, or a smaller model"
     return Verdict("compute", ", ".join(parts), advice)

@@ -72,7 +72,7 @@ class Resume:
             logger.warning("checkpoint skipped: %s", fault)
         if existing and found is None:
             raise CheckpointError(
-                f"none of the {len(existing)} checkpoints in {self.folder} is sound: "
+                f"each of the {len(existing)} checkpoints in {self.folder} is damaged: "
                 f"{'; '.join(faults)}. To start from the beginning, set train.resume: "
                 "never"
             )
@@ -102,27 +102,27 @@ class Resume:
 
 
 def check_identity(
-    folder: Path, found: Manifest, identity: dict[str, Any], *, tells: bool = True
+    folder: Path, found: Manifest, identity: dict[str, Any], *, log: bool = True
 ) -> None:
-    """Raises CheckpointError if `folder` has a checkpoint of another training; `tells`:
-    log what may differ."""
+    """Raise CheckpointError if `folder` has a checkpoint of another training. Log
+    permitted differences if `log`."""
     if differences := identity_faults(found.identity, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
             f"{'; '.join(differences)}. {remedy(found.identity, identity)}, or set "
             "train.resume: never to start from the beginning"
         )
-    raised = _raised(found.identity, identity) if tells else {}
+    raised = _raised(found.identity, identity) if log else {}
     for line in differing({n: found.identity[n] for n in raised}, raised):
         logger.warning(
-            "%s: training goes on, with the learning rate of the new number of steps",
+            "%s: training continues, with learning rates for the new number of steps",
             line,
         )
 
 
 def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str]:
     """Return the differences to the training that was `found`; a larger number of steps
-    is none. Settings that its version did not have count as today's default."""
+    does not count. Settings that its version did not have count as today's default."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
     # Earlier versions kept no digest of a custom task's code.

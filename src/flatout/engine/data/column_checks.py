@@ -92,7 +92,7 @@ def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     values = array.buffers()[2]
     if values is not None and 0 in np.frombuffer(values, np.uint8):
         zero = mask_of(pc.match_substring(array, "\x00").fill_null(False))
-        checks.append((zero, f"{name} holds a NUL byte (UTF-16 or binary data?)"))
+        checks.append((zero, f"{name} contains a NUL byte (UTF-16 or binary data?)"))
     return array, checks
 
 

@@ -48,8 +48,8 @@ def _numbers(facts: RowFacts, given: Sequence[int], raw: str) -> npt.NDArray[np.
     if len(facts.source_names) > 1:
         raise SettingsError(
             f"split.drop_rows: {raw} has several files, so that numbers do not name "
-            "rows: name the suspect_rows.parquet of an audit of texts, or take the "
-            "rows out of the files"
+            "rows: name the suspect_rows.parquet of an audit of texts, or remove the "
+            "rows from the files"
         )
     numbers = np.array(given, np.int64)
     if len(outside := numbers[numbers >= facts.num_raw]):

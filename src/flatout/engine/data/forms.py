@@ -74,7 +74,7 @@ def _words(name: str, value: Any) -> list[str] | str:
     if not found:
         return f"{name} is empty"
     if any(not word or re.search(r"\s", word) for word in found):
-        return f"{name} has a word that is empty or holds white space"
+        return f"{name} has a word that is empty or contains white space"
     return found
 
 
@@ -116,7 +116,7 @@ def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
         return f"{name} is no list of messages with a role and a content"
     answers = [m["content"] for m in messages if m["role"] == ASSISTANT]
     if not answers:
-        return f"{name} has no message of the assistant: nothing would be learnt"
+        return f"{name} has no message of the assistant, so no token is a target"
     if not all(answer.strip() for answer in answers):
         return f"{name} has an empty message of the assistant"
     return [{"role": m["role"], "content": m["content"]} for m in messages]

@@ -60,9 +60,9 @@ def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
     if len(named) == len(splits) and "train" in named:
         return {key: named[key] for key in SPLITS if key in named}
     raise RawTextsError(
-        f"{name} holds the splits {', '.join(splits)}: train must be one of them, and "
+        f"{name} has the splits {', '.join(splits)}: train must be one of them, and "
         "validation and test the others, each once. Name one split in the catalog, "
-        f"join them (split: {'+'.join(splits)}; under load_args where the entry is a "
+        f"join them (split: {'+'.join(splits)}; under load_args if the entry is a "
         "huggingface one), or give each an entry: raw_train_texts, "
         "raw_validation_texts, raw_test_texts"
     )
@@ -75,5 +75,5 @@ def read_splits(batch: RawBatch, name: str) -> tuple[npt.NDArray[np.int8], list[
     names = [None if value is None else str(value) for value in array.to_pylist()]
     codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]
     found = np.array(codes, np.int8)
-    reason = f"{name} is none of train, validation (val, dev, eval) and test"
+    reason = f"{name} must be train, validation (val, dev, eval) or test"
     return found, [(missing, f"{name} is missing"), (found < 0, reason)]

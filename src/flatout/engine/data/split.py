@@ -146,12 +146,12 @@ class SplitPlan(ABC):
             self._check_labels()
         empty = [name for name in SPLITS if report["rows_out"][name] == 0]
         if empty and self.facts.are_given:
-            reports = "split_report says"
+            reports = "split_report"
             if report["rejected"]:
-                reports = f"{self.quarantine} and split_report say"
+                reports = f"{self.quarantine} and split_report"
             raise SplitError(
-                f"no usable row is left in {' and '.join(empty)}: {reports} why. Give "
-                "it rows, or none at all: then they are taken from train"
+                f"no usable row is left in {' and '.join(empty)}; {reports} list the "
+                "reasons. Add rows, or remove this split: it is then drawn from train"
             )
         if empty:
             raise SplitError(
@@ -174,10 +174,7 @@ class SplitPlan(ABC):
         sets = [facts.label_sets[code] for code in used.tolist()]
         names = {name for one in sets for name in one}
         if not names:
-            raise SplitError(
-                "no row of train has a label: there is nothing to learn. Check "
-                "split.label_column"
-            )
+            raise SplitError("no row of train has a label. Check split.label_column")
         if len(names) == 1 and self.has_classes:
             several = self.report.get("texts_with_several_labels", 0)
             left = f" ({several:,} texts came with other labels too)" if several else ""
@@ -189,8 +186,8 @@ class SplitPlan(ABC):
 def one_label_text(name: str, left: str = "") -> str:
     """Error text for a training set with only one label."""
     return (
-        f"every row has the label {name!r}: there is nothing to tell apart{left}. Add "
-        "rows of another label, or check split.label_column and model.task"
+        f"every row has the label {name!r}, and a classifier needs two{left}. Add rows "
+        "of another label, or check split.label_column and model.task"
     )
 
 

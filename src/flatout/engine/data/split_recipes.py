@@ -84,7 +84,9 @@ class TextSplit(SplitPlan):
                 only_numbers = all_numbers(texts)
                 number = texts[0].as_py() if only_numbers else None
         if number is not None:
-            text = "split.text_column is %r, and each text in it is a number, as %r"
+            text = (
+                "split.text_column is %r, and each text in it is a number, such as %r"
+            )
             logger.warning(
                 f"{text}: is that the right column?", self.columns.text, number
             )
@@ -94,9 +96,9 @@ class TextSplit(SplitPlan):
         for name in self.raw.parts if isinstance(self.raw, SplitTexts) else ():
             if collected.num_raw and SPLITS.index(name) not in collected.given:
                 raise SplitError(
-                    f"{entry_of(name)} is empty: it has columns but no rows. Give it "
-                    "rows, or take it out of the catalog: its rows are then taken from "
-                    "train"
+                    f"{entry_of(name)} is empty: it has columns but no rows. Add rows, "
+                    "or remove the entry from the catalog: the split is then drawn "
+                    "from train"
                 )
 
     @cached_property

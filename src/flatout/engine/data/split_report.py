@@ -68,8 +68,8 @@ def leak_warnings(report: Mapping[str, Any]) -> Iterator[str]:
         more = "; ..." if len(found) > SHOWN_TEXTS else ""
         yield (
             f"texts that were given in more than one split: {shown}{more}; "
-            "split_report has them under leaks. split.on_leak: drop takes them out of "
-            "train"
+            "split_report lists them under leaks. split.on_leak: drop removes them "
+            "from train"
         )
 
 
@@ -106,7 +106,7 @@ def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
 def no_row_text(report: Mapping[str, Any], rejected: Any) -> str:
     """Error text for data without a usable row."""
     lines = _reason_lines(report, rejected, LOGGED_REASONS)
-    why = "; ".join(lines) or "there is none at all"
+    why = "; ".join(lines) or "the data has no rows"
     return f"there is no row that can be used: {why}"
 
 

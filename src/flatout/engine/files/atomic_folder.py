@@ -116,6 +116,6 @@ def storage_error(folder: Path, error: OSError) -> StorageError:
     else:
         cause = str(error)
     return StorageError(
-        f"{folder} could not be written: {cause}. Nothing was changed there. Free "
+        f"{folder} could not be written: {cause}. The folder is unchanged. Free "
         "space, or keep the data elsewhere with --params=data_dir=/another/disk"
     )

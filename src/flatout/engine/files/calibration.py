@@ -17,7 +17,7 @@ LEAST_ROWS = 100
 
 @dataclass(frozen=True)
 class Calibration:
-    """Values that were fitted on validation rows; the defaults change nothing."""
+    """Values fitted on validation rows; the defaults leave predictions unchanged."""
 
     temperature: float = 1.0
     """Logits are divided by it before they become probabilities."""
@@ -37,7 +37,7 @@ class Calibration:
 
     @staticmethod
     def check_rows(count: int, settings: Settings) -> None:
-        """Raise SettingsError if settings ask for a fit on too few validation rows."""
+        """Raise SettingsError if a wanted fit has too few validation rows."""
         calibrates = settings.evaluate.calibrate
         picks = settings.model.label_threshold == "auto"
         if count >= LEAST_ROWS or not (calibrates or picks):

@@ -184,11 +184,11 @@ def _cause_outside_settings(
 def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
     if not found:
         return (
-            ". No recorded setting differs: look at what else runs on the machine "
-            "(top, nvidia-smi) and at the disk"
+            ". No recorded setting differs: check the other programs on the machine "
+            "(top, nvidia-smi) and the disk"
         )
     shown = "".join(f"\n  {one}" for one in found[: settings.max_differences])
     return (
-        f". What differs (all {len(found)} are in guard.json):{shown}\nSet the "
+        f". Differences (all {len(found)} are in guard.json):{shown}\nSet the "
         "parameters back; or, if this is intended, set guard.baseline to the run's id"
     )

@@ -212,7 +212,7 @@ def _train_with_launcher(job: TrainJob) -> TrainResult:
     if wanted not in ("auto", ranks.local_world_size):
         raise SettingsError(
             f"the launcher started {ranks.local_world_size} ranks on this machine, "
-            f"train.distributed.num_processes asks for {wanted}: leave it at auto"
+            f"train.distributed.num_processes is {wanted}: leave it at auto"
         )
     runtime = set_up(job.settings.runtime)
     if ranks.world_size == 1:

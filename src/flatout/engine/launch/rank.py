@@ -102,7 +102,7 @@ def _run(work: Work, spec: dict[str, Any], settings: Settings, folder: Path) -> 
 def check_world_size(found: int, wanted: int) -> None:
     if found != wanted:
         raise SettingsError(
-            f"the launcher started {found} ranks, train.distributed asks for {wanted}"
+            f"the launcher started {found} ranks, train.distributed expects {wanted}"
         )
 
 

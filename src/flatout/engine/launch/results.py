@@ -85,7 +85,7 @@ def load_finished_result(job: TrainJob) -> TrainResult | None:
         return None
     logger.info(
         "this training is finished already: its model and report are kept (validation "
-        "loss %.4f, test loss %.4f). All that decides what is trained is the same; "
+        "loss %.4f, test loss %.4f). Data and settings are the same; "
         "train.resume: never trains it again",
         result.report.validation_loss,
         result.report.test_loss,

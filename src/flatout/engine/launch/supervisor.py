@@ -182,8 +182,8 @@ class Attempt:
         return HangError(
             f"rank {culprit.rank} (process {culprit.pid}) made no progress for "
             f"{now - culprit.progress_s:.0f} s in phase {culprit.phase!r}, after step "
-            f"{culprit.step}.{state} All ranks were ended; the newest checkpoint is "
-            "where the same command goes on. train.distributed.heartbeat_timeout_s "
+            f"{culprit.step}.{state} All ranks were ended; the same command "
+            "resumes from the newest checkpoint. train.distributed.heartbeat_timeout_s "
             "sets the limit. Stacks:\n" + "\n".join(map(self._stacks, beats))
         )
 

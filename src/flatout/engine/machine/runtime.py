@@ -79,7 +79,7 @@ class Runtime:
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
         """Multiple that packed totals, or padded lengths, are rounded up to, so that
-        few shapes occur; 1 in fp32 on a CPU, which gains nothing from it."""
+        few shapes occur; 1 in fp32 on a CPU, where it has no benefit."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE

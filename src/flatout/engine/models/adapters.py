@@ -239,4 +239,4 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         for parameter in found:
             parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
-        raise SettingsError("train.freeze leaves nothing to train: remove a pattern")
+        raise SettingsError("train.freeze matches all parameters: remove a pattern")

@@ -104,7 +104,7 @@ class SplitSettings(SettingsModel):
             raise ValueError("negative_column needs anchor_column and positive_column")
         if self.completion_column and self.messages_column:
             raise ValueError(
-                "messages_column is in place of prompt_column and completion_column"
+                "set messages_column, or prompt_column and completion_column, not both"
             )
         return self
 

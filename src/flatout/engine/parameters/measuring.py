@@ -178,9 +178,11 @@ class SweepSettings(SettingsModel):
     @model_validator(mode="after")
     def _something_to_try(self) -> SweepSettings:
         if self.ranges and self.sampler == "grid":
-            raise ValueError("ranges are for sampler tpe; grid takes lists")
+            raise ValueError(
+                "ranges need sampler tpe; sampler grid uses lists in sweep.grid"
+            )
         if not self.grid and not self.ranges:
-            raise ValueError("nothing to try: name a setting in grid")
+            raise ValueError("grid and ranges are empty: name a setting in grid")
         empty = [path for path, values in self.grid.items() if not values]
         if empty:
             raise ValueError(f"no values to try for {', '.join(empty)}")

@@ -14,8 +14,8 @@ RENAMED = {"train.strategy": "train.batching"}
 
 REMOVED: dict[str, str] = {
     # model and runtime
-    "runtime.attention=flash4": "use runtime.attention=auto, which takes "
-    "FlashAttention 4 by itself if flash-attn-4 is installed",
+    "runtime.attention=flash4": "use runtime.attention=auto, which uses "
+    "FlashAttention 4 if flash-attn-4 is installed",
     "model.config.preset": "use model.config.num_hidden_layers and "
     "model.config.hidden_size: middle was 6 and 64, large 12 and 128",
     # split and tokenize
@@ -26,8 +26,8 @@ REMOVED: dict[str, str] = {
     "wrong_predictions",
     "train.layer_decay": "use train.freeze for the lowest layers, or a lower "
     "train.learning_rate",
-    "train.optimizer=muon": "use train.optimizer=adamw, or the dotted path of an "
-    "optimizer of your own",
+    "train.optimizer=muon": "use train.optimizer=adamw, or the dotted path of a "
+    "custom optimizer",
     "train.compile=late": "use train.compile=auto, or true for a long training",
     # benchmark
     "benchmark.mode=peers": "run python -m benchmarks.encoders in a checkout",
@@ -37,14 +37,13 @@ REMOVED: dict[str, str] = {
     "benchmark.mode=journey": "run python -m benchmarks.commands in a checkout",
     "benchmark.slow_rows_ms": "benchmark.profile=true lists the operators that make a "
     "batch",
-    "benchmark.mode=loader": "use benchmark.mode=tune, which measures the loader alone",
+    "benchmark.mode=loader": "use benchmark.mode=tune, which also measures the loader",
     "benchmark.mode=scaling": "use benchmark.mode=tune, which compares with one device",
     "benchmark.deadline_hours": "use train.deadline_hours",
     # sweep
     # tracking and the rest
     "tracking.keep_models": "every version stays in MLflow until you delete it there",
-    "guard.store_limit_s": "the guard reads data/08_reporting/runs.jsonl, and asks no "
-    "store",
+    "guard.store_limit_s": "drop it: the guard reads data/08_reporting/runs.jsonl",
 }
 """Replacement for a parameter (`train.example`) or for one of its values
 (`train.example=value`) of an earlier version. docs/migration.md lists them."""

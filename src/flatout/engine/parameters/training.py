@@ -82,8 +82,8 @@ class ModelSettings(SettingsModel):
             )
         if self.lora.is_on and self.name_or_path is None:
             raise ValueError(
-                f"lora.rank={self.lora.rank} adapts a checkpoint, and random weights "
-                "are none: set name_or_path, or lora.rank: null"
+                f"lora.rank={self.lora.rank} needs a checkpoint to adapt: set "
+                "name_or_path, or lora.rank: null"
             )
         if self.trust_remote_code and (fault := self._unpinned_code()):
             raise ValueError(fault)
@@ -263,15 +263,15 @@ class TrainSettings(SlowHabits):
         if self.optimizer_options and "." not in self.optimizer:
             raise ValueError(
                 "optimizer_options are for an optimizer that is named by its dotted "
-                f"path: {self.optimizer} has parameters of its own"
+                f"path: for {self.optimizer} set learning_rate and weight_decay"
             )
         taken = {"lr": "learning_rate", "weight_decay": "weight_decay"}
         for name in taken.keys() & self.optimizer_options.keys():
             raise ValueError(f"optimizer_options: {name} is train.{taken[name]} here")
         if self.greater_is_better is not None and self.compute_metrics is None:
             raise ValueError(
-                "greater_is_better is for a figure of compute_metrics: the task knows "
-                "it of its own"
+                "greater_is_better is for a figure of compute_metrics: for the metrics "
+                "of the task it is known"
             )
         if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
             raise ValueError(

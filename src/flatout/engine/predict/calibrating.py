@@ -33,7 +33,7 @@ def calibrate(
     label_names: list[str],
     settings: Settings,
 ) -> None:
-    """Save what `evaluate.calibrate` and `model.label_threshold: auto` ask for to the
+    """Save the values for `evaluate.calibrate` and `model.label_threshold: auto` to the
     model's folder, unless it has that of the same model, rows and settings. Raises
     SettingsError, ModelError."""
     calibrates = settings.evaluate.calibrate

@@ -35,8 +35,8 @@ def task_of(
         raise no_row_answers_error(where, kind)
     if "." in name and name != settings.task:
         raise ModelError(
-            f"{where} was trained for the task {name}, which is code of its own: it is "
-            f"run only with model.task: {name}"
+            f"{where} was trained for the custom task {name}, and model.task is "
+            f"{settings.task}: set model.task: {name}"
         )
     pooling = getattr(config, "flatout_pooling", settings.pooling)
     known = settings.model_copy(update={"task": name, "pooling": pooling})
@@ -85,10 +85,10 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
 
 def no_row_answers_error(where: str, kind: str) -> ModelError:
     return ModelError(
-        f"{where} holds a {kind}; predict takes models that answer each row, such as "
-        "classifiers and regressions, and no language models: use transformers for "
-        "these. Train one (model.task in conf/base, then kedro run), or let the entry "
-        "model of the catalog name the folder of one"
+        f"{where} is a {kind}; predict needs a model with an answer for each row, such "
+        "as a classifier or a regression. Use transformers for language models. Train "
+        "such a model (model.task, then kedro run), or set its folder as filepath of "
+        "the catalog entry model"
     )
 
 
@@ -117,8 +117,8 @@ def shape_of(config: Any) -> tuple[int, ...]:
         raise ModelError(f"{where}: {error}") from error
     if shape is None:
         raise ModelError(
-            f"{where} is a {config.model_type}, which takes texts: let the entry "
-            "model of the catalog name the folder of one that takes samples"
+            f"{where} is a {config.model_type}, which reads texts: set the folder of a "
+            "model for arrays or images as filepath of the catalog entry model"
         )
     return shape
 
@@ -137,8 +137,8 @@ def longest_row(
         return longest if usable is None else min(longest, usable)
     if usable is not None and wanted > usable:
         raise SettingsError(
-            f"predict.max_length={wanted}, but the model takes rows of at most "
-            f"{usable} tokens: set it to at most {usable}, or to auto"
+            f"predict.max_length={wanted}, but the model accepts at most "
+            f"{usable} tokens per row: set it to at most {usable}, or to auto"
         )
     return wanted
 
@@ -149,8 +149,8 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(
-            "the tokens are of another tokenizer than the model's, which was made from "
-            "other train rows, say: train on them (kedro run), or set "
+            "the tokens were made with another tokenizer than the model's, for example "
+            "one trained on other rows: train on them (kedro run), or set "
             f"model.name_or_path={tokenizer.folder} and run kedro run "
             "--pipelines=tokenize,evaluate"
         )

@@ -46,8 +46,8 @@ def detect(
     found = predict(model, tokenizer, raw, settings.model_copy(update={"predict": own}))
     if "rank" not in found.schema.names:
         raise ModelError(
-            "detect takes models that rank each key of a session, and the one of the "
-            "catalog does not: kedro run --env=deeplog trains one"
+            "detect needs a model that ranks each key of a session, and the catalog "
+            "entry model is another one: kedro run --env=deeplog trains such a model"
         )
     labels = _labels(raw, settings.detect.label_column, session)
     rows = pa.Table.from_batches(found.batches(), found.schema).to_pandas()
@@ -71,8 +71,8 @@ def _labels(
         return None
     if column not in raw.column_names:
         raise RawTextsError(
-            f"{ENTRY} has no column {column!r}: set detect.label_column; null where "
-            "nobody knows which sessions are abnormal"
+            f"{ENTRY} has no column {column!r}: set detect.label_column, or null "
+            "if the sessions have no labels"
         )
     parts = []
     for batch in raw.batches([column, *([session] if session else [])]):
@@ -158,7 +158,7 @@ def _log(report: dict[str, Any]) -> None:
         for name in ("precision", "recall", "f1")
     )
     logger.info(
-        "%d of %d sessions have a key that is none of the %d likeliest, or break off "
+        "%d of %d sessions have a key outside of the %d likeliest, or end too early "
         "(%d): %s; %d false alarms",
         *(report[n] for n in ("abnormal_found", "sessions", "top_keys", "breaks_off")),
         figures,
@@ -167,6 +167,6 @@ def _log(report: dict[str, Any]) -> None:
     if report["cut_sessions"]:
         logger.warning(
             "%d sessions are longer than tokenize.max_length: only their first keys "
-            "were judged. Raise it, and train again",
+            "were evaluated. Raise it, and train again",
             report["cut_sessions"],
         )

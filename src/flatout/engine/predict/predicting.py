@@ -176,7 +176,7 @@ def _log_rate(
     if reasons:
         most = Counter(reasons).most_common(SHOWN_REASONS)
         logger.warning(
-            "%s of %s rows have no prediction; column reason says why: %s",
+            "%s of %s rows have no prediction; reasons (column reason): %s",
             f"{unused:,}",
             f"{rows:,}",
             ", ".join(f"{text} ({count:,})" for text, count in most),

@@ -180,16 +180,17 @@ def _check_names(config: Any, label_names: Sequence[str]) -> None:
     known = label_names_of(config) if label_names else []
     if known != list(label_names):
         raise ModelError(
-            f"the model tells {some_of(known)} apart, the tokens have "
-            f"{some_of(label_names)}: evaluate it on rows of its own labels"
+            f"the model has the labels {some_of(known)}, the tokens have "
+            f"{some_of(label_names)}: evaluate it on rows with the model's labels"
         )
 
 
 def _check_length(rows: SplitRows, most: int) -> None:
     if rows.facts.longest > most:
         raise ModelError(
-            f"the tokens have rows of {rows.facts.longest}, the model takes at most "
-            f"{most}: lower tokenize.max_length and run kedro run --pipelines=tokenize"
+            f"the longest row has {rows.facts.longest} tokens, the model accepts at "
+            f"most {most}: lower tokenize.max_length, and run kedro run "
+            "--pipelines=tokenize"
         )
 
 

@@ -20,6 +20,8 @@ MOST_PIXELS = 2**28
 """Larger images are refused: a small file may need more memory than there is."""
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
+SMALL = 32
+"""A smaller size, in pixels, is reported if the files are larger."""
 SLOW_S = 0.01
 """A transform that is slower on average, in seconds, is reported."""
 
@@ -36,6 +38,8 @@ class Decoder:
     channels: int
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     decoded: int = 0
+    first: tuple[int, int, str] | None = None
+    """Width, height and mode of the image that was decoded first."""
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
@@ -72,6 +76,7 @@ class Decoder:
             image.load()  # of an animation the first frame
         with self._timed("convert"):
             ImageOps.exif_transpose(image, in_place=True)
+            self.first = self.first or (image.width, image.height, image.mode)
             plain = self._plain(image)
         with self._timed("resize"):
             size = (self.size, self.size)
@@ -89,6 +94,22 @@ class Decoder:
             image.info.pop("transparency", None)  # Pillow warns if it is dropped
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
+
+    def lost_detail(self) -> str | None:
+        """Return a warning if the first image loses its colours, or most of its pixels
+        to a size below that of a photo."""
+        width, height, mode = self.first or (0, 0, "L")
+        is_grey = mode in ("1", "L", "LA") or mode.startswith(("I", "F"))
+        if not (self.channels == 1 and not is_grey) and not (
+            self.size < SMALL and min(width, height) >= 2 * self.size
+        ):
+            return None
+        kept = "grey" if self.channels == 1 else "colour"
+        return (
+            f"the first file has {width} x {height} pixels ({mode}), and "
+            f"images.size={self.size}, images.channels={self.channels} keep "
+            f"{self.size} x {self.size} in {kept}: set both to keep more"
+        )
 
     @contextmanager
     def _timed(self, transform: str) -> Iterator[None]:

@@ -74,6 +74,6 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
         for row in rows
     )
     raise SweepError(
-        f"none of the {len(rows)} trials of the sweep has a {name}. Correct their "
-        f"faults and run the sweep again:\n{faults}"
+        f"no trial of the sweep ({len(rows)}) has a {name}. Correct their faults and "
+        f"run the sweep again:\n{faults}"
     )

@@ -62,7 +62,7 @@ def repeated(settings: Settings, folds: int | None = None) -> Settings:
         grid = {} if grid == SweepSettings().grid else grid
         grid[FOLD] = list(range(1, folds + 1))
     elif SEED in grid:
-        raise SettingsError(f"sweep.seeds sets {SEED}: take it out of sweep.grid")
+        raise SettingsError(f"sweep.seeds sets {SEED}: remove it from sweep.grid")
     else:
         grid[SEED] = [settings.runtime.seed + n for n in range(sweep.seeds or 0)]
     return settings.changed({"sweep.grid": grid})
@@ -89,7 +89,7 @@ def check_place(place: str) -> None:
     kind, separator, _ = place.partition("://")
     if kind.split("+")[0] == "postgres" or not (separator or place.endswith(FILES)):
         raise SettingsError(
-            "sweep.storage: name a file that ends in .db, or a database: "
+            "sweep.storage must be a file that ends in .db, or a database: "
             "postgresql://user@host/name, mysql+pymysql://user@host/name"
         )
 
@@ -97,8 +97,9 @@ def check_place(place: str) -> None:
 def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
     if path.startswith(FIXED):
         raise SettingsError(
-            f"sweep: {path} cannot be swept: sweep.devices_per_trial says how many "
-            "devices a trial has, and it resumes by itself; take it out of sweep.grid"
+            f"sweep: {path} cannot be swept, because sweep.devices_per_trial sets the "
+            "devices of a trial, and trials resume automatically: remove it from "
+            "sweep.grid"
         )
     try:
         changed = with_changes(settings, {path: value})
@@ -109,7 +110,7 @@ def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
     if not path.startswith(SWEPT):
         raise SettingsError(
             f"sweep: {path} cannot be swept: only settings under train, model and "
-            "runtime can, because the token rows are made before; take it out of "
+            "runtime can, because the token rows are made before. Remove it from "
             "sweep.grid"
         )
 

@@ -90,8 +90,8 @@ def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
         except FAULTS as error:
             raise StorageError(
                 f"sweep.storage {without_password(place)} is gone ({_cause(error)}). "
-                "What trials have trained is kept under sweep.folder: the same command "
-                "goes on with it when the storage is back"
+                "The checkpoints of the trials are in sweep.folder; when the storage "
+                "is back, the same command resumes"
             ) from None
 
 

@@ -59,7 +59,7 @@ def open_study(job: TrainJob, storage: Any) -> Study:
         if database_file(options.storage) is not None:
             fail_running(study)
         queue_again(study, options)
-    logger.info("study %s %s", name, "goes on" if is_known else "begins")
+    logger.info("study %s %s", name, "continues" if is_known else "begins")
     return study
 
 

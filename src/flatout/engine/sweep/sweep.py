@@ -132,7 +132,7 @@ class Sweep:
                 break
         if self.signals.received:
             logger.warning(
-                "Interrupted: the same command, here or on another machine, goes on "
+                "Interrupted: the same command, here or on another machine, resumes "
                 "from the newest checkpoint of each trial"
             )
             raise Interrupted(self.signals.received)
@@ -160,15 +160,15 @@ class Sweep:
 
     def _objective(self, trial: Trial) -> float:
         if not is_wanted(self.study, self.options, trial):
-            raise NoValueError("nothing is left to try")
+            raise NoValueError("no trial is left")
         devices = self._free.get()
         try:
             return self._value(trial, devices)
         except UpdateFinishedTrialError:
             self.lost = (
-                f"trial {place_of(trial)} was taken for dead and queued again, because "
-                f"this machine gave no sign of life for {self.options.heartbeat_s:g} s "
-                "three times. What was trained is kept: the same command goes on"
+                f"trial {place_of(trial)} was queued again, because this machine "
+                f"missed three heartbeats of {self.options.heartbeat_s:g} s. Its "
+                "checkpoints are kept: the same command resumes"
             )
             raise
         finally:

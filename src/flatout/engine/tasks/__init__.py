@@ -152,7 +152,5 @@ def _own_class(path: str) -> type[Task]:
         if hasattr(found, name) and not callable(getattr(found, name)):
             raise SettingsError(f"model.task: {path}.{name} is {now} now")
     if missing := ", ".join(sorted(found.__abstractmethods__)):
-        raise SettingsError(
-            f"model.task: {path} has no {missing}; write what is missing"
-        )
+        raise SettingsError(f"model.task: {path} has no {missing}; add it to the class")
     return found

@@ -68,9 +68,9 @@ def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
         return None
     first = pc.index(unknown, True).as_py()
     return (
-        f"{count} rows have a label that train never has, the first "
-        f"{labels[first].as_py()!r} in row {rows[first].as_py()}: nothing could learn "
-        "it. Give train such rows, or take these out"
+        f"{count} rows have a label that train does not have, the first "
+        f"{labels[first].as_py()!r} in row {rows[first].as_py()}. Add rows with this "
+        "label to train, or remove these"
     )
 
 

@@ -23,7 +23,7 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
     given = [o.name for o in fields(LossOptions) if getattr(settings.train, o.name)]
     valid = ", ".join(sorted(task.takes_options)) or "none"
     faults = [
-        f"train.{name}: {settings.model.task} does not take it (valid: {valid})"
+        f"train.{name}: {settings.model.task} does not use it (valid: {valid})"
         for name in given
         if name not in task.takes_options
     ]
@@ -86,14 +86,14 @@ def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, .
     found = {name: counts.get(str(k), 0) for k, name in enumerate(names)}
     if not any(found.values()):
         raise SettingsError(
-            "train.class_weights: balanced needs one class a row; give a weight a "
-            "class, as {a: 1.0, b: 2.5}"
+            "train.class_weights: balanced needs one class per row; give one weight "
+            "per class, for example {a: 1.0, b: 2.5}"
         )
     if absent := [name for name, count in found.items() if not count]:
         raise SettingsError(
             f"train.class_weights: balanced needs train rows of every class; "
-            f"{len(absent)} of {len(names)} have none ({some_of(absent)}): give a "
-            "weight a class, as {a: 1.0, b: 2.5}"
+            f"{len(absent)} of {len(names)} have no row ({some_of(absent)}): give one "
+            "weight per class, for example {a: 1.0, b: 2.5}"
         )
     rows = sum(found.values())
     return tuple(rows / (len(names) * count) for count in found.values())
@@ -102,7 +102,7 @@ def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, .
 def _weight_fault(name: str, names: Sequence[str]) -> SettingsError:
     near = near_or_all(name, names, "")
     if name in ("True", "False"):
-        near += ". YAML takes yes and no for true and false: put them in quotes"
+        near += ". YAML reads yes and no as true and false: put them in quotes"
     return SettingsError(f"train.class_weights: no class is called {name!r}; {near}")
 
 
@@ -132,6 +132,6 @@ def _predictions_fault(settings: Settings, task: type[Task]) -> str | None:
         return None
     return (
         f"train.compute_metrics: predictions of {settings.model.task} are a score for "
-        "each piece of the vocabulary at each target, more than memory holds: give the "
-        "task its own metrics (docs/own_task.md)"
+        "each piece of the vocabulary at each target, too large for the memory: give "
+        "the task its own metrics (docs/own_task.md)"
     )

@@ -45,7 +45,7 @@ class HeadKind(Enum):
     TOKEN = "the states of tokens"
     VOCABULARY = "the states of tokens, for scores of all pieces"
     DIRECTIONS = "two states a token, from the left and from the right, for the same"
-    WHOLE = "nothing alone: the whole model runs"
+    WHOLE = "no separate part: the whole model runs"
 
     @property
     def one_a_row(self) -> bool:

@@ -57,7 +57,7 @@ class Embedding(Task):
             return None
         return (
             f"model.matryoshka: the model's vectors have {width} numbers, fewer than "
-            f"{large[0]}; take it out"
+            f"{large[0]}; remove that size"
         )
 
     def token_label_type(self) -> Any:

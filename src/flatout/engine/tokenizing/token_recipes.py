@@ -152,7 +152,7 @@ def _check_written(
         unknown = special_around(tokenizer.backend) is None
         if unknown or tokenizer.token_id("eos_token") is None:
             raise TokensError(
-                "the tokenizer puts no token behind a text and has no end token: a "
+                "the tokenizer adds no token after a text and has no end token: a "
                 "model could never learn to stop. Give it an eos_token in "
                 "tokenizer_config.json"
             )
@@ -196,9 +196,9 @@ def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
     limit = tokenizer.max_positions
     if limit is not None and max_length > limit:
         raise TokensError(
-            f"tokenize.max_length is {max_length}, but the model takes rows of at most "
-            f"{limit} tokens: set tokenize.max_length to {limit} or less, or a larger "
-            "model.config.max_position_embeddings where it is trained from scratch"
+            f"tokenize.max_length is {max_length}, but the model accepts at most "
+            f"{limit} tokens per row: set tokenize.max_length to {limit} or less, or, "
+            "for a model from scratch, a larger model.config.max_position_embeddings"
         )
     added = tokenizer.backend.num_special_tokens_to_add(False)
     if max_length <= added:

@@ -247,7 +247,7 @@ def _words(texts: Any, vocab_size: int) -> Any:
     words, num_all = word_pieces.commonest_words(texts, vocab_size)
     if num_all < 2:
         raise TokenizerError(
-            f"train_rows holds one key alone, {words[0]!r}: there is nothing to "
+            f"train_rows has only one key, {words[0]!r}, so there is no next key to "
             "predict. Check the key column of raw_texts in the catalog"
         )
     if num_all > len(words):
@@ -294,9 +294,7 @@ def _not_found(name: str, error: Exception) -> str:
     folder = Path(name)
     if folder.is_dir():
         present = sorted(path.name for path in folder.iterdir())[:20]
-        place = (
-            f"The folder {folder.resolve()} holds: {', '.join(present) or 'nothing'}"
-        )
+        place = f"The folder {folder.resolve()} has: {', '.join(present) or 'no files'}"
     else:
         from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -1,4 +1,4 @@
-"""The rules for tokenizers, and the files of a checkpoint that determine one."""
+"""Rules for tokenizers, and the files of a checkpoint that determine one."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) ->
         logger.info("tokenizer: no pad token; set to %r", tokenizer.pad_token)
     if tokenizer.pad_token == tokenizer.eos_token:
         logger.warning(
-            "tokenizer: pad and end of sequence are both %r: flatout tells padding by "
-            "the rows' lengths, so the end is still learnt; code that compares token "
-            "ids skips it, as decoders that classify do",
+            "tokenizer: pad and end of sequence are both %r: flatout finds padding by "
+            "the rows' lengths, so the end is a target; code that compares token ids "
+            "skips it, such as decoders that classify",
             tokenizer.eos_token,
         )
     tokenizer.padding_side = "right"

@@ -71,8 +71,8 @@ class Sums:
         targets = int(self._targets)
         if not targets:
             logger.warning(
-                "the evaluated split has no targets (rows of one token, or of special "
-                "tokens alone): it has no loss"
+                "the evaluated split has no targets (rows of one token, or of only "
+                "special tokens): it has no loss"
             )
         loss = float(self._loss) / targets if targets else math.nan
         found = self._figures(runtime)

@@ -84,7 +84,7 @@ def train(
         group.check_equal(equal_on_all_ranks(job))
     if found := find_checkpoint(job.settings.train.resume, job.work_folder):
         # Checked before the model is loaded, and again when it resumes.
-        check_identity(found.folder, found.manifest, identity(job), tells=False)
+        check_identity(found.folder, found.manifest, identity(job), log=False)
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
     try_own_parts(trainer)

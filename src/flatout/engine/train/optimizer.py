@@ -54,7 +54,7 @@ def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optim
         )
     except Exception as error:
         raise SettingsError(
-            f"train.optimizer: {path} does not take the model's parameters in "
+            f"train.optimizer: {path} does not accept the model's parameters in "
             f"{len(groups)} groups ({error}): check train.optimizer_options, or name "
             "another optimizer"
         ) from error
@@ -75,7 +75,7 @@ def _optimizer_fault(made: Any, given: set[int]) -> str:
     try:
         inspect.signature(made.step).bind()
     except TypeError:
-        return "needs a closure for its steps, and a step here has none"
+        return "needs a closure for its steps, which flatout does not give"
     return ""
 
 

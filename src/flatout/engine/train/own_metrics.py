@@ -61,7 +61,7 @@ class OwnMetrics:
                     f"({reason})"
                 ) from error
             logger.warning(
-                "%s: %s fails on %d rows (%s): they have none of its figures",
+                "%s: %s fails on %d rows (%s): its figures are missing",
                 *(PARAMETER, self.path, len(labels), reason),
                 exc_info=not self.tried,
             )

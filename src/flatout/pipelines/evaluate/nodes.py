@@ -61,7 +61,7 @@ def judge_predictions(
 
 
 def show_reliability(report: dict[str, Any]) -> Any:
-    """Show how often predictions come true, by their probability, as Plotly figure."""
+    """Return a Plotly figure of the share of correct predictions by probability."""
     from flatout.reports.pictures import reliability_figure
 
     return reliability_figure(report)

@@ -91,8 +91,8 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, st
             continue
         if name in OURS_ALONE:
             faults[name] = (
-                f"{name}: {_package(dataset)}.{kind.__name__} cannot hold it; leave "
-                "out this entry: conf/base has one"
+                f"{name}: {_package(dataset)}.{kind.__name__} cannot store it; remove "
+                "this entry, so that the one in conf/base is used"
             )
         else:
             catalog[name] = GenericEntry(dataset)

@@ -40,7 +40,7 @@ class DataLock:
             owner = holder.read_text(encoding="utf-8") if holder.is_file() else "a run"
             raise SettingsError(
                 f"another run works in {folder} ({owner}): wait for its end, or "
-                "give this one a folder of its own (--params=data_dir=...)"
+                "give this one another folder (--params=data_dir=...)"
             ) from None
         except (OSError, NotImplementedError) as error:
             logger.debug("%s cannot be locked: %s", folder, error)

@@ -141,7 +141,7 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     if folder is None or key is None or "raw_texts" not in key.fields:
         if catalog.exists("train_tokens"):
             logger.info(
-                "the rows behind the tokens are not here: the tokens are trusted"
+                "the rows of these tokens are not here: the tokens are used unchecked"
             )
         return None
     columns = columns_of(settings.split, settings.model.task)
@@ -174,7 +174,7 @@ def _difference(then: str | None, here: str, raw: str, columns: str) -> str:
         )
     if then == here:
         return (
-            f"{here} holds other rows than those that the tokens were made from: run "
+            f"{here} has other rows than those that the tokens were made from: run "
             "kedro run"
         )
     return (
@@ -211,7 +211,7 @@ def _same_content(
     """Compare the digest of all raw rows; None if they cannot be read."""
     if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
         return None
-    logger.info("%s is not as it was: comparing what it holds", raw)
+    logger.info("%s has changed: comparing its contents", raw)
     try:
         rows = open_raw_texts(entry.load())
         if set(columns.names) - set(rows.column_names):

@@ -140,16 +140,18 @@ class ClockHooks:
             if pipeline.all_outputs() != {"predictions"}:
                 click.echo(time_line(self._clock.seconds), err=True)
         if self._reports:
-            self._show_summary(run_params["env"])
+            self._show_summary(run_params)
         return result
 
-    def _show_summary(self, env: str | None) -> None:
+    def _show_summary(self, run_params: dict[str, Any]) -> None:
+        given = run_params.get("runtime_params") or {}
         lines = summary_lines(
             self._reports.get("train_report"),
             self._reports.get("evaluation_report"),
             {name: self._place(entry) for name, entry in PLACES.items()},
-            env,
+            run_params["env"],
             self._run.settings.train.metric,
+            given.get("data_dir"),
         )
         Console(stderr=True).print(Text("\n".join(lines)), soft_wrap=True)
 

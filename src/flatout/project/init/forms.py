@@ -39,6 +39,13 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
             "completion_column": ("completion", "answer", "response", "output"),
         },
     ),
+    (  # a question with its answer: only if the user names this task
+        "embedding",
+        {
+            "anchor_column": ("question", "query"),
+            "positive_column": ("answer", "passage", "document"),
+        },
+    ),
     (
         "token-classification",
         {
@@ -47,5 +54,5 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
         },
     ),
 )
-"""Tasks with rows of their own form: their parameters in `split`, and usual names of
+"""Tasks with a special form of rows: their parameters in `split`, and usual names of
 columns. The first match is used; only `negative_column` may be missing."""

@@ -43,9 +43,15 @@ class Guess:
     why: str
 
 
-def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> Guess:
-    """Guess from names and values of the first rows; `text`, `label`: columns that the
-    user has named. Raises RawTextsError if they are missing or contain no text."""
+def guess(
+    raw: RawTexts,
+    text: str | None = None,
+    label: str | None = None,
+    task: str | None = None,
+) -> Guess:
+    """Guess from names and values of the first rows; `text`, `label`, `task`: columns
+    and task that the user has named. Raises RawTextsError if a column is missing or
+    contains no text."""
     columns = first_values(raw)
     for name in (text, label):
         if name is not None and name not in columns:
@@ -53,7 +59,7 @@ def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> G
                 f"no column {name!r} with values in the first {SAMPLED_ROWS:,} rows; "
                 f"there are {listed(list(columns))}"
             )
-    own = None if text or label else next(_by_form(columns), None)
+    own = None if text or label else next(_by_form(columns, task), None)
     return own or _by_label(columns, text, label)
 
 
@@ -94,10 +100,12 @@ def _parsed(values: list[Any]) -> list[Any]:
         return values
 
 
-def _by_form(columns: Values) -> Iterator[Guess]:
-    """Yield the tasks whose columns are there, by their names and values."""
+def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
+    """Yield the tasks whose columns the file has, by their names and values."""
     known = {name.strip().casefold(): name for name in columns}
     for task, wanted in FORMS:
+        if wanted_task not in (None, task):
+            continue
         found = {
             parameter: next(
                 (
@@ -177,7 +185,7 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
         found = _labels(usual) or _labels(rest) or (UNLABELLED, None, "no label")
     if found is None:
         raise RawTextsError(
-            f"{label!r} is no column of labels: it is the text, or holds neither "
+            f"{label!r} is no column of labels: it is the text, or contains neither "
             f"numbers nor at most {MOST_CLASSES} classes of several rows each"
         )
     task, own, why = found
@@ -211,7 +219,7 @@ def _labels(columns: Values) -> Labels | None:
     first = _first(columns, lambda _, values: all(map(_is_list_of_texts, values)))
     task = "multi-label-classification"
     if first is not None:
-        return task, first, f"{first} holds lists of labels"
+        return task, first, f"{first} has lists of labels"
     flags = [n for n, v in columns.items() if {str(x) for x in v} == {"0", "1"}]
     if len(flags) > 1:
         return task, flags, f"{', '.join(flags)} are 0 or 1"
@@ -221,7 +229,7 @@ def _labels(columns: Values) -> Labels | None:
         why = f"{first} has {count} classes in the first {rows:,} rows"
         return "sequence-classification", first, why
     first = _first(columns, _are_targets)
-    return None if first is None else ("regression", first, f"{first} holds numbers")
+    return None if first is None else ("regression", first, f"{first} has numbers")
 
 
 def _first(columns: Values, fits: Callable[[str, Sequence[Any]], Any]) -> str | None:

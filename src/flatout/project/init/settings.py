@@ -28,6 +28,8 @@ OTHERS = {
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
 """Environments for files without texts."""
+MORE = {"images": ",images.size=64,images.channels=3"}
+"""Parameters without which the run would keep the size of the demonstration."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
 FILES = ("catalog.yml", "parameters.yml")
@@ -37,15 +39,18 @@ class ConfExistsError(ValueError):
     """Files that would be replaced."""
 
 
-def look_at(
-    file: str, text: str | None = None, label: str | None = None
+def inspect_file(
+    file: str,
+    text: str | None = None,
+    label: str | None = None,
+    task: str | None = None,
 ) -> tuple[Guess, dict[str, Any]]:
     """Return a guess of the contents of `file`, and the catalog's entry that reads it.
-    Raises RawTextsError."""
+    Raises RawTextsError, and SettingsError as `with_task`."""
     if kind := other_kind(Path(file)):
         raise RawTextsError(
-            f"{file} holds no texts but {kind}: kedro run --env={kind} "
-            f"--params={kind}.path={shlex.quote(file)} "
+            f"{file} contains {kind}, not texts: kedro run --env={kind} "
+            f"--params={kind}.path={shlex.quote(file)}{MORE.get(kind, '')} "
             f"(--pipelines={kind},benchmark measures)"
         )
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
@@ -60,7 +65,7 @@ def look_at(
         numbered = range(1, len(raw.column_names) + 1)
         options["column_names"] = [f"column_{n}" for n in numbered]
         raw = TextFiles(filepath=file, **options).load()
-    found = guess(raw, text, label)
+    found = with_task(guess(raw, text, label, task), task)
     why = f"{found.why}; the first line is a row, not names" if is_a_row else found.why
     return replace(found, why=why), entry | options
 

@@ -31,7 +31,7 @@ def check_sources(loader: ProjectConfigLoader) -> None:
     the task does not read, and for misspelt entries."""
     if "corpus" in loader["globals"]:
         raise SettingsError(
-            "corpus in globals.yml changes nothing since version 0.2: move it to "
+            "corpus in globals.yml is not read since version 0.2: move it to "
             "conf/local/parameters.yml"
         )
     own, raw = _entries(loader, loader.default_run_env), raw_entry(loader.settings)
@@ -55,7 +55,7 @@ def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
         if near and not any(name in p.datasets() for p in pipelines.values()):
             raise SettingsError(
                 f"catalog entry {name}: no pipeline uses it; did you mean {near[0]}? "
-                "Rename it, or remove it; a name that begins with _ is left alone"
+                "Rename it, or remove it; names that begin with _ are not checked"
             )
 
 
@@ -105,8 +105,8 @@ def check_run(
     if trains and ("ParallelRunner" in runner or "ThreadRunner" in runner):
         raise SettingsError(
             f"{', '.join(sorted(trains))} cannot run in a ParallelRunner or "
-            "ThreadRunner: training starts its own processes, one a device. Leave "
-            "--runner out; train.distributed.num_processes sets how many."
+            "ThreadRunner: training starts its own processes, one per device. Omit "
+            "--runner; train.distributed.num_processes sets how many."
         )
 
 
@@ -117,9 +117,9 @@ def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
         raise SettingsError(
             f"srun started this command {tasks} times, and each would do all of it in "
             f"the same data folder (train.distributed.num_machines is "
-            f"{settings.num_machines}): start one task a machine "
-            "(--ntasks-per-node=1) and name the machines to each, as "
-            "deploy/slurm.sh does; flatout starts a process a GPU by itself"
+            f"{settings.num_machines}): start one task per machine "
+            "(--ntasks-per-node=1) and set the number of machines in each, like "
+            "deploy/slurm.sh; flatout starts one process per GPU"
         )
     others = pipeline - _from_training_on(pipeline)
     if settings.machine_rank > 0 and others.nodes:

@@ -13,8 +13,8 @@ from flatout.engine.data.raw_texts import BATCH_BYTES, BATCH_ROWS, RawBatch, num
 from flatout.engine.data.readers.file_reader import FileReader
 
 _BROKEN_PARQUET = (
-    "it is damaged, cut short or no Parquet file. Write this shard again, or take it "
-    "out of the folder"
+    "it is damaged, cut short or no Parquet file. Write this shard again, or remove "
+    "it from the folder"
 )
 _BROKEN_ARROW = "it is damaged, cut short or no Arrow file"
 
@@ -73,7 +73,7 @@ class ArrowReader(FileReader):
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return `kind` with binary values in place of strings, at any depth."""
+    """Return `kind` with binary values instead of strings, at any depth."""
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _as_bytes(kind.value_type), kind.ordered)
     if pa.types.is_list(kind):

@@ -26,7 +26,7 @@ HEAD_BYTES = 64 << 10
 """Bytes searched for the header first, so that opening does not read the whole file."""
 _TOO_LONG = (
     f"a row is longer than {BLOCK_BYTES >> 20} MiB. Is a quote never closed? "
-    "Rows so long can be given as JSON lines or Parquet"
+    "Rows of this length can be given as JSON lines or Parquet"
 )
 
 
@@ -40,8 +40,8 @@ class CsvReader(FileReader):
         names = list(found.schema.names)
         if names and names[0].strip().lower().startswith("sep="):
             raise RawTextsError(
-                f"{self.path} begins with Excel's line {names[0]!r}: take that line "
-                "out, and name the delimiter in the catalog"
+                f"{self.path} begins with Excel's line {names[0]!r}: remove that "
+                "line, and name the delimiter in the catalog"
             )
         return names
 
@@ -125,9 +125,7 @@ class CsvReader(FileReader):
         """Keep a row with a wrong number of fields; each line counts as a row."""
         # Python's splitlines also splits at U+2028 and others, which do not end a row.
         lines = re.split(r"\r\n|\r|\n", row.text)
-        reason = (
-            f"{row.actual_columns} fields where {row.expected_columns} are expected"
-        )
+        reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
         if len(lines) > 1:
             reason += " (a quote over several lines: is it closed?)"
         # Counted from 1, including the header if there is one.
@@ -156,7 +154,7 @@ class _Records:
     def report(self) -> None:
         if self._count:
             logger.info(
-                "%s: %s fields hold line breaks and delimiters, as whole rows do. If "
+                "%s: %s fields contain line breaks and delimiters, like whole rows. If "
                 "they swallowed rows after a quote that is part of a text, set "
                 "quote_char: null for the entry in the catalog",
                 self._reader.source,

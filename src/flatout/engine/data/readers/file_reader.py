@@ -124,7 +124,8 @@ class FileReader(ABC):
             shown = f" (byte 0x{error.object[error.start]:02x})"
         return RawTextsError(
             f"{self.path} is not {self.form.encoding}{shown}. Name the file's encoding "
-            "in the catalog, as in encoding: cp1252 (or latin-1, cp949, utf-16, utf-8)"
+            "in the catalog, for example encoding: cp1252 (or latin-1, cp949, utf-16, "
+            "utf-8)"
         )
 
     def fail(self, error: Exception, advice: str) -> RawTextsError:

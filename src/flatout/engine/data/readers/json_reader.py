@@ -33,7 +33,7 @@ class JsonReader(FileReader):
         for number, line in enumerate(lines):
             if number == 0 and line.lstrip()[:1] == b"[":
                 raise RawTextsError(
-                    f"{self.path} is one JSON array; give one object a line (JSON "
+                    f"{self.path} is one JSON array; give one object per line (JSON "
                     "lines). Texts can also be read by pandas.JSONDataset"
                 )
             value = _parsed(line)
@@ -45,8 +45,8 @@ class JsonReader(FileReader):
                 break
         if fault and not names:
             raise RawTextsError(
-                f"{self.path}: row 0 is no JSON object ({fault!r}): give one object a "
-                "line, with double quotes and nothing between the lines"
+                f"{self.path}: row 0 is no JSON object ({fault!r}): give one object "
+                "per line, with double quotes and without text between the lines"
             )
         return list(names)
 

@@ -99,7 +99,7 @@ class RemoteFiles:
         }
         if not found:
             there = ", ".join([*names][:10]) or f"nothing: {CHECK}"
-            raise RawTextsError(f"{shown(self.url)} holds no texts; it holds {there}")
+            raise RawTextsError(f"{shown(self.url)} has no texts; found: {there}")
         return store, found, False
 
     @contextmanager

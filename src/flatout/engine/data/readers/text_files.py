@@ -61,8 +61,8 @@ class TextFiles:
         if len(kinds) != 1:
             found = ", ".join(path.name for path in inside[:10]) or "nothing"
             raise RawTextsError(
-                f"{self.path} must hold shards of one kind ({', '.join(READERS)}); it "
-                f"holds {found}"
+                f"{self.path} must have shards of one kind ({', '.join(READERS)}); "
+                f"found: {found}"
             )
         return shards
 
@@ -112,7 +112,8 @@ class TextFiles:
         if reader := READERS.get(f".{self.form.kind}"):
             return reader
         kinds = [suffix.removeprefix(".") for suffix in READERS]
-        raise RawTextsError(f"format: {self.form.kind!r} is none of {', '.join(kinds)}")
+        valid = ", ".join(kinds)
+        raise RawTextsError(f"format: {self.form.kind!r} is unknown; valid: {valid}")
 
     def _columns_of(self, shard: Path) -> list[str]:
         with readable(shard):

@@ -169,11 +169,11 @@ def _check_columns(reader: TextFiles, columns: LogColumns) -> None:
 
 
 def _no_session(file: Path, columns: LogColumns, broken: list[BrokenRow]) -> str:
-    example = f", as {broken[0].excerpt!r}" if broken else ""
+    example = f", such as {broken[0].excerpt!r}" if broken else ""
     if columns.pattern is None:
         return f"{file}: no line has a session: {columns.session} is empty in each"
     return (
         f"{file}: session_pattern {columns.pattern!r} is found in no line of "
         f"{columns.session}{example}. Set session_pattern of the entry in "
-        f"{ENTRY}; null takes the whole column"
+        f"{ENTRY}; null uses the whole column"
     )

@@ -98,11 +98,11 @@ def _files(path: Path) -> list[Path]:
         return inside
     found = [p for p in inside if not p.name.startswith((".", "_"))]
     if not found:
-        raise RawTextsError(f"{path} holds no file: set the filepath of the entry")
+        raise RawTextsError(f"{path} has no file: set the filepath of the entry")
     if len(found) > 1 and any(map(reader_of, found)):
         raise RawTextsError(
-            f"{path} holds {len(found)} files, and a session may have lines in "
-            "several: put them together in one file"
+            f"{path} has {len(found)} files, and a session may have lines in "
+            "several of them: join them to one file"
         )
     return found
 

@@ -29,8 +29,8 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
         if kind not in KNOWN_MODULES:
             raise TaskError(
                 f"model.name_or_path: {name} has a module {kind} after its "
-                "transformer, which flatout does not train: take another checkpoint, "
-                "or set model.pooling, to train its transformer alone"
+                "transformer, which flatout does not train: use another checkpoint, "
+                "or set model.pooling to train only its transformer"
             )
     found = _read(name, revision, "1_Pooling/config.json")
     if found is None:

@@ -14,13 +14,13 @@ from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError, fla
 GENERATION = re.compile(r"\{%-?\s*generation")
 """Matches the tag before the text of the assistant in a template."""
 NO_TEMPLATE = (
-    "split.messages_column needs a tokenizer with a chat template; this one has none: "
-    "take a checkpoint with one, or columns of prompts and completions "
+    "split.messages_column needs a tokenizer with a chat template; this one has "
+    "no template: use a checkpoint with one, or columns of prompts and completions "
     "(split.prompt_column, split.completion_column)"
 )
 NO_GENERATION = (
-    "the tokenizer's chat template does not say what the assistant writes: put "
-    "{% generation %} before its content and {% endgeneration %} behind the token that "
+    "the tokenizer's chat template does not mark the text of the assistant: put "
+    "{% generation %} before its content and {% endgeneration %} after the token that "
     "ends it, in chat_template.jinja of the checkpoint"
 )
 
@@ -69,8 +69,8 @@ class ChatEncoder:
         if self._special & end:
             return
         raise TokensError(
-            f"row {row}: what the assistant writes ends without a special token, by "
-            "the tokenizer's chat template: the model would never learn to stop. "
-            "Put {% endgeneration %} behind the token that ends a message, in "
+            f"row {row}: by the tokenizer's chat template, the text of the assistant "
+            "ends without a special token, so the model would never learn to stop. "
+            "Put {% endgeneration %} after the token that ends a message, in "
             "chat_template.jinja of the checkpoint"
         )

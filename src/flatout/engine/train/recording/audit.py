@@ -1,4 +1,4 @@
-"""How well each train row is learnt, over all passes (`train.audit`).
+"""Statistics of each train row over all passes (`train.audit`), to find wrong labels.
 
 Sums by row number stay on the device; a step adds to them without waiting. The margin
 of a row is the logit of its label less the highest other logit; its mean over the
@@ -107,7 +107,7 @@ def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) 
     remedy = "Correct their labels, or set split.drop_rows to a copy of the file"
     if table.num_rows > MOST_SUSPECT * len(job.train):
         level = logging.WARNING
-        remedy = "Too many: the model has not learnt enough for an audit; train longer"
+        remedy = "Too many: the model fits too few rows for an audit; train longer"
     logger.log(level, "%s: %s. %s", found, path, remedy)
 
 

@@ -1,4 +1,4 @@
-"""Choice of compilation and CUDA graphs: what is possible, and what saves time."""
+"""Choice of compilation and CUDA graphs: which are possible, and which save time."""
 
 from __future__ import annotations
 
