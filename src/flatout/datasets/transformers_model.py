@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset
-from flatout.engine.files.atomic_write import (
-    clear_leftovers,
-    hidden_path,
-    replace_atomically,
-)
+from flatout.engine.files.atomic_write import clear_leftovers, write_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,13 +47,12 @@ class TransformersModel(PathDataset):
         parts = data if isinstance(data, tuple) else (data,)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self._path.parent)
-        written = hidden_path(self._path)
-        try:
+
+        def fill(folder: Path) -> None:
             for part in parts:
-                part.save_pretrained(written)
-            replace_atomically(written, self._path)
-        finally:
-            shutil.rmtree(written, ignore_errors=True)
+                part.save_pretrained(folder)
+
+        write_folder(self._path, fill)
 
     def load(self) -> PreTrainedModel:
         """The model in evaluation mode, on the CPU. Raises DatasetError."""
