@@ -26,6 +26,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
 from flatout.engine.checkpoints.resume import check_identity
 from flatout.engine.checkpoints.shards import whole_tensor
+from flatout.engine.files import atomic_write
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.train import loop
@@ -117,13 +118,13 @@ def test_a_write_that_is_cut_short_leaves_what_was_there(tmp_path):
 def test_the_name_comes_last(tmp_path, monkeypatch):
     """Until the rename nothing counts as a checkpoint; the rename itself is atomic."""
     seen = []
-    real = folders.replace_atomically
+    real = atomic_write.replace_atomically
 
     def look(hidden, target):
         seen.append((step_folders(tmp_path), sorted(p.name for p in hidden.iterdir())))
         real(hidden, target)
 
-    monkeypatch.setattr(folders, "replace_atomically", look)
+    monkeypatch.setattr(atomic_write, "replace_atomically", look)
     write_checkpoint(tmp_path, manifest(3), fill)
     assert seen == [([], sorted(FILES))]
 

@@ -23,10 +23,8 @@ import xxhash
 from flatout.engine.files.atomic_write import (
     child,
     clear_leftovers,
-    hidden_path,
     remove,
-    replace_atomically,
-    sync,
+    write_folder,
 )
 from flatout.engine.files.content_key import file_hash
 
@@ -110,20 +108,14 @@ def write_checkpoint(
     """Write the files, which `fill` writes and names, and their manifest to
     `folder/step-...`."""
     target = folder / step_folder(manifest.step)
-    hidden = hidden_path(target)
-    try:
-        hidden.mkdir(parents=True, exist_ok=True)
+
+    def fill_and_list(hidden: Path) -> None:
         for name in fill(hidden):
             path = hidden / name
-            sync(path)
             manifest.files[name] = [path.stat().st_size, file_hash(path)]
         (hidden / MANIFEST).write_text(manifest.text(), encoding="utf-8")
-        sync(hidden / MANIFEST)
-        sync(hidden)
-        replace_atomically(hidden, target)
-    except BaseException:
-        remove(hidden)
-        raise
+
+    write_folder(target, fill_and_list)
     return Checkpoint(target, manifest)
 
 
