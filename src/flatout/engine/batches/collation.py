@@ -180,7 +180,8 @@ class Collator:
             self._leave_padding(rows, row_ids, targets)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
-        found = laid.fields | targets.fields | {"target_index": index, "labels": labels}
+        found = {**laid.fields, **targets.fields}
+        found |= {"target_index": index, "labels": labels}
         if self.names_rows:
             found[ROW] = pad_end(row_ids, len(labels), len(rows))
         return found

@@ -24,8 +24,8 @@ from flatout.engine.rows.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
+    Tensor = torch.Tensor
     Device = torch.device
 else:  # `split` uses tasks without torch
     Tensor = Device = Any
