@@ -18,6 +18,7 @@ from tests.engine.runs import Crash, crash, curve, make_job, points, when_logged
 
 JUMPS = {
     "epochs": 6,
+    "token_budget": 240,
     "learning_rate": 3e-2,
     "schedule": "constant",
     "evaluate_every": 2,

@@ -92,11 +92,11 @@ def test_a_starved_loader_is_told_of_with_what_to_do(told, monkeypatch):
     lay_out = StepRows.__getitem__
 
     def slow(self, step):
-        time.sleep(0.2)
+        time.sleep(0.1)
         return lay_out(self, step)
 
     monkeypatch.setattr(StepRows, "__getitem__", slow)
-    found, _ = told(steps=20, loader={"num_workers": 0})
+    found, _ = told(steps=15, loader={"num_workers": 0})
     step = only(found, "steps waited for the loader .* raise train.loader.num_workers")
     assert step <= 5 * 3
 
@@ -111,7 +111,7 @@ def test_a_neighbour_on_the_cores_is_told_of(told, monkeypatch):
 
 
 def test_a_healthy_training_is_told_of_nothing(told):
-    found, reported = told(steps=40, config={"initializer_range": 0.05})
+    found, reported = told(steps=24, config={"initializer_range": 0.05})
     ill = [t for _, t in found if "loader" not in t and "core" not in t]
     assert ill == []
     assert not [text for text in reported if "gradient" in text or "loss" in text]
@@ -119,7 +119,7 @@ def test_a_healthy_training_is_told_of_nothing(told):
 
 def test_health_is_judged_at_evaluations_too(told, monkeypatch):
     """Behind the first log points, which are those of steps 3 to 15: the evaluations at
-    steps 20 and 40 find the points of steps 18 and 40."""
+    steps 20 and 30 find the points of steps 18 and 30."""
     looked, look = [], recorder.HealthWatch.look
 
     def noted(self, first_loss, history, *rest):
@@ -127,6 +127,6 @@ def test_health_is_judged_at_evaluations_too(told, monkeypatch):
         look(self, first_loss, history, *rest)
 
     monkeypatch.setattr(recorder.HealthWatch, "look", noted)
-    told(steps=40, evaluate_every=10)
+    told(steps=30, evaluate_every=10)
     assert looked[:4] == [3, 6, 9, 9]
-    assert {18, 40} <= set(looked)
+    assert {18, 30} <= set(looked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -67,15 +68,23 @@ def settings_of(
     return samples_settings("images", model, images=images, train=train)
 
 
-def pictures(folder, count=120):
+@cache
+def encoded(count):
     """Two classes of noise, of which one is darker."""
-    generator = np.random.default_rng(2)
+    generator, found = np.random.default_rng(2), []
     for number in range(count):
         light = 40 + 100 * (number % 2)
         values = generator.integers(0, light, (8, 8, 3)).astype(np.uint8)
+        Image.fromarray(values).save(file := io.BytesIO(), "png")
+        found.append(file.getvalue())
+    return found
+
+
+def pictures(folder, count=120):
+    for number, content in enumerate(encoded(count)):
         place = folder / ("dark", "light")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(values).save(place / f"{number:03d}.png")
+        (place / f"{number:03d}.png").write_bytes(content)
     return folder
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 
 import pytest
 from kedro.io import DatasetError
@@ -17,7 +16,6 @@ from flatout.engine.files.atomic_write import (
     write_folder,
 )
 from flatout.engine.files.content_key import ContentKey
-from tests.conftest import PROJECT
 
 OLD, NEW = ContentKey({"text": "old"}), ContentKey({"text": "new"})
 
@@ -72,27 +70,22 @@ def test_where_the_last_rename_fails_the_old_folder_is_there(
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-{setup}
-real = os.rename
-def killed(source, target):
-    real(source, target)
-    os.kill(os.getpid(), 9)
-os.rename = killed
-os.replace = killed
-from tests.engine.test_in_place import {write}, NEW
-{write}(Path(sys.argv[1]), NEW)
-"""
-
-
-def run_killed(write, folder, setup=""):
+def run_killed(write, folder):
     """The process dies behind its first rename: the old folder has made room."""
-    code = KILLED.format(write=write.__name__, setup=setup)
-    command = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(command, cwd=PROJECT, timeout=60, check=False)
-    assert done.returncode == -9
+    if pid := os.fork():
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+        return
+    real = os.rename
+
+    def killed(source, target):
+        real(source, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.rename = os.replace = killed
+    try:
+        write(folder, NEW)
+    finally:
+        os._exit(1)
 
 
 @pytest.mark.process

@@ -522,7 +522,7 @@ def test_adapted_decoders_are_turned_by_the_kernel():
 
 def test_adapted_blocks_share_whole_graphs(monkeypatch):
     """The first block, whose input needs no gradient, has its own."""
-    monkeypatch.setitem(CONFIGS, "qwen3", {**CONFIGS["qwen3"], "num_hidden_layers": 4})
+    monkeypatch.setitem(CONFIGS, "qwen3", {**CONFIGS["qwen3"], "num_hidden_layers": 3})
     model = task_model("qwen3", "causal-lm", "sdpa")
     given = {"name_or_path": "x", "task": "causal-lm", "lora": LORA}
     settings = parse_settings({"model": given}).model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -73,6 +74,12 @@ def plain_gradient(task, rows, options):
     return loss.item(), {n: p.grad for n, p in model.named_parameters()}
 
 
+@cache
+def model_for(task, implementation):
+    model = built(TASKS[task], task, implementation)
+    return TaskModel(model, task_of(task), MAX_LENGTH)
+
+
 def found_gradient(task, options, strategy, budget, world_size):
     """What the ranks' steppers find, added up."""
     family, total, grads = TASKS[task], 0.0, {}
@@ -80,8 +87,9 @@ def found_gradient(task, options, strategy, budget, world_size):
         cut = {"token_budget": budget, "world_size": world_size, "rank": rank}
         data = step_rows(family, task, strategy, **cut)
         data.collator.task.loss_options = options
-        model = built(family, task, PACKED if strategy == "packed" else "sdpa")
-        ours = TaskModel(model, data.collator.task, MAX_LENGTH)
+        ours = model_for(task, PACKED if strategy == "packed" else "sdpa")
+        ours.task = data.collator.task
+        ours.zero_grad()
         optimizer = build_optimizer(
             ours, TrainSettings(), fused=False, capturable=False
         )
@@ -89,7 +97,7 @@ def found_gradient(task, options, strategy, budget, world_size):
         run.set_scalars(data[0])
         run.backward(data[0])
         total += run._loss.item()
-        for name, parameter in model.named_parameters():
+        for name, parameter in ours.model.named_parameters():
             grads[name] = grads.get(name, 0) + parameter.grad
     return total, grads
 

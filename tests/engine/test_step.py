@@ -128,10 +128,11 @@ def test_a_batch_without_targets_is_a_step_by_zero_gradients(
     assert (found.losses[2], found.norms[2]) == (0.0, 0.0)
     expected = plain_training(job)
     assert_same(found, expected)
-    job = replace_train(job, log_every=4)
-    assert observed(job, CPU)[1].history[0].loss == pytest.approx(
-        sum(expected.losses[:4]) / 3, rel=1e-5
-    )
+    if strategy == "packed":
+        job = replace_train(job, log_every=4)
+        assert observed(job, CPU)[1].history[0].loss == pytest.approx(
+            sum(expected.losses[:4]) / 3, rel=1e-5
+        )
 
 
 def replace_train(job, **train):
