@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from PIL import Image
+from transformers import AutoTokenizer
 
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.parameters import Settings, SplitSettings, parse_settings
+from flatout.engine.models.building import Vocabulary, build
+from flatout.engine.parameters import (
+    ModelSettings,
+    Settings,
+    SplitSettings,
+    parse_settings,
+)
 from flatout.engine.rows.rows import SplitRows, rows_from_dataset
-from flatout.engine.tasks import columns_of
+from flatout.engine.tasks import columns_of, make_task
 from flatout.engine.train.setup.job import TrainJob
-from tests.engine.families import LABEL_NAMES, NAMED, token_rows
+from tests.engine.families import LABEL_NAMES, MAX_LENGTH, NAMED, token_rows
 from tests.engine.runs import make_job
 
 SPLITS = {"train": 60, "validation": 20, "test": 21}
@@ -73,6 +83,26 @@ def task_job(
     return replace(job, settings=chosen, label_names=names, **task_rows(task))
 
 
+def save_random(
+    folder: Path,
+    tokenizer: Path,
+    settings: ModelSettings,
+    label_names: Sequence[str] = (),
+    factor: float = 15,
+) -> Path:
+    """A model of random weights, so large that its answers differ from row to row, and
+    a copy of its tokenizer."""
+    known = AutoTokenizer.from_pretrained(tokenizer)
+    task, vocabulary = make_task(settings, list(label_names)), Vocabulary.of(known)
+    torch.manual_seed(0)
+    model = build(settings, task, vocabulary, MAX_LENGTH, "sdpa")
+    for weight in model.parameters():
+        weight.data *= factor if weight.dim() > 1 else 1
+    model.save_pretrained(folder)
+    known.save_pretrained(folder)
+    return folder
+
+
 KINDS = ("texts", "arrays", "images")
 """Of rows that the split serves."""
 FAULTS = {"texts": "text is missing", "arrays": "NaN", "images": "an empty file"}
@@ -95,13 +125,18 @@ def raw_rows(kind: str, folder: Path, rows: Numbered, bad: Container[int] = ()) 
         np.savez(path, inputs=np.array(values, np.float32), label=labels)
         return path
     for n in {*numbers}:
-        pixels = np.random.default_rng(n).integers(0, 255, (8, 8, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{n}.png")
-        if n in bad:
-            (folder / f"{n}.png").write_bytes(b"")
+        (folder / f"{n}.png").write_bytes(b"" if n in bad else _picture(n))
     lines = [f"{n}.png,{label}" for n, label in rows]
     (folder / "all.csv").write_text("\n".join(["image,label", *lines]))
     return folder / "all.csv"
+
+
+@cache
+def _picture(number: int) -> bytes:
+    random, file = np.random.default_rng(number), io.BytesIO()
+    pixels = random.integers(0, 255, (8, 8, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
 
 
 def split_recipes(kind: str, raw: Any, **split: Any) -> dict[str, Any]:

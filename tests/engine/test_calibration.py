@@ -13,15 +13,14 @@ import pytest
 import torch
 from datasets import Dataset
 from sklearn.metrics import f1_score
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
-from flatout.engine.models.building import ModelError, build, load_pretrained
+from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import ModelSettings, SettingsError, parse_settings
 from flatout.engine.predict.calibrating import calibrate
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.split_predictions import SplitPredictions
-from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks import make_task, option_faults, task_class
+from flatout.engine.tasks import option_faults, task_class
 from flatout.engine.tasks._shared.reliability import (
     best_threshold,
     calibration_figures,
@@ -34,6 +33,7 @@ from flatout.project.hooks.settings import SettingsHooks
 from flatout.reports.pictures import reliability_figure
 from flatout.tracking.text_model import TextModel
 from tests.engine.families import CONFIGS
+from tests.make import save_random
 from tests.pipelines.tokens import write_tokens
 
 CLASSES, LABELS = "sequence-classification", "multi-label-classification"
@@ -113,7 +113,7 @@ def test_the_temperature_is_the_likeliest_and_grows_with_the_logits(kind):
 
 def test_thresholds_are_those_of_a_search_with_scikit_learn():
     logits, labels = drawn("labels")
-    for count in (3, 40, 600):
+    for count in (3, 40, 200):
         shares, hits = (part[:count, 0] for part in outcomes(logits, labels))
         values = np.unique(np.round(shares, 2) if count == 40 else shares)
         shares = np.round(shares, 2) if count == 40 else shares
@@ -123,7 +123,7 @@ def test_thresholds_are_those_of_a_search_with_scikit_learn():
         assert f1_score(hits, shares > found) == pytest.approx(scores.max())
         best = tried[np.isclose(scores, scores.max())]
         assert found == pytest.approx(best[np.abs(best - 0.5).argmin()])
-    assert best_threshold(shares, np.zeros(600, bool)) is None
+    assert best_threshold(shares, np.zeros(200, bool)) is None
 
 
 @pytest.fixture(scope="module")
@@ -134,19 +134,13 @@ def tokenizer(tmp_path_factory) -> Path:
 
 def saved(folder: Path, tokenizer: Path, task: str, names: list[str], factor=1.0):
     """A model of random weights in `folder`, whose logits are multiplied."""
-    known: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(tokenizer)
-    settings = ModelSettings(
-        task=task, config={"model_type": "bert", **CONFIGS["bert"]}
-    )
-    torch.manual_seed(0)
-    vocabulary = Vocabulary.of(known)
-    model = build(settings, make_task(settings, names), vocabulary, MAX_LENGTH, "sdpa")
-    for weight in model.parameters():
-        weight.data *= 15 if weight.dim() > 1 else 1
-    for weight in model.classifier.parameters():
-        weight.data *= factor
-    model.save_pretrained(folder)
-    known.save_pretrained(folder)
+    config = {"model_type": "bert", **CONFIGS["bert"]}
+    save_random(folder, tokenizer, ModelSettings(task=task, config=config), names)
+    if factor != 1:
+        model = load_pretrained(folder)
+        for weight in model.classifier.parameters():
+            weight.data *= factor
+        model.save_pretrained(folder)
     return folder
 
 

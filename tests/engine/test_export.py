@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from flatout.engine.export import exporting
 from flatout.engine.export.exporting import export
@@ -28,16 +28,16 @@ from flatout.engine.export.formats import load
 from flatout.engine.export.measured import Measure, _draws
 from flatout.engine.files.calibration import Calibration
 from flatout.engine.launch.launch import run_job
-from flatout.engine.models.building import ModelError, build, load_pretrained
+from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.split_predictions import SplitPredictions
-from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from tests.conftest import PROJECT
 from tests.engine import test_arrays as arrays, test_images as images
-from tests.engine.families import CONFIGS, LABEL_NAMES, NAMED, VOCABULARY, token_rows
+from tests.engine.families import CONFIGS, LABEL_NAMES, NAMED, token_rows
 from tests.engine.test_embedding import pair_rows
+from tests.make import save_random
 from tests.pipelines.tokens import write_tokens
 
 CLASSES, LABELS = "sequence-classification", "multi-label-classification"
@@ -70,14 +70,8 @@ class Made:
             "tokenize": {"max_length": 24},
         }
         settings = parse_settings(self.given)
-        made = make_task(settings.model, self.names, VOCABULARY)
-        torch.manual_seed(0)
-        model = build(settings.model, made, VOCABULARY, 24, "sdpa")
-        for weight in model.parameters():
-            weight.data *= 15 if weight.dim() > 1 else 1
-        model.save_pretrained(self.folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder / "06_models/tokenizer")
-        tokenizer.save_pretrained(self.folder)
+        tokenizer = folder / "06_models/tokenizer"
+        save_random(self.folder, tokenizer, settings.model, self.names)
         self.rows = token_rows(task, 40)
 
     def settings(self, *formats: str, **model):

@@ -6,24 +6,22 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.models.building import (
     ModelError,
-    Vocabulary,
-    build,
     load_pretrained,
 )
 from flatout.engine.models.model_files import save_sentence_files
 from flatout.engine.parameters import SettingsError, SplitSettings, parse_settings
 from flatout.engine.predict import mining, vectors
 from flatout.engine.predict.predicting import predict
-from flatout.engine.tasks import columns_of, make_task
+from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS
+from tests.make import save_random
 
 MAX_LENGTH, TOP, NEGATIVES, MARGIN = 24, 12, 3, 0.02
 ANIMALS = "cat dog horse cow bird fish snake frog bear wolf".split()
@@ -67,14 +65,8 @@ def saved(tmp_path_factory):
     settings, rows = settings_of(folder), splits_of(frame_of())["train"]
     recipe = TokenizerRecipe(rows, settings.model, settings.tokenize)
     recipe.build().save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    vocabulary, task = Vocabulary.of(tokenizer), make_task(settings.model)
-    model = build(settings.model, task, vocabulary, MAX_LENGTH, "sdpa")
-    for weight in model.parameters():
-        weight.data *= 8 if weight.dim() > 1 else 1
-    model.save_pretrained(folder)
-    save_sentence_files(model.config, folder, MAX_LENGTH)
+    save_random(folder, folder, settings.model, factor=8)
+    save_sentence_files(load_pretrained(folder).config, folder, MAX_LENGTH)
     return folder
 
 

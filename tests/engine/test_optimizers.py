@@ -68,6 +68,7 @@ def test_steps_are_those_of_pytorchs_optimizer(name):
 @pytest.mark.parametrize("name", ["sgd", "adafactor"])
 def test_a_resumed_training_has_the_optimizers_state(tmp_path, name):
     settings = {"optimizer": name, "checkpoint": {"every_steps": 2, "keep": 2}}
+    settings |= {"token_budget": 240}
     undisturbed = run_job(make_job(tmp_path / "whole", **settings))
     assert f"optimizer {name} has no fused" in str(undisturbed.report.warnings)
     job = make_job(tmp_path / "crashed", **settings)

@@ -10,15 +10,15 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from flatout.engine.models.building import Vocabulary, build, load_pretrained
+from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.rows.rows import rows_from_dataset
-from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS, LABEL_NAMES, collator_of
 from tests.engine.test_predict import texts
+from tests.make import save_random
 
 LIMITS = TokenizeSettings(vocab_size=100, max_length=24)
 
@@ -42,12 +42,8 @@ def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path)
     if typed:
         assert tokens["token_type_ids"][:] == expected["token_type_ids"]
 
-    torch.manual_seed(0)
-    task = make_task(settings, LABEL_NAMES)
-    model = build(settings, task, Vocabulary.of(plain), 24, "sdpa").eval()
-    for weight in model.parameters():
-        weight.data *= 4 if weight.dim() > 1 else 1
-    model.save_pretrained(tmp_path)
+    save_random(tmp_path, tmp_path, settings, LABEL_NAMES, factor=4)
+    model = load_pretrained(tmp_path).eval()
     with torch.no_grad():
         padded = plain.pad(dict(expected), return_tensors="pt")
         logits = model(**padded).logits

@@ -16,12 +16,7 @@ from transformers import AutoTokenizer, pipeline
 from flatout.engine.batches.collation import Collator
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.readers.text_files import TextFiles
-from flatout.engine.models.building import (
-    ModelError,
-    Vocabulary,
-    build,
-    load_pretrained,
-)
+from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import (
     ModelSettings,
     SettingsError,
@@ -31,10 +26,10 @@ from flatout.engine.parameters import (
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import Predictor, prefetched
 from flatout.engine.predict.split_predictions import SplitPredictions
-from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS, LABEL_NAMES
 from tests.engine.remote_code import write_model
+from tests.make import save_random
 
 MAX_LENGTH = 24
 WORDS = "stock price falls after weak report while team wins a late match".split()
@@ -67,21 +62,10 @@ def saved(tokenizer_folder, tmp_path_factory):
     def folder_of(family: str = "bert", task: str = "sequence-classification"):
         if (family, task) not in made:
             folder = tmp_path_factory.mktemp(f"{family}-{task}")
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-            settings = ModelSettings(
-                task=task, config={"model_type": family, **CONFIGS[family]}
-            )
+            config = {"model_type": family, **CONFIGS[family]}
+            settings = ModelSettings(task=task, config=config)
             names = LABEL_NAMES if task.endswith("classification") else []
-            torch.manual_seed(0)
-            vocabulary = Vocabulary.of(tokenizer)
-            model = build(
-                settings, make_task(settings, names), vocabulary, MAX_LENGTH, "sdpa"
-            )
-            for weight in model.parameters():  # answers that differ from row to row
-                weight.data *= 15 if weight.dim() > 1 else 1
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            made[family, task] = folder
+            made[family, task] = save_random(folder, tokenizer_folder, settings, names)
         return made[family, task]
 
     return folder_of

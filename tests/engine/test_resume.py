@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,11 +42,13 @@ from tests.engine.runs import (
     Crash,
     crash,
     curve,
-    make_job,
+    make_job as job_of,
     points,
     when_logged,
 )
 
+make_job = partial(job_of, token_budget=240)
+"""One or two micro-batches a step."""
 EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
 
 
@@ -640,10 +643,11 @@ def test_what_is_not_there_whole_is_trained_again(tmp_path, change, finished):
 
 
 def test_the_best_model_of_other_evaluations_is_another_result(tmp_path):
-    whole = make_job(tmp_path / "often", evaluate_every=1)
-    expected = run_job(whole)
-    collect(make_job(tmp_path))
-    again = collect(make_job(tmp_path, evaluate_every=1))
+    few = {"max_steps": 4}
+    expected = run_job(make_job(tmp_path / "often", evaluate_every=1, **few))
+    first = collect(make_job(tmp_path, **few))
+    again = collect(make_job(tmp_path, evaluate_every=1, **few))
+    assert again.report.train_wall_s != first.report.train_wall_s
     assert again.report.validation_loss == expected.report.validation_loss
     assert again.model_folder.name == expected.model_folder.name
     assert weights(again) == weights(expected)

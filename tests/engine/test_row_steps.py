@@ -32,7 +32,7 @@ from tests.engine.runs import NO_DROPOUT, Crash, crash, make_job, when_logged
 from tests.make import task_job
 
 CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
-EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
+EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}, "token_budget": 240}
 
 
 @given(st.integers(1, 3_000), st.integers(0, 2**32 - 1), st.integers(0, 9))

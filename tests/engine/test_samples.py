@@ -38,7 +38,6 @@ QUICK = {
     "trial_timeout_s": 200,
 }
 KINDS = ("arrays", "images")
-SLOW = pytest.mark.slow
 
 
 def made(kind, folder, **train):
@@ -227,9 +226,8 @@ def files_of(job, folder) -> JobFiles:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", ["arrays", pytest.param("images", marks=SLOW)])
-def test_a_trial_of_the_benchmark(kind, tmp_path, warm_trials):
-    job = made(kind, tmp_path / "job")
+def test_a_trial_of_the_benchmark(tmp_path, warm_trials):
+    job = made("arrays", tmp_path / "job")
     dumped = job.settings.model_dump(mode="json")
     settings = parse_settings({**dumped, "benchmark": QUICK})
     bench = Bench(settings, files_of(job, tmp_path), tmp_path / "sweep")
@@ -251,9 +249,8 @@ def test_nothing_that_spares_padding_is_tried(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", [pytest.param("arrays", marks=SLOW), "images"])
-def test_a_sweep_of_one_rate(kind, tmp_path, warm_trials):
-    job = made(kind, tmp_path / "job", max_steps=2, epochs=1)
+def test_a_sweep_of_one_rate(tmp_path, warm_trials):
+    job = made("images", tmp_path / "job", max_steps=2, epochs=1)
     swept = {
         "folder": str(tmp_path / "sweep"),
         "storage": str(tmp_path / "sweep.db"),

@@ -41,6 +41,7 @@ GRID = {
     "strategies": ["fixed", "random", "grouped", "packed"],
     "token_budgets": BUDGETS,
 }
+FEW = {**GRID, "num_workers": [0], "strategies": ["packed"], "token_budgets": [512]}
 MACHINES = {
     "padding costs": {"io_ms": 0.05, "part_ms": 0.1, "grouped": 1.1, "random": 1.6}
     | {"fixed": 2.0},
@@ -124,7 +125,7 @@ def test_the_global_batch_is_kept_unless_it_is_free(tmp_path):
     machine = {"part_ms": 2.0}
     search = searched(tmp_path, machine, mode="tune")
     assert search.tuned.chosen.global_batch_size == 8
-    grid = GRID | {"batch_sizes": [8, 16]}
+    grid = FEW | {"batch_sizes": [8, 16]}
     kept = searched(tmp_path / "kept", machine, **grid)
     assert kept.recommended.global_batch_size == 8
     freed = searched(tmp_path / "free", machine, **grid, free_global_batch=True)
@@ -138,7 +139,7 @@ def test_the_global_batch_is_kept_unless_it_is_free(tmp_path):
 
 
 def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
-    search = searched(tmp_path, **GRID)  # runtime.precision: fp32
+    search = searched(tmp_path, **FEW)  # runtime.precision: fp32
     asked = {t.spec.settings.runtime.precision for t in search.bench.results}
     assert asked == {"fp32"}
 
@@ -290,7 +291,7 @@ def test_no_mode_begins_a_trial_after_its_limit(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", ["tune", "grid"])
 def test_a_benchmark_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
-    search = searched(tmp_path, **{**GRID, "mode": mode})
+    search = searched(tmp_path, **{**FEW, "mode": mode})
     search.complete = False
     summary = summarise(search)
     assert (summary["complete"], summary["tuned"]) == (False, None)

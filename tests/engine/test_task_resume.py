@@ -35,7 +35,7 @@ def job_of(folder, task):
     config = {"model_type": kind, **(CONFIGS | RECURRENT)[kind]}
     own = "causal-lm" if task == COMPLETIONS else task
     steps = {"checkpoint": {"every_steps": 2}, "evaluate_every": 4}
-    job = task_job(folder, own, config, **steps)
+    job = task_job(folder, own, config, token_budget=240, **steps)
     return replace(job, **{name: rows(task, n) for name, n in SPLITS.items()})
 
 
