@@ -23,6 +23,7 @@ from flatout.engine.train.optimizer import (
     set_learning_rate,
 )
 from flatout.engine.train.recording import health
+from flatout.engine.train.recording.report import LogPoint
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.step import Stepper, StepSums
 from tests.engine.families import CONFIGS, gradient, step_rows, task_model, task_of
@@ -358,6 +359,12 @@ def test_health_warnings():
     assert "the first loss is 5.00, chance is 2.30" in health.initial_loss_warning(
         5.0, math.log(10)
     )
+    history = [LogPoint(20, 0.4, 399.6, 3.0, 11.0, *[0.0] * 5)]
+    assert "the loss is 399.6 at step 20, chance is 2.30: the learning rate of 3" in (
+        health.divergence_warning(history, math.log(10)) or ""
+    )
+    assert health.divergence_warning(history, None) is None
+    assert health.divergence_warning([], 2.3) is None
     assert health.cpu_wait_warning(24.0, 2, on_cpu=True) is None
     assert health.cpu_wait_warning(60.0, 1, on_cpu=True) is None
     assert health.cpu_wait_warning(60.0, 2, on_cpu=False) is None

@@ -103,10 +103,10 @@ def rows(
 def gate(
     env: str | None, params: dict[str, Any], baseline: Path, write: bool, steps: int
 ) -> None:
-    """Train three times a few steps; exit 1 if rate or loss are worse than BASELINE.
+    """Train a few steps three times, and compare rate and loss with BASELINE.
 
-    Accepts the options of the training. Its models, reports and checkpoints stay as
-    they are.
+    The exit code is 1 if one is worse. Accepts the options of the training, whose
+    models, reports and checkpoints are not changed.
     """
     with plain_errors():
         job = training_job(context_of(env, params))

@@ -30,7 +30,7 @@ MANY_LABELS = 1000
 
 
 def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
-    """Two findings: the columns with the first rows checked, and the labels."""
+    """Return two findings: on the columns and the first rows, and on the labels."""
     raw = raw_entry(settings)
     source = catalog.get(raw)
     if isinstance(source, DocstringCorpus) and not source.is_parsed:

@@ -47,9 +47,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
     their measurement.
 
     Kedro replaces `local` by the environment, so that `--env=tuned` would train the
-    built-in corpus with settings that were measured on the user's own. Kedro also
+    built-in corpus with settings that were measured on the user's data. Kedro also
     parses all files again at each access, about 12 times per run: half a second.
-    `parameters` contains the defaults of all that no file names.
+    `parameters` contains the default of each parameter that no file sets.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark's answer: one sentence, and what to do with it."""
+"""The benchmark's answer in one sentence, with the next command."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Measured:
 
 
 class Yardstick:
-    """A callback of the training that times its windows, and after each the work."""
+    """Training callback that times each window, and a fixed piece of work after it."""
 
     def __init__(self) -> None:
         width = 128

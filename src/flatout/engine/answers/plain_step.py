@@ -62,7 +62,7 @@ class PlainStep:
 
     @property
     def trained(self) -> Weights:
-        """Parameters that the optimizer has."""
+        """Names of the parameters that the optimizer updates."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _step(self, plain: Plain, precision: AbstractContextManager[Any]) -> Step:

@@ -117,7 +117,7 @@ def compared(
 def compared_loss(
     losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
-    """Compare the first of `losses` with the plain one and the one that is rounded."""
+    """Compare the first of `losses` (found, plain, rounded) with the other two."""
     tensors = ([torch.tensor(loss, dtype=torch.float64)] for loss in losses)
     return compared("loss", *tensors, max(LEAST / 10, roundoff), times=times)
 

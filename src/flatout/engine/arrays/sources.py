@@ -86,8 +86,8 @@ class Files:
 
     @cached_property
     def state(self) -> str:
-        """Hash of name, size, both times and inode of each file: one differs if a file
-        was replaced, even if its size and modification time are the same."""
+        """Hash of name, size, both times and inode of each file. It changes if a file
+        is replaced, even by one of the same size and modification time."""
         stats = ((name_in(self.root, file), file.stat()) for file in self.paths)
         facts = [
             (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)

@@ -43,8 +43,8 @@ class Search:
 
     @property
     def picks(self) -> Picks:
-        """The picks for the user's training; empty in modes that only compare, and for
-        an interrupted search."""
+        """Return the picks for the user's training; empty in modes that only compare,
+        and for an interrupted search."""
         bench, options = self.bench, self.bench.options
         if options.mode not in ADVISES or not self.complete:
             return Picks(None, None, None)

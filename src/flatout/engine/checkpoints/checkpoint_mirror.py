@@ -71,7 +71,8 @@ class CheckpointMirror:
                 self._mirror.remove(name)
 
     def offer(self, checkpoint: Checkpoint) -> None:
-        """Upload a sealed checkpoint and its best model, instead of one that waits."""
+        """Queue a complete checkpoint and its best model for upload; drop one that is
+        still queued."""
         # Links, which stay when old checkpoints are removed.
         linked = hidden_path(self._folder / "mirror")
         try:

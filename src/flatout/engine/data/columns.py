@@ -38,7 +38,7 @@ NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
 
 @dataclass(frozen=True)
 class Columns:
-    """Use of the raw columns. None: the rows have no such column."""
+    """Names of the raw columns by their use. None: the rows have no such column."""
 
     text: str
     text_pair: str | None

@@ -86,7 +86,7 @@ def repeats(exact: Hashes) -> npt.NDArray[np.bool_]:
 
 
 def leaks(exact: Hashes, codes: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int64]]:
-    """First row of each code, for each text under several codes (N,) from 0."""
+    """Return the first row of each code, for texts with several codes (N,) from 0."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)

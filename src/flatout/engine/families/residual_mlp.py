@@ -105,7 +105,7 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
 
 
 class Tables(Samples):
-    """Numbers of any shape."""
+    """Samples of numbers, of any fixed shape."""
 
     one_shape = True
 

@@ -138,8 +138,8 @@ class _Patches(_Images):
 
 class _Stages(_Images):
     def fault(self, config: Any) -> str | None:
-        """Report images too small for the stages, all but the first of which halve
-        them."""
+        """Report images that are too small for the stages: each stage but the first
+        halves them."""
         least = config.patch_size * 2 ** (config.num_stages - 1)
         if config.image_size >= least:
             return None

@@ -62,8 +62,8 @@ class JobFiles:
         label_names: Sequence[str],
         folder: str,
     ) -> JobFiles:
-        """Make the job of token Datasets with these settings. Raises StaleTokensError.
-        Rows that are not in a folder are written to `folder`/rows."""
+        """Make the job for Datasets of tokens and these settings. Raises
+        StaleTokensError. Rows outside of a folder are written to `folder`/rows."""
         vocabulary = None
         if tokenizer is not None:
             check_tokens_match(splits, settings, tokenizer, label_names)

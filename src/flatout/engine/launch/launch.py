@@ -99,7 +99,8 @@ def launch(job: TrainJob) -> TrainResult:
 
 
 def resolve_processes(settings: DistributedSettings) -> int:
-    """Return the ranks of this machine. Raises SettingsError if devices are missing."""
+    """Return the number of ranks of this machine. Raises SettingsError if devices are
+    missing."""
     gpus = environment.nvidia_gpu_count()
     if settings.num_processes == "auto":
         return gpus or 1

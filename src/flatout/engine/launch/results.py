@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_result(job: TrainJob, result: TrainResult) -> None:
-    """Write the result to the job's folder; its checkpoints are then useless."""
+    """Write the result to the job's folder, and remove its checkpoints."""
     fields: dict[str, Any] = {
         "identity": result_identity(job),
         "files": _hashes(result),

@@ -83,8 +83,8 @@ def add_adapter(
 
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
     """Store matrices of frozen linear layers in `dtype`, in which autocast multiplies
-    with them: the numbers are the same, without a copy at each pass. Left out are those
-    tied to embeddings, and those below DoRA, which measures their columns."""
+    with them. The results are equal, and no pass needs a copy. Matrices tied to
+    embeddings stay, and all with DoRA, which computes norms of their columns."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:

@@ -50,8 +50,8 @@ class ModelFiles:
 
 
 def save_sample_files(config: Any, folder: Path) -> None:
-    """Save what transformers needs to read samples, for example the way from an image
-    to its pixels."""
+    """Save the files that transformers needs to read samples, for example an image
+    processor."""
     for name, content in family_of(config).samples.extra_files(config).items():
         _write(folder / name, content)
 

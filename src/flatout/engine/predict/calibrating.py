@@ -34,7 +34,7 @@ def calibrate(
     settings: Settings,
 ) -> None:
     """Save the values for `evaluate.calibrate` and `model.label_threshold: auto` to the
-    model's folder, unless it has that of the same model, rows and settings. Raises
+    model's folder, unless it has those of the same model, rows and settings. Raises
     SettingsError, ModelError."""
     calibrates = settings.evaluate.calibrate
     picks = settings.model.label_threshold == "auto"

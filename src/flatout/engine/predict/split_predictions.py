@@ -155,7 +155,7 @@ class SplitPredictions:
         return seen
 
     def table(self) -> Any:
-        """Columns row, label, prediction, score, loss, wrong, and the task's own."""
+        """Columns row, label, prediction, score, loss, wrong, and those of the task."""
         return self._found[0]
 
     def value(self) -> dict[str, Any]:

@@ -29,8 +29,8 @@ Vectors = npt.NDArray[np.float32]
 def stored_vectors(
     texts: Any, encode: Callable[[Any], Vectors], folder: Path, key: str
 ) -> list[Vectors]:
-    """Return vectors of `texts` (N,), an Arrow array, memory-mapped: TEXTS_A_FILE in
-    each part but the last. `encode` makes those that `folder` does not have. Files of
+    """Return the vectors of `texts` (N,), an Arrow array, memory-mapped in parts of
+    TEXTS_A_FILE rows. `encode` computes those that `folder` does not have. Files of
     other texts or of another model (`key`) are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)

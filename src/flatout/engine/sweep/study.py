@@ -76,8 +76,9 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def trained_by(model: ModelSettings) -> dict[str, str]:
-    """Return versions, and digests of the code that trains `model`: flatout's, and that
-    of a custom task and family. Results and checkpoints of other code are not used."""
+    """Return package versions and digests of the code that trains `model`: flatout's
+    code and that of a custom task or family. Results and checkpoints of other code
+    are not used."""
     engine = Path(flatout.__file__).parent / "engine"
     named = (model.task.rpartition(".")[0], model.family)
     own = {f"code of {name}": digest_of(sources_of(name)) for name in named if name}

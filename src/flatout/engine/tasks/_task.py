@@ -120,7 +120,7 @@ class Metrics(ABC):
 
 
 class Task(ABC):
-    """A task of a run; a custom class overrides the differences.
+    """A task of a run; a custom class overrides the members that differ.
 
     The defaults are for one label per row and a linear head, whose logits `loss`
     compares with it. Methods on rows are pure functions of (seed, epoch, row).

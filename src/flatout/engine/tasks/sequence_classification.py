@@ -51,7 +51,7 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The second of two classes."""
+        """Index of the class whose probability is compared with the threshold."""
         return self.label_names[1:] if len(self.label_names) == 2 else ()
 
     def chosen(self, logits: Any) -> Any:

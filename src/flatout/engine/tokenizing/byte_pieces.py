@@ -55,7 +55,8 @@ def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
 
 
 def around(tokenizer: Tokenizer, *, end: bool) -> processors.TemplateProcessing:
-    """Return the template of a text: a start token, and an end token if it is whole."""
+    """Return the post-processor that adds a start token, and an end token to whole
+    texts."""
     last = f" {END}" if end else ""
     return processors.TemplateProcessing(
         single=f"{START} $A{last}",

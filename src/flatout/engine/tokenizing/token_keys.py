@@ -48,7 +48,7 @@ def facts_of(tokens: Any) -> dict[str, Any]:
 
 
 def token_key(tokens: Any) -> str:
-    """Digest of the inputs of `tokens`; of its content if they are unknown."""
+    """Return a digest of the inputs of `tokens`; of its content if they are unknown."""
     key = key_of(tokens)
     return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 

@@ -21,7 +21,7 @@ def train_model(
 ) -> dict[str, Any]:
     """Train on `train_rows`, choose by `validation_rows`, evaluate on `test_rows`.
 
-    The three are `datasets.Dataset`s, `tokenizer` is, for rows of tokens, a
+    The three are `datasets.Dataset`s; for rows of tokens, `tokenizer` is a
     `PreTrainedTokenizerBase`. `groups`: parameters by group. `paths.checkpoints` is
     written and read (resume); `paths.metrics` is appended to.
     """

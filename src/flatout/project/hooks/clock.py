@@ -126,7 +126,7 @@ class ClockHooks:
     def after_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> Iterator[Any]:
-        """Send the seconds so far to MLflow: sending needs some more."""
+        """Record the seconds so far, before the tracking program sends them."""
         self._clock.mark("rest")
         if tracked := self._run.tracked:
             found = self._clock.seconds.items()

@@ -44,7 +44,8 @@ def check_sources(loader: ProjectConfigLoader) -> None:
 
 
 def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
-    """Kedro accepts an entry of any name, and would read the one in conf/base."""
+    """Raise SettingsError for entries with a misspelt name: Kedro would accept them
+    and read the entry in conf/base."""
     base = _entries(loader, loader.base_env)
     own = {name.partition("@")[0] for name in loader["catalog"].keys() - base} - base
     given = _entries(loader, loader.default_run_env)

@@ -71,7 +71,7 @@ class WarmTraining:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """Use a block of `steps`, if it has more; its workers start now."""
+        """Shorten the block to `steps` if it has more, and start its workers."""
         if steps < self.feed.period:  # new workers need seconds to start
             del self.feed  # frees its workers and batches before the next ones start
             self.feed = self.feed_of(steps)

@@ -49,9 +49,9 @@ class ArrowReader(FileReader):
             raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        """Raise RawTextsError if an offset points outside of the values, which reading
-        does not check. (Texts are checked as bytes, because a text that is no UTF-8 is
-        one rejected row, not a damaged file.)"""
+        """Yield batches. Raises RawTextsError if an offset is outside of the values,
+        which reading does not check. (Texts are checked as bytes, because a text that
+        is no UTF-8 is one rejected row, not a damaged file.)"""
         table = self._table().select(columns)
         with self.errors(_BROKEN_ARROW):
             for chunk in (chunk for column in table.columns for chunk in column.chunks):

@@ -46,8 +46,8 @@ class Hits(Metrics):
 
 
 class Classes(Metrics):
-    """Counts of classes, and figures derived from them; top 5; the area under the
-    curve."""
+    """Counts of classes with the figures derived from them, top-5 accuracy, and the
+    area under the curve."""
 
     def __init__(
         self,

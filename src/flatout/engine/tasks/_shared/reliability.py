@@ -100,7 +100,8 @@ def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> fl
 
 def best_threshold(shares: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
     """Return the threshold of (N,) with the largest F1, halfway between neighbouring
-    probabilities; of equals the nearest to 0.5. None without a positive row."""
+    probabilities; if several are equal, the one nearest to 0.5. None without a
+    positive row."""
     if not positive.any():
         return None
     values, groups = np.unique(shares, return_inverse=True)

@@ -12,6 +12,8 @@ from flatout.engine.train.recording.timing import Rates, Window
 
 INITIAL_LOSS_TOLERANCE = 0.5
 """Maximum first loss above chance of a model from scratch, in nats."""
+DIVERGED = 3.0
+"""Loss of a log point, in units of chance, from which on the training diverges."""
 GRAD_NORM_BAND = (0.1, 10.0)
 """Usual norms are 0.1 to 1.0; more is tolerated because clipping bounds updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
@@ -37,6 +39,18 @@ def initial_loss_warning(loss: float, chance: float | None) -> str | None:
     return (
         f"the first loss is {loss:.2f}, chance is {chance:.2f}: check labels, "
         "tokenizer and model belong together"
+    )
+
+
+def divergence_warning(history: Sequence[LogPoint], chance: float | None) -> str | None:
+    """Warn if the loss of a log point is far above chance."""
+    worst = max(history, key=lambda point: point.loss, default=None)
+    if not chance or worst is None or not worst.loss > DIVERGED * chance:
+        return None
+    return (
+        f"the loss is {worst.loss:.4g} at step {worst.step}, chance is {chance:.2f}: "
+        f"the learning rate of {worst.learning_rate:.3g} is too high. Lower "
+        "train.learning_rate, to about 5e-5 for a checkpoint, 1e-3 from scratch"
     )
 
 
@@ -144,7 +158,8 @@ class HealthWatch:
         waits = Rates.over(list(windows)).loader_wait_pct if windows else 0.0
         on_cpu, threads = not self._runtime.is_cuda, self._runtime.threads
         found = {
-            "loss": initial_loss_warning(initial_loss, self._chance_loss),
+            "loss": initial_loss_warning(initial_loss, self._chance_loss)
+            or divergence_warning(history, self._chance_loss),
             "norm": grad_norm_warning(norms, has_learned=learnt) if enough else None,
             "cpu": cpu_wait_warning(cpu_wait_pct, threads, on_cpu=on_cpu),
             "loader": loader_wait_warning(

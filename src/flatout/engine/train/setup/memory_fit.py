@@ -82,7 +82,7 @@ def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
 
 
 def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
-    """Budget from an estimate, if passes cannot be measured."""
+    """Return the budget from an estimate, for passes that cannot be measured."""
     if guess is None or guess >= bounds.most:
         return Fit(wanted)
     return Fit(min(wanted, rounded_down(guess, bounds.least)), tight=True)
