@@ -48,7 +48,7 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
 @flatout.command()
 @env_option
 @PARAMS
-@click.option("--step", type=int, help="List the rows of this step, the first is 1.")
+@click.option("--step", type=int, help="List the rows of this step; steps start at 1.")
 @click.option("--row", type=int, help="List the steps that train this row.")
 @click.option(
     "--spike", is_flag=True, help="List the rows of the largest rise of the loss."
@@ -61,7 +61,7 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
-    help="Rows that are shown.",
+    help="Maximum number of rows shown.",
 )
 def rows(
     env: str | None,
@@ -98,7 +98,7 @@ def rows(
     required=True,
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
 )
-@click.option("--write", is_flag=True, help="Measure, and write the baseline.")
+@click.option("--write", is_flag=True, help="Measure and write the baseline.")
 @click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True)
 def gate(
     env: str | None, params: dict[str, Any], baseline: Path, write: bool, steps: int

@@ -57,20 +57,20 @@ def grid_parameters(
 
 
 @flatout.command(cls=ListsCommand)
-@click.option("--data-path", metavar="FILE", help="Or a folder, or a URL.")
-@click.option("--batch-sizes", metavar="N...", help="As in --batch-sizes 128 256 512.")
-@click.option("--num-workers", metavar="N...", help="Loader processes.")
+@click.option("--data-path", metavar="FILE", help="File, folder or URL of the data.")
+@click.option("--batch-sizes", metavar="N...", help="For example 128 256 512.")
+@click.option("--num-workers", metavar="N...", help="Numbers of loader processes.")
 @click.option("--precisions", metavar="NAME...", help="fp32, bf16, fp16 or auto.")
 @click.option(
     "--prefetch", "prefetch_factors", metavar="N...", help="Batches per loader process."
 )
 @click.option("--pin-memory", metavar="BOOL...", help="true, false or both.")
 @click.option(
-    "--steps", "steps_per_trial", type=click.IntRange(min=2), help="Of a timed window."
+    "--steps", "steps_per_trial", type=click.IntRange(min=2), help="Steps per window."
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option("--model", help="A checkpoint: name on the Hub, or folder.")
-@click.option("--task", help="Of docs/tasks.md. Default: guessed.")
+@click.option("--model", help="Checkpoint: name on the Hub, or folder.")
+@click.option("--task", help="A task of docs/tasks.md. Default: guessed.")
 @DATA_DIR
 @click.option("--conf-source", hidden=True)
 @click.pass_context

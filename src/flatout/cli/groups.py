@@ -22,9 +22,12 @@ logger = logging.getLogger(__name__)
 
 OF_RUN = {option.name: option for option in kedro_run.params}
 PARAMS = click.option(
-    "--params", default="", callback=OF_RUN["params"].callback, help="As kedro run's."
+    "--params",
+    default="",
+    callback=OF_RUN["params"].callback,
+    help="Parameters of kedro run.",
 )
-DATA_DIR = click.option("--data-dir", help="Folder of the run's data. Default: data.")
+DATA_DIR = click.option("--data-dir", help="Data folder of the run. Default: data.")
 
 
 class Fault(click.ClickException):

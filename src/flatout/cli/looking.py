@@ -27,7 +27,7 @@ from flatout.project.mlflow_options import login, mlflow_options
 @cli.command()
 @env_option
 @PARAMS
-@click.option("--json", "wants_json", is_flag=True, help="One line, the last one.")
+@click.option("--json", "wants_json", is_flag=True, help="Print JSON in the last line.")
 def doctor(env: str | None, params: dict[str, Any], wants_json: bool) -> None:
     """Check machine, installation, settings and data; exit code 1 if a check fails.
 
@@ -65,8 +65,8 @@ def parameters(group: str | None, env: str | None, params: dict[str, Any]) -> No
 @flatout.command()
 @env_option
 @DATA_DIR
-@click.option("--host", help="Default: ui.host of conf/base/mlflow.yml.")
-@click.option("--port", help="Default: ui.port of conf/base/mlflow.yml.")
+@click.option("--host", help="Default: ui.host in conf/base/mlflow.yml.")
+@click.option("--port", help="Default: ui.port in conf/base/mlflow.yml.")
 def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
     """Serve the runs in MLflow."""
     from flatout.tracking.server import serve
@@ -80,12 +80,12 @@ def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
 @flatout.command()
 @env_option
 @DATA_DIR
-@click.option("--tracking-uri", help="Another store, for the runs that are not sent.")
+@click.option("--tracking-uri", help="Send unsent runs to this store instead.")
 def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
-    """Send the data that MLflow lacks of this folder's runs.
+    """Send the data of this folder's runs that MLflow does not have.
 
-    They are the last training, the last other run, and the unsent data of runs before
-    them.
+    The folder has the last training, the last other run, and the unsent data of earlier
+    runs.
     """
     from flatout.tracking.follow import sync as send
 
@@ -103,9 +103,9 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
 
 @flatout.command()
 @click.argument("logfile", type=click.Path(path_type=Path))
-@click.option("--hours", type=float, required=True, help="That are allowed in all.")
+@click.option("--hours", type=float, required=True, help="Time limit of the training.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="In all, if the log does not state it."
+    "--steps", type=click.IntRange(min=1), help="Total number, if not in the log."
 )
 def deadline(logfile: Path, hours: float, steps: int | None) -> None:
     """Predict from the LOGFILE of any training whether it will end in time.

@@ -16,7 +16,7 @@ from flatout.cli.groups import flatout, plain_errors
 @click.option("--task", help="A task of docs/tasks.md. Default: guessed.")
 @click.option("--text-column", help="Default: guessed.")
 @click.option("--label-column", help="Default: guessed.")
-@click.option("--checkpoint", help="Name on the Hub, or folder. Default: from scratch.")
+@click.option("--checkpoint", help="Name on the Hub or folder. Default: from scratch.")
 @click.option("--yes", is_flag=True, help="Do not ask questions.")
 @click.option("--force", is_flag=True, help="Replace existing files in conf/local.")
 @click.option("--conf", default="conf", type=click.Path(path_type=Path), hidden=True)
@@ -30,7 +30,7 @@ def init(file: str, yes: bool, conf: Path, **known: Any) -> None:
         written = first_settings(conf / "local", file, asks=asks, **known)
     for path in written:
         click.echo(f"written: {path}")
-    click.echo("Next: kedro flatout doctor checks it, kedro run trains.")
+    click.echo("Next: kedro doctor checks the settings, kedro run trains.")
 
 
 def first_settings(

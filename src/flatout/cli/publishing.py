@@ -18,9 +18,11 @@ from flatout.project.config_loader import loader_of
 @click.argument("repository")
 @env_option
 @PARAMS
-@click.option("--dry-run", is_flag=True, help="Write the card, and list the files.")
-@click.option("--public", is_flag=True, help="A new repository is visible to all.")
-@click.option("--force", is_flag=True, help="Replace other content.")
+@click.option(
+    "--dry-run", is_flag=True, help="Write the card and list the files; upload nothing."
+)
+@click.option("--public", is_flag=True, help="Make a new repository public.")
+@click.option("--force", is_flag=True, help="Replace the content of the repository.")
 def push(
     repository: str, env: str | None, params: dict[str, Any], dry_run: bool, **how: bool
 ) -> None:

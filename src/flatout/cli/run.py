@@ -11,7 +11,7 @@ from flatout.cli.groups import cli, plain_errors
 from flatout.project.command_line import check_command
 from flatout.project.terminal import show_kedro
 
-VERBOSE = click.Option(["-v", "--verbose"], is_flag=True, help="Kedro's lines too.")
+VERBOSE = click.Option(["-v", "--verbose"], is_flag=True, help="Also show Kedro's log.")
 RUN_HELP = """Run pipelines; without names split, tokenize, train and evaluate.
 
 \b

@@ -72,7 +72,7 @@ def threads(
     if quota is not None:
         text += f", the container may use {quota:g} of them"
     if replaced := [f"{n}={v}" for n, v in before.items() if v != str(count)]:
-        text += f"; {' and '.join(replaced)} from the shell are ignored"
+        text += f"; {' and '.join(replaced)} from the shell: ignored"
     if count * processes > usable:
         text += f"; {count * processes} threads in all"
         fix = f"set runtime.threads: auto, or at most {max(1, usable // processes)}"

@@ -64,7 +64,7 @@ class SplitSettings(SettingsModel):
     negative_column: str | None = None
     """embedding: column of texts, or lists of texts, that do not match the anchor."""
     query_column: str | None = None
-    """reranking: column of queries; all rows of one stay in one split."""
+    """reranking: column of queries; all rows of a query are in the same split."""
     passage_column: str | None = None
     """reranking: column of the passage to be ranked for the query."""
     label_column: str | None = "label"
@@ -141,7 +141,7 @@ class ArraySettings(SettingsModel):
     """Conversion of files of numbers to samples of one shape (`train.rows: arrays`)."""
 
     path: str | None = None
-    """File or folder of the samples, instead of the catalog's own."""
+    """File or folder of the samples, instead of the catalog entry raw_arrays."""
     inputs: list[str] = []
     """Columns of Parquet, or the array of .npz and HDF5. Empty: all but the label."""
 
@@ -150,7 +150,7 @@ class ImageSettings(SettingsModel):
     """Conversion of image files to pixels (`train.rows: images`)."""
 
     path: str | None = None
-    """Folder or manifest of the images, instead of the catalog's own."""
+    """Folder or manifest of the images, instead of the catalog entry raw_images."""
     size: int = Field(224, ge=1)
     """Height and width in pixels; the shorter side is scaled, the middle kept."""
     keep: Literal["pixels", "files"] = "pixels"
@@ -180,7 +180,7 @@ class MineSettings(SettingsModel):
     negatives: int = Field(5, ge=1)
     """Number of negatives for each pair of an anchor and its positive."""
     top_k: int = Field(50, ge=1)
-    """Number of the best passages of an anchor from which they are taken."""
+    """Number of the best passages of an anchor among which negatives are chosen."""
     margin: float = Field(0.05, ge=0, le=2)
     """Passages whose cosine is above that of the positive less the margin are likely
     positives, and are left out."""

@@ -38,7 +38,7 @@ class RuntimeSettings(SettingsModel):
     precision: Precision | Auto = parameter("auto", reported="precision")
     """Compute type; weights and optimizer stay fp32. auto: bf16 if it is fast."""
     residual: Literal["auto", "fp32", "bf16"] = parameter("auto", reported="residual")
-    """Residual stream under bf16 autocast (residual.py). auto: bf16 on a GPU."""
+    """Type of the residual stream under bf16 autocast. auto: bf16 on a GPU."""
     tf32: bool = parameter(True, EXECUTION)
     """Compute matrix products of fp32 with 10 bits of mantissa, on NVIDIA GPUs."""
     cudnn_benchmark: bool = parameter(True, EXECUTION)

@@ -97,7 +97,7 @@ class BenchmarkSettings(SettingsModel):
     resume: bool = True
     """Continue with the trials of a stopped search."""
     folder: str = "data/08_reporting/benchmark_logs"
-    """Folder of a folder per mode, and in it per trial: request, log and answer."""
+    """Folder of the results: request, log and answer of each trial, by mode."""
 
 
 MAX_COMBINATIONS = 10_000
@@ -142,8 +142,8 @@ class SweepSettings(SettingsModel):
     ranges: dict[str, SweepRange] = {}
     """sampler tpe: bounds instead of a list."""
     seeds: int | None = Field(None, ge=2)
-    """Number of seeds with which each setting of the grid is trained on the same rows,
-    better 3 or more; a table compares the settings. null: one training each."""
+    """Number of seeds with which each setting of the grid is trained on the same rows;
+    3 or more are recommended. A table compares the settings. null: one each."""
     n_trials: int = Field(20, ge=1)
     """Number of trainings of sampler tpe, over all machines and restarts."""
     choose_by: str | None = None

@@ -131,12 +131,12 @@ class TrainSettings(SlowHabits):
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
     """Numbers of train rows that are left out, or a file of them: a text with a number
     per line, or a Parquet file with a column row. Their global batches are smaller. May
-    change when a run resumes; then it is for the steps to come."""
+    change when a run resumes; it then applies to the remaining steps."""
     learning_rate: float = Field(5e-5, gt=0)
     """Peak learning rate, reached after the warm-up."""
     learning_rate_at_batch: Count | None = None
-    """Global batch for which learning_rate is given. Others train at it times the
-    square root of the ratio (Krizhevsky 2014). null: any trains at learning_rate."""
+    """Global batch for which learning_rate is given. For others it is multiplied by the
+    square root of the ratio (Krizhevsky 2014). null: it is not changed."""
     optimizer: Literal["adamw", "adafactor", "sgd"] | str = "adamw"
     """Optimizer of torch.optim, or the dotted path of another, such as
     torch.optim.NAdam. Only adamw is fused and runs in CUDA graphs."""
