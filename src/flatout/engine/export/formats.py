@@ -88,7 +88,11 @@ class Exported:
         elif name == "onnx_int8":
             from onnxruntime.quantization import quantize_dynamic
 
-            quantize_dynamic(self._onnx.model_proto, folder / ONNX)
+            model = self._onnx.model_proto
+            # PyTorch 2.11 also stores the shapes of weights before they are transposed,
+            # and the quantizer, which infers all shapes, fails on them.
+            del model.graph.value_info[:]
+            quantize_dynamic(model, folder / ONNX)
         else:
             torch.export.save(self._program, folder / PROGRAM)
 
