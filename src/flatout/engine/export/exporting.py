@@ -111,8 +111,8 @@ def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
 
 
 def _pick(lines: list[Line], figure: str) -> dict[str, str]:
-    """Return the fastest format at batch 1 whose figure is not worse, and why: the
-    interval of its change is not on the worse side of 0."""
+    """Return the fastest format at batch 1 whose figure is not clearly worse, and why:
+    the interval of its change is not on the worse side of 0."""
     sign, good = -1 if figure == LOSS else 1, lines[:1]  # PyTorch
     for line in lines[1:]:
         ends = [line["change_low"], line["change_high"]]
@@ -122,7 +122,12 @@ def _pick(lines: list[Line], figure: str) -> dict[str, str]:
     best = max(good, key=lambda line: line["rows_per_s_at_1"])
     ratio = best["rows_per_s_at_1"] / lines[0]["rows_per_s_at_1"]
     worse = ", ".join(line["format"] for line in lines if line not in good)
-    reason = f"{ratio:.1f} times PyTorch's rows/s at batch 1, and {figure} is not worse"
+    change, low, high = (best[name] for name in ("change", "change_low", "change_high"))
+    interval = "" if low is None else f" (95 % interval {low:+.4f} to {high:+.4f})"
+    reason = (
+        f"{ratio:.1f} times PyTorch's rows/s at batch 1; {figure} changes by "
+        f"{change:+.4f}{interval}"
+    )
     logger.info("export: pick %s, %s", best["format"], reason)
     note = f" (worse: {worse})" if worse else ""
     return {"pick": best["format"], "reason": reason + note}
