@@ -1,4 +1,4 @@
-"""Check from the log of a training of any program whether it will end in time."""
+"""Predict from the log of any training whether it will end in time."""
 
 from __future__ import annotations
 

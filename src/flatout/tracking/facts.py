@@ -53,7 +53,8 @@ def _model_name(settings: Settings) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Replace by dashes all that a browser, a shell or a file system may misread."""
+    """Replace characters that a browser, a shell or a file system may misread with
+    dashes."""
     return re.sub(r"[^\w.+@-]+", "-", name, flags=re.ASCII).strip("-")[:100] or "run"
 
 

@@ -76,7 +76,7 @@ class PlainStep:
         return Step(loss / divisor, (targets,), gradients)
 
     def weights_after(self, gradients: Weights) -> Weights:
-        """Return the weights after a step of torch.optim by `gradients`, clipped."""
+        """Return the weights after a torch.optim step with the clipped `gradients`."""
         train = self._job.settings.train
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

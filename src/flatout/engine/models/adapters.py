@@ -84,7 +84,7 @@ def add_adapter(
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
     """Store matrices of frozen linear layers in `dtype`, in which autocast multiplies
     with them. The results are equal, and no pass needs a copy. Matrices tied to
-    embeddings stay, and all with DoRA, which computes norms of their columns."""
+    embeddings are not changed, nor any with DoRA, which computes their norms."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:

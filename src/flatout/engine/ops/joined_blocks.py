@@ -176,7 +176,7 @@ def fuse_bert(model: Any) -> int:
 
 
 def fuse_distilbert(model: Any) -> int:
-    """See `fuse_bert`; for DistilBERT."""
+    """Fuse the layers of DistilBERT like those of `fuse_bert`."""
     layers = [layer.attention for layer in model.base_model.transformer.layer]
     fitting = [m for m in layers if _joins(m, m.q_lin, m.k_lin, m.v_lin)]
     return _replace(fitting, _DistilBertAttention, model.config.n_heads)

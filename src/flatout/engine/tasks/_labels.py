@@ -1,4 +1,4 @@
-"""Named classes and labels, and their probabilities as a calibration corrects them."""
+"""Named classes and labels, and their calibrated probabilities."""
 
 from __future__ import annotations
 

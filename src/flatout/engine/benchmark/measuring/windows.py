@@ -59,7 +59,7 @@ class WarmTraining:
         return cls(driver, feed_of, feed, measure, first_step_s)
 
     def time_step(self) -> float:
-        """Measure `step_s` by two steps."""
+        """Measure `step_s`, the mean of two steps."""
         self.driver.synchronize()
         begin = time.perf_counter()
         for _ in range(2):

@@ -42,7 +42,7 @@ FIRST_MINUTES = 1.0
 
 
 class Session:
-    """Life of a run on this rank, from resume to its end, as a `with` block."""
+    """A run on this rank, from its resume to its end, as a context manager."""
 
     def __init__(
         self, trainer: Trainer, recorder: Recorder, group: ProcessGroup | None

@@ -154,13 +154,13 @@ class HealthWatch:
         """Check all figures and warn of new problems."""
         norms = [point.grad_norm for point in history]
         enough = len(norms) >= FEWEST_POINTS
-        learnt = has_learned(history, self._chance_loss)
+        learned = has_learned(history, self._chance_loss)
         waits = Rates.over(list(windows)).loader_wait_pct if windows else 0.0
         on_cpu, threads = not self._runtime.is_cuda, self._runtime.threads
         found = {
             "loss": initial_loss_warning(initial_loss, self._chance_loss)
             or divergence_warning(history, self._chance_loss),
-            "norm": grad_norm_warning(norms, has_learned=learnt) if enough else None,
+            "norm": grad_norm_warning(norms, has_learned=learned) if enough else None,
             "cpu": cpu_wait_warning(cpu_wait_pct, threads, on_cpu=on_cpu),
             "loader": loader_wait_warning(
                 waits if len(windows) >= FEWEST_POINTS else 0.0, self.num_workers

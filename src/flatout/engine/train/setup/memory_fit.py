@@ -50,7 +50,7 @@ class Fit:
 
 
 def is_plenty(guess: int, bounds: Bounds) -> bool:
-    """Return whether the `guess` far exceeds all possible needs."""
+    """Return whether `guess` far exceeds any possible need."""
     return guess >= PLENTY * bounds.most
 
 

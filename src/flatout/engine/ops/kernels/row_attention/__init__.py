@@ -1,5 +1,5 @@
-"""Attention inside concatenated rows of tens to hundreds of tokens, and for windows as
-narrow in rows of any length.
+"""Attention inside concatenated rows of tens to hundreds of tokens, and with windows of
+that width in rows of any length.
 
 Flash-attention kernels work in tiles of 128 tokens; the median text has half of that,
 and most of such a tile is wasted. Here tiles are 64 wide, and fully masked tiles are
