@@ -112,7 +112,7 @@ def test_threads_against_cores_and_the_shell(monkeypatch, tmp_path):
     assert text(checks.threads(settings, shell, 2, free)) == (
         "ok",
         "4 a process (runtime.threads: 4), 8 cores; OMP_NUM_THREADS=64 from the "
-        "shell are ignored",
+        "shell: ignored",
         "",
     )
     assert text(checks.threads(settings, {}, 3, free)) == (

@@ -39,7 +39,7 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
     broken = measure(job_of(tmp_path, learning_rate=1e-9), 30)
     told = " ".join(judge(replace(broken, rates=before.rates), before)[1])
     assert "a validation loss of" in told
-    assert "what differs: train.learning_rate: 0.01 -> 1e-09" in told
+    assert "differences: train.learning_rate: 0.01 -> 1e-09" in told
     right = Stepper.__call__
 
     def slow(self, batch):
@@ -76,7 +76,7 @@ def test_noise_is_no_fault(rates, losses, is_fault):
 
 def test_a_package_that_differs_is_named():
     now = replace(BASE, rates=[1.0], tags={**BASE.tags, "version.torch": "2.14"})
-    assert judge(now, BASE)[1][-1] == "what differs: version.torch: 2.13 -> 2.14"
+    assert judge(now, BASE)[1][-1] == "differences: version.torch: 2.13 -> 2.14"
 
 
 def test_baselines_of_no_use_are_refused(tmp_path):

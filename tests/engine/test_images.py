@@ -263,7 +263,7 @@ def test_a_manifest_in_capitals_and_one_that_names_nothing(tmp_path):
     rejected = made["rejected"].table().to_pylist()
     assert {(row["source"], row["reason"]) for row in rejected} == {
         ("ALL.CSV:1", "image is missing"),
-        ("ALL.CSV:2", "3 fields where 2 are expected"),
+        ("ALL.CSV:2", "3 fields instead of 2"),
     }
     manifest.write_text("file,label\n" + "\n".join(lines))
     with pytest.raises(ArraysError, match=r"no column image.*Set images\.image_column"):

@@ -360,7 +360,7 @@ REFUSED = {
         "model.lora.rank: should be greater than or equal to 1",
     ),
     "no rank": ({"alpha": 8}, {}, "alpha without rank: set rank too"),
-    "scratch": (LORA, {"name_or_path": None}, "lora.rank=4 adapts a checkpoint"),
+    "scratch": (LORA, {"name_or_path": None}, "lora.rank=4 needs a checkpoint"),
 }
 
 

@@ -298,7 +298,7 @@ def test_lines_of_a_file_that_cannot_be_cut_stay_in_place(saved, tmp_path):
     assert frame["row"].tolist() == list(range(30))
     assert frame["source"].unique().tolist() == ["a.csv"]
     told = frame["reason"].dropna()
-    assert told.to_dict() == dict.fromkeys((4, 29), "3 fields where 2 are expected")
+    assert told.to_dict() == dict.fromkeys((4, 29), "3 fields instead of 2")
 
 
 def test_an_empty_text_of_a_file_of_one_column_stays_in_place(saved, tmp_path):

@@ -162,7 +162,7 @@ def test_files_that_are_refused_in_one_sentence(tmp_path, name, content, form, s
     assert "\n" not in str(error.value)
 
 
-FIELDS = "{} fields where 2 are expected"
+FIELDS = "{} fields instead of 2"
 SWALLOWED = f"{FIELDS.format(3)} (a quote over several lines: is it closed?)"
 JSON = [
     b'{"text": "a", "label": 1}',
@@ -324,7 +324,7 @@ def test_files_whose_rows_are_of_no_use(tmp_path, content, error, said):
 
 def test_what_holds_no_file_of_a_known_kind(tmp_path):
     write(tmp_path / "notes.txt", "hello")
-    with pytest.raises(RawTextsError, match=r"it holds notes\.txt"):
+    with pytest.raises(RawTextsError, match=r"found: notes\.txt"):
         _ = TextFiles(tmp_path).files
     with pytest.raises(RawTextsError, match="is not there: set its filepath in the"):
         _ = TextFiles(tmp_path / "no.csv").files

@@ -73,7 +73,7 @@ def run_sweep(
     settings: Settings, files: JobFiles, folds: Sequence[JobFiles] = ()
 ) -> list[Row]:
     """Return one row per trial of all machines, or per fold, with the figures of its
-    test split. Raises SettingsError, StorageError, and Interrupted (SIGTERM, Ctrl-C)."""
+    test split. Raises SettingsError, StorageError, Interrupted (SIGTERM, Ctrl-C)."""
     check_sweep(settings, len(folds))
     settings = repeated(settings, len(folds))
     devices = sets_of(settings.sweep.devices_per_trial)
