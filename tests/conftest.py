@@ -45,6 +45,11 @@ def pytest_configure() -> None:
     collect_rarely()  # the imports of all tests
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):  # a process of pytest-xdist
+        warm.fork_server()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests are slow, start processes or are many come first: they take
     longest, and a file goes to one test process."""

@@ -9,7 +9,6 @@ import shutil
 import socket
 import sqlite3
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +29,7 @@ from flatout.tracking import facts, follow, models, outcomes, program, store as 
 from flatout.tracking.mlflow_sender import MlflowSender
 from flatout.tracking.record import SavedModel, Sent, newest_ns
 from flatout.tracking.store import process_tags
+from tests import warm
 from tests.engine.families import task_model
 from tests.pipelines.tokens import write_tokens
 
@@ -98,6 +98,11 @@ def run_to_end(folder: tracking.RunFolder, status: str = "FINISHED") -> bool:
     folder.save()
     follow.follow(folder.path)
     return folder.is_complete()
+
+
+@pytest.fixture
+def warm_program(monkeypatch) -> None:
+    monkeypatch.setattr(program, "start", warm.start_program)
 
 
 def send(folder: tracking.RunFolder) -> tuple[MlflowSender, str]:
@@ -314,7 +319,7 @@ def test_a_finished_training_asked_for_again_keeps_its_points(store, tmp_path, p
 
 @pytest.mark.process
 def test_a_dead_server_costs_seconds_and_no_point(
-    store, tmp_path, points, closed_port, caplog
+    store, tmp_path, points, closed_port, caplog, warm_program
 ):
     live = {**process_tags(), "exit_reason": "running"}
     folder = begin(points, record(closed_port, tmp_path, tags=live))
@@ -383,7 +388,9 @@ def test_a_sync_that_breaks_is_continued_in_the_same_store(
 
 
 @pytest.mark.process
-def test_a_locked_store_costs_seconds_and_no_point(store, tmp_path, points):
+def test_a_locked_store_costs_seconds_and_no_point(
+    store, tmp_path, points, warm_program
+):
     folder = begin(points, record(store, tmp_path, tags=process_tags()))
     append(points, 1)
     lock = sqlite3.connect(store.removeprefix("sqlite:///"))
@@ -401,9 +408,9 @@ def test_a_locked_store_costs_seconds_and_no_point(store, tmp_path, points):
 
 @pytest.mark.process
 @pytest.mark.parametrize("killed", ["the program", "the run"])
-def test_a_kill_costs_no_point(store, tmp_path, points, killed):
+def test_a_kill_costs_no_point(store, tmp_path, points, warm_program, killed):
     """The run's process here is one that sleeps."""
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    sleeper = subprocess.Popen(["sleep", "600"])
     started_s = stores.psutil.Process(sleeper.pid).create_time()
     tags = {
         **process_tags(),

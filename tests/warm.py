@@ -1,7 +1,8 @@
 """`kedro ...` as a process of its own, but without the seconds that imports take.
 
 A server imports once what every command needs, and forks for each command: so each has
-its own environment, output and exit status, and can be killed.
+its own environment, output and exit status, and can be killed. It is a fork of the test
+process itself, before that imports tests, if pytest-xdist has started the process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import signal
@@ -18,11 +20,13 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
 
 from omegaconf import OmegaConf
 
@@ -83,6 +87,9 @@ class Process:
             time.sleep(0.03)
         return int(self.returncode or 0)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, signum)
@@ -111,6 +118,12 @@ def start_trial(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> 
     return start(arguments, folder / "log.txt", PROJECT, variables)
 
 
+def start_program(folder: Path, variables: Mapping[str, str]) -> Process:
+    """The tracking program, without the seconds of its imports."""
+    arguments = ["-m", "flatout.tracking", str(folder)]
+    return start(arguments, Path(os.devnull), PROJECT, variables)
+
+
 def not_activated() -> dict[str, str]:
     """Variables of a shell in which this environment was never activated."""
     own = str(Path(sys.executable).parent)
@@ -128,9 +141,14 @@ def ask(**request: Any) -> Any:
         return json.loads(process.stdout.readline())
 
 
+FORKED: list[Any] = []
+
+
 @cache
-def server() -> subprocess.Popen[str]:
+def server() -> Any:
     """One for each test process; it ends with it, when its input does."""
+    if FORKED:
+        return FORKED[0]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.warm"],
         cwd=PROJECT,
@@ -143,11 +161,25 @@ def server() -> subprocess.Popen[str]:
     return process
 
 
-def serve() -> list[str] | None:
-    """Answer requests until there are no more; in a fork, the command to run."""
-    collect_rarely()
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no reply
+def fork_server() -> None:
+    """From this process, which imports for its tests most of what commands need."""
+    os.environ["COLUMNS"] = "200"  # consoles that are made now keep it
+    preload()
+    del os.environ["COLUMNS"]
+    requests, replies = os.pipe(), os.pipe()
+    if not os.fork():
+        os.close(requests[1])
+        os.close(replies[0])
+        logging.root.handlers.clear()  # pytest's
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
+        run(os.fdopen(requests[0]), os.fdopen(replies[1], "w"))
+    os.close(requests[0])
+    os.close(replies[1])
+    pipes = {"stdin": os.fdopen(requests[1], "w"), "stdout": os.fdopen(replies[0])}
+    FORKED.append(SimpleNamespace(**pipes))
+
+
+def preload() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     for group in ("kedro.global_commands", "kedro.project_commands", "kedro.hooks"):
@@ -155,8 +187,30 @@ def serve() -> list[str] | None:
             plugin.load()
     for file in (PROJECT / "conf/base").glob("*.yml"):  # OmegaConf's parser learns
         OmegaConf.to_container(OmegaConf.load(file))
+
+
+def run(requests: IO[str], replies: IO[str]) -> NoReturn:
+    """The server, and in its forks the commands."""
+    command = serve(requests, replies)
+    status: Any = None
+    try:
+        if command is not None:
+            do(command)
+    except SystemExit as end:
+        status = end.code
+        sys.stderr.write(f"{status}\n" if isinstance(status, str) else "")
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if command is not None:
+        _leave()
+    os._exit(status if isinstance(status, int) else int(bool(status)))
+
+
+def serve(requests: IO[str], replies: IO[str]) -> list[str] | None:
+    """Answer requests until there are no more; in a fork, the command to run."""
     gc.freeze()  # a collection in a fork copies no pages of what is here
-    while line := sys.stdin.readline():
+    while line := requests.readline():
         request = json.loads(line)
         if request["do"] == "poll":
             answer = _status(request["pid"])
@@ -195,9 +249,6 @@ class Fork(Process):
             self.returncode = _status(self.pid)
         return self.returncode
 
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
 
 OUTPUT = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -226,19 +277,7 @@ def give_up_capabilities() -> None:
     assert ctypes.CDLL(None).capset(header, none) == 0
 
 
-def _end(code: list[object]) -> None:
-    """Without taking all modules apart, which costs each command 5 s."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code[-1] if isinstance(code[-1], int) else int(bool(code[-1])))
-
-
-if __name__ == "__main__":
-    status: list[object] = [1]
-    atexit.register(_end, status)  # the first to be registered runs last
-    command = serve()
-    if command is None:
-        os._exit(0)  # what libraries say about their end is no one's concern
+def do(command: list[str]) -> None:
     from kedro.framework.cli.cli import main
 
     from flatout.engine.launch import supervisor
@@ -247,18 +286,31 @@ if __name__ == "__main__":
 
     program.start = follow_in_a_fork
     supervisor.subprocess = trials.subprocess = FORKING
-
     sys.argv = ["kedro", *command]
-    try:
-        if command[0] in ("-m", "-c"):
-            sys.argv = command[1:]
-            if command[0] == "-c":
-                exec(command[1], {"__name__": "__main__"})  # noqa: S102
-            else:
-                runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        else:
-            main()
-        status.append(0)
-    except SystemExit as end:
-        status.append(end.code)
-        raise
+    if command[0] not in ("-m", "-c"):
+        main()
+        return
+    sys.argv = command[1:]
+    if command[0] == "-c":
+        exec(command[1], {"__name__": "__main__"})  # noqa: S102
+    else:
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+
+
+def _leave() -> None:
+    """As the interpreter does, but without taking all modules apart, which costs each
+    command 5 s."""
+    for thread in threading.enumerate():
+        if not (thread.daemon or thread is threading.current_thread()):
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+if __name__ == "__main__":
+    collect_rarely()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an import prints is no reply
+    preload()
+    run(sys.stdin, answers)
