@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from pydantic import BaseModel
 import flatout
 from flatout.engine.parameters import Settings
 from tests.command_checks import COMMANDS, answer, fault_of
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, kedro
 from tests.documents import (
     FOLDERS,
     Line,
@@ -76,7 +75,8 @@ MODULES = sorted(
 @pytest.mark.process
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_answers_help(module):
-    assert answer(sys.executable, "-m", module, "--help").startswith("usage: ")
+    done = kedro("-m", module, "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: ")
 
 
 def test_make_without_a_target_lists_the_targets():

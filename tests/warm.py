@@ -28,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
+import huggingface_hub.constants
 from omegaconf import OmegaConf
 
 from flatout.engine.benchmark.trials import processes as trials
@@ -260,6 +261,8 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["variables"])
+    if "HF_ENDPOINT" in os.environ:
+        importlib.reload(huggingface_hub.constants)  # of the environment
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     files = (os.devnull, os.O_RDONLY), (request["output"], OUTPUT)
     for stream, (name, mode) in zip((0, 1), files, strict=True):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +12,7 @@ import pytest
 from flatout.engine.machine.hub import missing_folder
 from flatout.engine.models.model_keys import check_model_keys
 from flatout.engine.parameters import ModelSettings, SettingsError
+from tests.conftest import kedro
 
 LOAD = """
 from flatout.engine.parameters import ModelSettings
@@ -50,30 +48,17 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def said(endpoint: str, cache: object) -> tuple[str, str]:
-    """Error and warnings of a process that reads its settings of the Hub afresh."""
-    given = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache)}
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD],
-        env={**os.environ, **given},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return done.stdout, done.stderr
-
-
 @pytest.mark.process
 def test_a_hub_that_is_away_is_asked_once(hub, tmp_path):
+    own = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     HasNothing.asked.clear()
-    error, _ = said(hub, tmp_path)
-    assert f"it was looked for in the cache {tmp_path}/hub and there. Set" in error
+    there = kedro("-c", LOAD, HF_ENDPOINT=hub, **own).stdout
+    assert f"it was looked for in the cache {tmp_path}/hub and there. Set" in there
     assert any(path.startswith("/nobody/has-this/") for path in HasNothing.asked)
-    error, warnings = said("http://127.0.0.1:9", tmp_path)
-    assert "nobody/has-this" in error
-    assert "and not there: it cannot be reached from here" in error
-    assert "Retrying" not in warnings
+    away = kedro("-c", LOAD, HF_ENDPOINT="http://127.0.0.1:9", **own).stdout
+    assert "nobody/has-this" in away
+    assert "and not there: it cannot be reached from here" in away
+    assert "Retrying" not in away
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 ERROR_RATE, POWER = 0.05, 0.8
 """Share of comparisons of equal settings that may be called different, and share of
@@ -48,7 +48,7 @@ def paired_difference(
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)
     spread = np.maximum(differences.std(-1, ddof=1), rounding)
-    half = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), count - 1) * spread
+    half = stdtrit(count - 1, 1 - ERROR_RATE / (2 * comparisons)) * spread
     half = half * math.sqrt(1 / count + test_to_train)
     return Difference(mean, mean - half, mean + half, spread)
 
@@ -57,7 +57,7 @@ def seeds_needed(spread: float, difference: float, comparisons: int = 1) -> int 
     """Return the number of seeds that show a true `difference`, above 0, in 80 % of
     comparisons; None for more than 1,000."""
     counts = np.arange(2, MAX_SEEDS + 1)
-    quantiles = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), counts - 1)
-    quantiles = quantiles + stats.t.ppf(POWER, counts - 1)
+    quantiles = stdtrit(counts - 1, 1 - ERROR_RATE / (2 * comparisons))
+    quantiles = quantiles + stdtrit(counts - 1, POWER)
     enough = counts[quantiles * spread / np.sqrt(counts) <= difference]
     return int(enough[0]) if len(enough) else None
