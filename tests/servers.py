@@ -7,17 +7,11 @@ import random
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tests import warm
-from tests.conftest import PROJECT
-
-QUICKER = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Of MLflow's server: four workers and a job queue start for seconds."""
 CHANCE = random.SystemRandom()
 """Libraries seed Python's own: two test processes would take the same port."""
 
@@ -39,23 +33,6 @@ def wait_for(url: str, process, log: Path) -> bytes:
         assert process.poll() is None, log.read_text()
         time.sleep(0.1)
     raise AssertionError(log.read_text())
-
-
-@contextmanager
-def served(
-    command: list[str], folder: Path, path: str = "", **variables: str
-) -> Iterator[str]:
-    """The address of the server of `kedro COMMAND`, while it answers at `path`."""
-    port, log = free_port(), folder / "server.log"
-    where = ["--host", "127.0.0.1", "--port", str(port)]
-    process = warm.start([*command, *where], log, PROJECT, variables)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(address + path, process, log)
-        yield address
-    finally:
-        end_all(process.pid)
-        process.wait()
 
 
 def end_all(leader: int) -> None:

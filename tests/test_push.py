@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -24,6 +23,7 @@ from flatout.engine.models.trained_rows import TrainedRows
 from flatout.engine.parameters import parse_settings
 from flatout.project.saved_model import write_own_card
 from flatout.tracking.text_model import log_text_model
+from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.engine.test_export import CLASSES, TEXTS, Made
 from tests.hub import Hub
@@ -196,15 +196,10 @@ def test_mlflow_serves_what_predict_answers(tmp_path, store):
     run = MlflowClient(store).create_run("0")
     uri = log_text_model(made.folder, "text-classification", TEXTS[0], run.info.run_id)
     port, log = free_port(), tmp_path / "log"
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", uri]
-    command += ["--env-manager", "local", "--port", str(port), "--workers", "1"]
-    # MLflow starts uvicorn by its name.
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    tracked = {**os.environ, "MLFLOW_TRACKING_URI": store, "PATH": places}
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            command, stdout=written, stderr=written, env=tracked, cwd=PROJECT
-        )
+    # What `mlflow models serve` starts.
+    command = ["-m", "uvicorn", "mlflow.pyfunc.scoring_server.app:app", "--port"]
+    served = {"__pyfunc_model_path__": uri, "MLFLOW_TRACKING_URI": store}
+    process = warm.start([*command, str(port)], log, PROJECT, served)
     try:
         wait_for(f"http://127.0.0.1:{port}/ping", process, log)
         request = urllib.request.Request(
@@ -215,8 +210,7 @@ def test_mlflow_serves_what_predict_answers(tmp_path, store):
         with urllib.request.urlopen(request, timeout=60) as answer:
             found = pd.DataFrame(json.loads(answer.read())["predictions"])
     finally:
-        process.terminate()
-        process.wait()
+        process.kill()
     wanted = made.predicted()
     assert found["label"].tolist() == wanted["label"].tolist()
     assert found["score"].to_numpy() == pytest.approx(wanted["score"], abs=1e-5)
