@@ -198,6 +198,7 @@ def check_command(text: str) -> None:
     CHECKS[words[0]](words[1:])
 
 
+@cache
 def fault_of(text: str) -> str | None:
     try:
         check_command(text)

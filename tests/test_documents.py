@@ -17,7 +17,6 @@ from tests.command_checks import COMMANDS, answer, fault_of
 from tests.conftest import PROJECT, kedro
 from tests.documents import (
     FOLDERS,
-    Line,
     commands,
     documents,
     fenced_commands,
@@ -35,13 +34,12 @@ WRITTEN_BY_A_RUN = ("conf/local/", "conf/tuned/", "data/")
 FREE_PARAMETERS = ("model.config", "model.overrides", "runtime.environment", "tuned")
 
 
-def by_place(lines: list[Line]) -> list:
-    return [pytest.param(line, id=line.place) for line in lines]
-
-
-@pytest.mark.parametrize("command", by_place(COMMANDS))
-def test_every_command_is_one_that_works(command):
-    assert fault_of(command.text) is None, f"{command.place}: {command.text}"
+@pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: path.relative_to(PROJECT).as_posix()
+)
+def test_every_command_is_one_that_works(document):
+    found = {c.place: (c.text, fault_of(c.text)) for c in commands(document)}
+    assert not {place: known for place, known in found.items() if known[1]}
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,17 @@ import time
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 import yaml
 from transformers import AutoTokenizer
 
+from flatout.datasets import TextFiles
+from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.models.building import load_pretrained
+from flatout.engine.parameters import parse_settings
+from flatout.engine.tasks import columns_of
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.own_family import ToyForSequenceClassification
@@ -64,13 +68,13 @@ def conf(frame, tmp_path_factory) -> Path:
     )
     others = shutil.ignore_patterns("local", "tuned")
     shutil.copytree(PROJECT / "conf", folder / "conf", ignore=others)
-    for name in FILES:
-        local = folder / "conf" / name.replace(".", "_")
-        shutil.copytree(PROJECT / "conf/test", local)
-        known = yaml.safe_load((local / "parameters.yml").read_text())
-        (local / "parameters.yml").write_text(yaml.dump(merged(known, PARAMETERS)))
-        entry = {"type": "flatout.datasets.TextFiles", "filepath": str(folder / name)}
-        (local / "catalog.yml").write_text(yaml.dump({"raw_texts": entry}))
+    local = folder / "conf/own"
+    shutil.copytree(PROJECT / "conf/test", local)
+    known = yaml.safe_load((local / "parameters.yml").read_text())
+    (local / "parameters.yml").write_text(yaml.dump(merged(known, PARAMETERS)))
+    file = str(folder / "own.jsonl")
+    entry = {"type": "flatout.datasets.TextFiles", "filepath": file}
+    (local / "catalog.yml").write_text(yaml.dump({"raw_texts": entry}))
     return folder / "conf"
 
 
@@ -82,14 +86,13 @@ def merged(known: dict, added: dict) -> dict:
     return result
 
 
-def command(conf: Path, data: Path, *options: str, file="own.jsonl") -> list[str]:
-    environment = f"--env={file.replace('.', '_')}"
+def command(conf: Path, data: Path, *options: str) -> list[str]:
     where = (f"--conf-source={conf}", f"--params=data_dir={data},runtime.threads=1")
-    return ["run", environment, *where, *options]
+    return ["run", "--env=own", *where, *options]
 
 
-def run(*arguments, **options) -> str:
-    done = kedro(*command(*arguments, **options), PYTHONPATH=str(PROJECT))
+def run(*arguments) -> str:
+    done = kedro(*command(*arguments), PYTHONPATH=str(PROJECT))
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -105,20 +108,15 @@ def finished(conf, empty_store) -> Path:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_lists_of_numbers_are_read_from_every_kind_of_file(
-    conf, frame, empty_store, tmp_path, file
-):
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    run(conf, tmp_path, "--pipelines=split", file=file)
-    expected = dict(zip(frame["text"], frame["label"], strict=True))
-    found = {}
+def test_lists_of_numbers_are_read_from_every_kind_of_file(conf, frame, file):
+    raw = open_raw_texts(TextFiles(filepath=str(conf.parent / file)).load())
+    settings = parse_settings({"model": PARAMETERS["model"]})
+    columns = columns_of(settings.split, settings.model.task)
+    made, found = plan_split(raw, columns, settings.split), {}
     for split in ("train", "validation", "test"):
-        (rows,) = (tmp_path / f"03_primary/{split}_rows").glob("*.arrow")
-        table = pa.ipc.open_stream(pa.memory_map(str(rows))).read_all()
-        found |= dict(
-            zip(*map(pa.ChunkedArray.to_pylist, table.columns[:2]), strict=True)
-        )
-    assert found == expected
+        rows = made[f"{split}_rows"].to_dataset()
+        found |= dict(zip(rows["text"], rows["label"], strict=True))
+    assert found == dict(zip(frame["text"], frame["label"], strict=True))
 
 
 def test_neither_the_task_nor_its_labels_load_torch(conf, empty_store, tmp_path):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
-import signal
-import subprocess
-import sys
 import textwrap
+import time
 from dataclasses import dataclass
 
 import datasets
@@ -26,6 +24,8 @@ from flatout.datasets import (
 )
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
+from tests import warm
+from tests.conftest import PROJECT
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
@@ -168,6 +168,8 @@ KILLED = """
     import pyarrow as pa
     from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
     from flatout.engine.files.content_key import ContentKey
+from tests import warm
+from tests.conftest import PROJECT
 
     class Slow(ArrowRecipe):
         key = ContentKey({"rows": 9})
@@ -187,14 +189,14 @@ KILLED = """
 def test_a_killed_writer_leaves_the_old_rows_and_no_rubbish(tmp_path):
     dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
     dataset.save(recipe(10))
-    code = textwrap.dedent(KILLED)
-    command = [sys.executable, "-c", code, str(tmp_path / "tokens")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout.readline() == b"halfway\n"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    log = tmp_path.with_name(f"{tmp_path.name} log")
+    arguments = ["-c", textwrap.dedent(KILLED), str(tmp_path / "tokens")]
+    process = warm.start(arguments, log, PROJECT, {})
+    while "halfway" not in (log.read_text() if log.exists() else ""):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
     assert len(list(tmp_path.iterdir())) == 2  # the half-written folder is beside
     assert len(dataset.load()) == 10
     dataset.save(recipe(20))

@@ -204,7 +204,7 @@ def by_hand(folder):
 
 @pytest.mark.process
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_trial_again_by_hand_is_the_same(bad_commands, tmp_path, ranks):
+def test_a_trial_again_by_hand_is_the_same(bad_trials, tmp_path, ranks):
     assert answer(tmp_path, "fine", ranks=ranks).status == "ok"
     result = tmp_path / "result.json"
     first = json.loads(result.read_text())
