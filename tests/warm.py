@@ -12,7 +12,6 @@ import ctypes
 import gc
 import importlib
 import json
-import logging
 import os
 import runpy
 import signal
@@ -164,16 +163,18 @@ def server() -> Any:
 
 def fork_server() -> None:
     """From this process, which imports for its tests most of what commands need."""
-    os.environ["COLUMNS"] = "200"  # consoles that are made now keep it
+    usual = sys.stdout, sys.stderr  # pytest's
+    # Handlers of logs and consoles that are made now keep these.
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
+    os.environ["COLUMNS"] = "200"
     preload()
     del os.environ["COLUMNS"]
     requests, replies = os.pipe(), os.pipe()
     if not os.fork():
         os.close(requests[1])
         os.close(replies[0])
-        logging.root.handlers.clear()  # pytest's
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
         run(os.fdopen(requests[0]), os.fdopen(replies[1], "w"))
+    sys.stdout, sys.stderr = usual
     os.close(requests[0])
     os.close(replies[1])
     pipes = {"stdin": os.fdopen(requests[1], "w"), "stdout": os.fdopen(replies[0])}
