@@ -192,21 +192,15 @@ def preload() -> None:
 
 
 def run(requests: IO[str], replies: IO[str]) -> NoReturn:
-    """The server, and in its forks the commands."""
-    command = serve(requests, replies)
-    status: Any = None
+    """The server, and in its forks the commands; none of them returns."""
+    status: Any = 1
     try:
-        if command is not None:
-            do(command)
-    except SystemExit as end:
-        status = end.code
-        sys.stderr.write(f"{status}\n" if isinstance(status, str) else "")
+        command = serve(requests, replies)
+        status = None if command is None else do(command)
     except BaseException:
         traceback.print_exc()
-        status = 1
-    if command is not None:
-        _leave()
-    os._exit(status if isinstance(status, int) else int(bool(status)))
+    finally:
+        os._exit(status if isinstance(status, int) else int(bool(status)))
 
 
 def serve(requests: IO[str], replies: IO[str]) -> list[str] | None:
@@ -281,7 +275,28 @@ def give_up_capabilities() -> None:
     assert ctypes.CDLL(None).capset(header, none) == 0
 
 
-def do(command: list[str]) -> None:
+def do(command: list[str]) -> Any:
+    """Run it and what it leaves to the interpreter's end; its exit code. Modules are
+    not taken apart, which costs each command 5 s."""
+    status: Any = None
+    try:
+        _call(command)
+    except SystemExit as end:
+        status = end.code
+        sys.stderr.write(f"{status}\n" if isinstance(status, str) else "")
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for thread in threading.enumerate():
+        if not (thread.daemon or thread is threading.current_thread()):
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return status
+
+
+def _call(command: list[str]) -> None:
     from kedro.framework.cli.cli import main
 
     from flatout.engine.launch import supervisor
@@ -299,17 +314,6 @@ def do(command: list[str]) -> None:
         exec(command[1], {"__name__": "__main__"})  # noqa: S102
     else:
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-
-
-def _leave() -> None:
-    """As the interpreter does, but without taking all modules apart, which costs each
-    command 5 s."""
-    for thread in threading.enumerate():
-        if not (thread.daemon or thread is threading.current_thread()):
-            thread.join()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
 
 
 if __name__ == "__main__":
