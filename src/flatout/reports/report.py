@@ -100,11 +100,9 @@ def _recommendation(summary: Summary) -> str:
 def _hours(summary: Summary) -> str:
     if not (found := summary["time_to_train"]):
         return ""
-    before = time_text(found["hours_before"])
-    return (
-        f"The steps of {counted(found['epochs'], 'epoch')} need "
-        f"{time_text(found['hours_after'])}{f' instead of {before}' if before else ''}."
-    )
+    before, after = time_text(found["hours_before"]), time_text(found["hours_after"])
+    instead = f" instead of {before}" if before and before != after else ""
+    return f"The steps of {counted(found['epochs'], 'epoch')} need {after}{instead}."
 
 
 def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
