@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from flatout.engine.tasks._shared.metrics import correlation
+from flatout.engine.tasks._shared.metrics import correlation, ranks
 from flatout.engine.tasks._task import Metrics
 
 DEPTH = 10
@@ -75,14 +75,12 @@ def _correlation(
     rows: Ints, scores: npt.NDArray[np.float32], vectors: Tensor
 ) -> dict[str, float]:
     """Return Spearman's correlation of scores and cosines."""
-    from scipy.stats import rankdata
-
     one, other = (
         normalize(vectors[torch.from_numpy(own).to(vectors.device)], dim=1)
         for own in rows
     )
     pairs = np.stack([(one * other).sum(1).cpu().numpy(), scores], 1)
-    return {"spearman": correlation(rankdata(pairs, axis=0))}
+    return {"spearman": correlation(ranks(pairs))}
 
 
 class _Wanted:
