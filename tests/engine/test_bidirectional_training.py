@@ -5,7 +5,6 @@ import pytest
 
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import RuntimeSettings
-from flatout.engine.train.loop import train
 from tests.engine.plain import (
     assert_same,
     job_for,
@@ -14,7 +13,6 @@ from tests.engine.plain import (
     plain_training,
     save_start,
 )
-from tests.engine.runs import Crash, crash, curve, when_logged
 
 TASK = "bidirectional-lm"
 CPU = set_up(RuntimeSettings(precision="fp32", threads=1))
@@ -52,14 +50,3 @@ def test_two_ranks_train_as_one(tmp_path, start, expected):
     curve_of_two, result = on_two_ranks({"two": job}, tmp_path)["two"]
     assert (result.report.world_size, result.report.strategy) == (2, "grouped")
     assert_same(curve_of_two, expected)
-
-
-def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, start):
-    options = {"checkpoint": {"every_steps": 2}, "resume": "auto", "token_budget": 60}
-    whole = train(job_for(tmp_path / "whole", TASK, start, **options), CPU)
-    job = job_for(tmp_path / "crashed", TASK, start, **options)
-    with pytest.raises(Crash), when_logged("step 6/10  loss", crash):
-        train(job, CPU)
-    again = train(job, CPU)
-    assert again.report.resumed_from_step in range(2, 7)
-    assert curve(again) == curve(whole)

@@ -171,6 +171,26 @@ def test_texts_that_repeat_are_no_negatives(others):
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_loss_of_scored_pairs_is_that_of_cosine_similarity():
+    name = "sentence_transformers.sentence_transformer.losses"
+    losses = pytest.importorskip(name)
+    torch.manual_seed(1)
+    vectors, scores = torch.randn(12, 2, 16), torch.linspace(-1, 1, 12)
+    bits = scores.view(torch.int32).long().repeat_interleave(2)
+    numbers = torch.arange(12).repeat_interleave(2)
+    labels = torch.stack([numbers, torch.tensor([0, -1] * 12), bits], 1)
+    theirs = losses.CosineSimilarityLoss(torch.nn.Identity())
+    for sizes in ([], [16, 4]):
+        expected = sum(
+            theirs.compute_loss_from_embeddings(
+                [*vectors[..., :size].unbind(1)], scores
+            )
+            for size in sizes or [16]
+        )
+        found = task_of(matryoshka=sizes).loss(vectors.flatten(0, 1), labels) / 12
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def gradients_of(trainer, step=0):
     trainer.stepper.set_scalars(trainer.data[step])
     trainer.stepper.backward(trainer.data[step])

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -24,7 +25,7 @@ from transformers import AutoModel
 
 from flatout.engine.export import exporting
 from flatout.engine.export.exporting import export
-from flatout.engine.export.formats import load
+from flatout.engine.export.formats import Exported, Forward, load
 from flatout.engine.export.measured import Measure, _draws
 from flatout.engine.files.calibration import Calibration
 from flatout.engine.launch.launch import run_job
@@ -35,14 +36,14 @@ from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from tests.conftest import PROJECT
 from tests.engine import test_arrays as arrays, test_images as images
-from tests.engine.families import CONFIGS, LABEL_NAMES, NAMED, token_rows
+from tests.engine.families import CONFIGS, LABEL_NAMES, NAMED, task_of, token_rows
 from tests.engine.test_embedding import pair_rows
 from tests.make import save_random
 from tests.pipelines.tokens import write_tokens
 
 CLASSES, LABELS = "sequence-classification", "multi-label-classification"
 ONE_LAYER = {"num_hidden_layers": 1}
-"""Of models whose layers are alike: tracing costs a second a layer."""
+"""Tracing costs a second a layer."""
 TEXTS = ["p7 p8 p20", "p9", "p41 p5 p77 p12"]
 
 
@@ -62,8 +63,9 @@ class Made:
         self.folder, self.task = folder / "06_models/model", task
         self.names = LABEL_NAMES if task in NAMED else []
         self.to, given = folder / "export", {"task": task, **model}
-        layers = {} if family == "modernbert" else ONE_LAYER
-        given["config"] = {"model_type": family, **CONFIGS[family], **layers}
+        given["config"] = {"model_type": family, **CONFIGS[family], **ONE_LAYER}
+        if family == "modernbert":
+            given["config"] |= {"layer_types": ["sliding_attention"]}
         self.given = {
             "runtime": {"precision": "fp32", "threads": 1},
             "model": given,
@@ -108,8 +110,9 @@ def classes(tmp_path_factory) -> tuple[Made, dict]:
 def samples(tmp_path_factory) -> list[Path]:
     """Folders of exported models of arrays and of images."""
     found = []
-    for kind, name in ((arrays, "onnx"), (images, "torch_export")):
-        job = kind.job_of(folder := tmp_path_factory.mktemp(name), max_steps=2)
+    shallow = {"config": images.VIT | ONE_LAYER}
+    for kind, name, own in ((arrays, "onnx", {}), (images, "torch_export", shallow)):
+        job = kind.job_of(folder := tmp_path_factory.mktemp(name), max_steps=2, **own)
         run_job(job).model.save_pretrained(folder / "model")
         named = {"formats": [name], "folder": str(folder)}
         given = {**job.settings.model_dump(mode="json"), "export": named}
@@ -284,21 +287,44 @@ def test_every_task_is_traced_with_its_figure(tmp_path, family, task, figure):
     assert about["kind"] == kinds.get(task, "classes")
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_vectors_are_pooled_and_have_length_1(tmp_path, pooling):
-    made = Made(tmp_path, "bert", "embedding", pooling=pooling)
+def test_vectors_are_exported_and_have_length_1(tmp_path):
+    made = Made(tmp_path, "bert", "embedding", pooling="last")
     made.rows = pair_rows(20)
     found = made.export("torch_export")
     line = found["torch_export"]
     assert found["figure"] == "recall_at_1" and line["value_low"] is None
     assert line["largest_difference"] < 1e-4
-    run, model = load("torch_export", made.to / "torch_export"), AutoModel
-    model = model.from_pretrained(made.folder).eval()
+    model = AutoModel.from_pretrained(made.folder).eval()
+    check_pooled(made.to / "torch_export", model, "last")
+
+
+class States(torch.nn.Module):
+    """Of tokens by themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(100, 8)
+
+    def forward(self, input_ids, attention_mask=None):
+        return SimpleNamespace(last_hidden_state=self.table(input_ids))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_vectors_are_pooled(tmp_path, pooling):
+    model, ids = States(), torch.tensor([[1, 6, 7], [1, 2, 0], [3, 2, 0]])
+    example = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    exported = Exported(Forward(model, task_of("embedding", pooling=pooling)), example)
+    exported.write("torch_export", tmp_path)
+    check_pooled(tmp_path, model, pooling)
+
+
+@torch.no_grad()
+def check_pooled(folder, model, pooling):
+    """Two rows, of which one is padded, against one alone."""
     ids = torch.tensor([[1, 7, 8, 2, 0, 0], [1, 9, 11, 30, 31, 2]])
-    mask = (ids > 0).long()
-    with torch.no_grad():
-        vectors = run({"input_ids": ids, "attention_mask": mask})
-        states = model(input_ids=ids[:1, :4]).last_hidden_state[0]
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    vectors = load("torch_export", folder)(inputs)
+    states = model(input_ids=ids[:1, :4]).last_hidden_state[0]
     one = {"mean": states.mean(0), "first": states[0], "last": states[-1]}[pooling]
     torch.testing.assert_close(vectors[0], one / one.norm(), atol=1e-5, rtol=0)
 

@@ -157,13 +157,13 @@ def test_a_log_point_holds_the_means_of_its_window(tmp_path, plain):
         assert point.epoch == point.step / 4
 
 
-def stepper(max_norm=1.0, fused=True, rate=0.1, precision="fp32"):
+def stepper(max_norm=1.0, fused=True, rate=0.1, precision="fp32", **options):
     model = task_model("bert", "sequence-classification", PACKED)
     settings = TrainSettings(learning_rate=rate, max_grad_norm=max_norm)
     optimizer = build_optimizer(model, settings, fused=fused, capturable=False)
     updater = Updater(optimizer, max_norm, fused=fused)
     settings = replace(CPU, precision=precision)
-    return model, Stepper(model, updater, settings, hits=model.task.hits)
+    return model, Stepper(model, updater, settings, hits=model.task.hits, **options)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -285,6 +285,17 @@ def test_weight_decay_spares_what_the_hugging_face_trainer_spares(family):
     }
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     assert spared == {0.01: decayed, 0.0: set(names.values()) - decayed}
+
+
+def test_hits_are_counted_every_few_steps_from_the_first():
+    _, run = stepper(rate=1e-9, metrics_every=3)
+    batch = step_rows("bert", "sequence-classification", "packed")[0]
+    judged = []
+    for step in range(7):
+        run(replace(batch, step=step))
+        judged.append(int(run.sums.judged))
+    rows = batch.num_samples
+    assert judged == [rows, rows, rows, 2 * rows, 2 * rows, 2 * rows, 3 * rows]
 
 
 def in_chance(count, of, share):

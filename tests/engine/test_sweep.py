@@ -13,6 +13,7 @@ from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.sweep import study
 from flatout.engine.sweep.best import SweepError, choose_best
+from flatout.engine.sweep.devices import sets_of
 from flatout.engine.sweep.folds import fold_files
 from flatout.engine.sweep.queued import ANSWER, PLACE, best_trial_by_place
 from flatout.engine.sweep.space import check_sweep, combinations
@@ -349,3 +350,29 @@ def test_a_sweep_without_any_result_says_why():
     failed = {**ROW, "status": "error", "note": "too large", "validation_loss": None}
     with pytest.raises(SweepError, match=r"001 error: too large \(log.txt\)"):
         choose_best([failed], settings())
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "sets"),
+    [
+        ("0,1,2", 1, ["0", "1", "2"]),
+        ("4,GPU-7,6,5", 2, ["4,GPU-7", "6,5"]),
+        ("0,1,2", 2, ["0,1"]),
+        ("0,1,2", 3, ["0,1,2"]),
+    ],
+)
+def test_gpus_are_dealt_in_sets(visible, count, sets, monkeypatch, caplog):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = sets_of(count)
+    assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in sets]
+    assert ("GPU 2 stays idle" in caplog.text) == (visible == "0,1,2" and count == 2)
+
+
+def test_more_devices_than_there_are_is_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(SettingsError, match="has 2 GPUs to use: set it to at most 2"):
+        sets_of(3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert sets_of(1) == [{}]
+    with pytest.raises(SettingsError, match="CPU core"):
+        sets_of(10_000)

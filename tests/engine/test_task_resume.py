@@ -7,12 +7,7 @@ import pyarrow as pa
 import pytest
 
 from flatout.engine.launch.launch import run_job
-from tests.engine.families import (
-    CONFIGS,
-    RECURRENT,
-    rows_of,
-    token_rows,
-)
+from tests.engine.families import BILM, CONFIGS, RECURRENT, rows_of, token_rows
 from tests.engine.runs import Crash, crash, curve, when_logged
 from tests.make import SPLITS, task_job
 
@@ -31,18 +26,19 @@ def rows(task, count):
 
 
 def job_of(folder, task):
-    kind = {"next-key": "log_key_lstm", COMPLETIONS: "llama"}.get(task, "bert")
-    config = {"model_type": kind, **(CONFIGS | RECURRENT)[kind]}
+    kinds = {"next-key": "log_key_lstm", "bidirectional-lm": "bilm"}
+    kind = {**kinds, COMPLETIONS: "llama"}.get(task, "bert")
+    config = {"model_type": kind, **(CONFIGS | RECURRENT | BILM)[kind]}
     own = "causal-lm" if task == COMPLETIONS else task
     steps = {"checkpoint": {"every_steps": 2}, "evaluate_every": 4}
     job = task_job(folder, own, config, token_budget=240, **steps)
     return replace(job, **{name: rows(task, n) for name, n in SPLITS.items()})
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["multi-label-classification", "token-classification", COMPLETIONS, "next-key"],
-)
+TASKS = "multi-label-classification token-classification next-key bidirectional-lm"
+
+
+@pytest.mark.parametrize("task", [*TASKS.split(), COMPLETIONS])
 def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, task):
     whole = run_job(job_of(tmp_path / "whole", task))
     job = job_of(tmp_path / "crashed", task)
