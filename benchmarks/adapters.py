@@ -21,7 +21,9 @@ from benchmarks.training import Shape
 RANK = 16
 SHAPES = {
     "96 tokens, batch 256": replace(
-        language_models.SHAPES["96 tokens, batch 256"], micro_batch=128
+        language_models.SHAPES["96 tokens, batch 256"],
+        micro_batch=128,
+        token_budget=12_288,  # as many tokens as 128 rows have
     )
 }
 
