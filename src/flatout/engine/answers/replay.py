@@ -54,7 +54,7 @@ def _saved(folder: Path) -> dict[float, Path]:
     found = {float(path.name[len("best-") :]): path for path in folder.glob("best-*")}
     if (folder / "last" / "config.json").is_file():
         found[float("inf")] = folder / "last"
-    steps = {read_manifest(path).step: path for path in step_folders(folder)}
+    steps = {float(read_manifest(p).step): p for p in step_folders(folder)}
     return {**found, **steps}
 
 

@@ -118,8 +118,11 @@ def compared_loss(
     losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
     """Compare the first of `losses` (found, plain, rounded) with the other two."""
-    tensors = ([torch.tensor(loss, dtype=torch.float64)] for loss in losses)
-    return compared("loss", *tensors, max(LEAST / 10, roundoff), times=times)
+    found, plain, rounded = (
+        [torch.tensor(loss, dtype=torch.float64)] for loss in losses
+    )
+    least = max(LEAST / 10, roundoff)
+    return compared("loss", found, plain, rounded, least, times=times)
 
 
 def compare(

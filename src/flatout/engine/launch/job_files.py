@@ -38,20 +38,25 @@ class JobFiles:
         vocabulary: Vocabulary | Mapping[str, Any] | None,
         label_names: Sequence[str],
         folder: Path,
-        **known: Any,
+        tokenizer_file: str | None = None,
+        data_key: str | None = None,
     ) -> JobFiles:
         """Make the job of `splits` train, validation and test; rows that are not in a
-        folder are written under `folder`. `known`: fields with other values."""
+        folder are written under `folder`. `data_key`: None for that of train."""
         for rows in splits.values():
             _ = rows.facts  # counted here once, not by each rank
+        if isinstance(vocabulary, Vocabulary):
+            vocabulary = asdict(vocabulary)
         found = {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
-        found |= {
-            "vocabulary": (
-                asdict(vocabulary) if isinstance(vocabulary, Vocabulary) else vocabulary
-            ),
-            "data_key": token_key(splits["train"]),
-        }
-        return cls(**{**found, **known}, label_names=tuple(label_names))
+        return cls(
+            train=found["train"],
+            validation=found["validation"],
+            test=found["test"],
+            vocabulary=vocabulary,
+            label_names=tuple(label_names),
+            data_key=data_key or token_key(splits["train"]),
+            tokenizer_file=tokenizer_file,
+        )
 
     @classmethod
     def checked(
@@ -70,7 +75,7 @@ class JobFiles:
             vocabulary = Vocabulary.of(tokenizer)
         rows = {name: rows_from_dataset(found) for name, found in splits.items()}
         file, place = tokenizer_file(tokenizer), Path(folder) / "rows"
-        return cls.of(rows, vocabulary, label_names, place, tokenizer_file=file)
+        return cls.of(rows, vocabulary, label_names, place, file)
 
     def open(self, settings: Settings, work_folder: Path) -> TrainJob:
         vocabulary = None

@@ -157,9 +157,14 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
 
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
     """Write a rank's input to `folder/spec.json`; only this user may read it."""
-    rows = job.splits, job.vocabulary, job.label_names, folder / "tokens"
-    known = {"data_key": job.data_key, "tokenizer_file": job.tokenizer_file}
-    files = JobFiles.of(*rows, **known)
+    files = JobFiles.of(
+        job.splits,
+        job.vocabulary,
+        job.label_names,
+        folder / "tokens",
+        job.tokenizer_file,
+        job.data_key,
+    )
     spec = {
         "settings": job.settings.model_dump(mode="json"),
         "job": asdict(files),

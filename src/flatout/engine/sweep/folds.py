@@ -49,6 +49,7 @@ def fold_files(
             name: type(opened[0])(table.filter(pa.array(mask)))
             for name, mask in {**masks, "test": ~rest}.items()
         }
-        known = rows, files.vocabulary, files.label_names, folder / f"fold_{number + 1}"
-        found.append(JobFiles.of(*known, tokenizer_file=files.tokenizer_file))
+        own, names = folder / f"fold_{number + 1}", files.label_names
+        job = JobFiles.of(rows, files.vocabulary, names, own, files.tokenizer_file)
+        found.append(job)
     return found

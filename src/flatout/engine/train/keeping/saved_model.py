@@ -63,7 +63,8 @@ def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
 def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
     """Read a saved model's weights on the main rank and copy them to the training's."""
     model = trainer.model.model
-    targets, values = named_tensors(model), None
+    targets = named_tensors(model)
+    values: dict[str, Tensor] | None = None
     if has_adapter(model):
         targets = {name: t for name, t in targets.items() if t.requires_grad}
     if trainer.runtime.ranks.is_main:
