@@ -263,7 +263,7 @@ def test_a_training_starts_from_a_saved_adapter(trained):
     torch.testing.assert_close(
         logits_of(model), logits_of(result.model), rtol=1e-5, atol=1e-5
     )
-    second = settings.model.model_copy(update={"lora": job.settings.model.lora})
+    second = settings.model_copy(update={"lora": job.settings.model.lora})
     (fault,) = model_key_faults(second)
     assert "is an adapter already" in fault
     assert "model.lora.rank=4" in fault
