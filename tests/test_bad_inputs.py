@@ -19,7 +19,7 @@ from flatout.engine.parameters import Settings
 from flatout.engine.tasks import make_task
 from flatout.tracking import facts
 from flatout.tracking.follow import follow
-from flatout.tracking.store import LOGIN
+from flatout.tracking.store import LOGIN, prepare
 from tests.engine.families import LABEL_NAMES, VOCABULARY
 from tests.engine.runs import make_job
 
@@ -51,7 +51,7 @@ def login_server() -> Iterator[str]:
 
 @pytest.mark.timeout(60)
 def test_a_server_that_asks_for_a_login(login_server, tmp_path, caplog):
-    tracking.prepare(login_server)
+    prepare(login_server)
     points = tmp_path / "train_metrics.jsonl"
     record = tracking.RunRecord(
         tracking_uri=login_server,

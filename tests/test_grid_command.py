@@ -104,8 +104,8 @@ def test_texts_are_no_numbers(tmp_path):
         ),
         (
             ["--data-path", "images"],
-            "kedro run --env=images --params=images.path=images "
-            "(--pipelines=images,benchmark measures)",
+            "kedro run --env=images --params=images.path=images,"
+            "images.size=64,images.channels=3 (--pipelines=images,benchmark measures)",
         ),
         (["--steps", "1"], "1 is not in the range x>=2"),
         (["--batch-sizes", "8", "-1"], "benchmark.batch_sizes.1: should be greater"),
