@@ -204,7 +204,7 @@ def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path):
     """The image has none; MLflow asks for it at each training, in 48 lines."""
     ask = (
         "import sys; assert 'git' not in sys.modules;"
-        "from flatout.tracking import prepare; prepare('');"
+        "from flatout.tracking.store import prepare; prepare('');"
         "from mlflow.utils.git_utils import get_git_commit;"
         "print(get_git_commit('.'))"
     )
