@@ -87,7 +87,7 @@ def frame(**columns) -> pd.DataFrame:
 
 
 def judged(rows: pd.DataFrame, **parameters) -> list[tuple[str, str, str, str]]:
-    found = data.judged(rows, Settings(**parameters))
+    found = data.split_findings(rows, Settings(**parameters))
     return [(f.check, f.status, f.finding, f.fix) for f in found]
 
 

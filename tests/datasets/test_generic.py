@@ -53,7 +53,7 @@ def test_predictions_go_into_any_table(tmp_path, kind, place, options):
 )
 def test_an_entry_that_another_pipeline_reads_keeps_its_type(tmp_path, name, kind):
     entries = {name: {"type": kind, "filepath": str(tmp_path / "a")}}
-    with pytest.raises(SettingsError, match=f"^catalog: {name}: {kind} .*leave out"):
+    with pytest.raises(SettingsError, match=f"^catalog: {name}: {kind} .*remove this"):
         opened(entries)
     refuse(
         adapt(DataCatalog.from_config(entries), entries), Pipeline([])

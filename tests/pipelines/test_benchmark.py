@@ -488,7 +488,10 @@ def test_a_training_ends_with_what_trials_gave(data, caplog, came, level):
         )
     [record] = caplog.records
     assert record.levelname == level
-    assert f"trials gave 95.0 to 105.0 samples/s, {came:.1f} came" in record.message
+    assert (
+        f"trials gave 95.0 to 105.0 samples/s, this training {came:.1f}: "
+        in record.message
+    )
 
 
 def test_broken_tuned_versions_are_left_out(data):
