@@ -67,7 +67,7 @@ def split_findings(data: Any, settings: Settings) -> list[Finding]:
 def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:
     if all_numbers(checked.table.column("text")):
         number = checked.table.column("text")[0].as_py()
-        text = f"each text in {columns.text!r} is a number, as {number!r}"
+        text = f"each text in {columns.text!r} is a number, such as {number!r}"
         return Finding("data", "warn", text, "is split.text_column right?")
     names = ", ".join(columns.names)
     usable, bad = int(checked.good.sum()), checked.rejected.num_rows
