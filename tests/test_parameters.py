@@ -151,8 +151,7 @@ def conf(tmp_path):
     return folder
 
 
-def test_an_environment_names_the_pipelines_of_a_bare_run(conf, tmp_path):
-    data = tmp_path / "data"
+def test_an_environment_names_the_pipelines_of_a_bare_run(conf, data):
     options = (f"--conf-source={conf}", f"--params=data_dir={data}")
     done = kedro("run", "--env=rows", *options)
     assert done.returncode == 0, done.stdout
