@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -194,6 +195,7 @@ def preload() -> None:
 def run(requests: IO[str], replies: IO[str]) -> NoReturn:
     """The server, and in its forks the commands; none of them returns."""
     status: Any = 1
+    faulthandler.disable()  # pytest's; some commands crash on purpose
     try:
         command = serve(requests, replies)
         status = None if command is None else do(command)

@@ -11,6 +11,9 @@ import torch
 from flatout.engine.machine.environment import child_environment
 from tests.conftest import PROJECT
 
+LIMIT_S = 900
+"""Triton's interpreter needs minutes on a busy machine."""
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton comes with CUDA builds of PyTorch"
 )
@@ -23,7 +26,7 @@ def run(module, environment):
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_S,
         check=False,
     )
 
