@@ -23,6 +23,7 @@ from flatout.engine.data.split import SplitError
 from flatout.engine.files.content_key import ContentKey, file_hash
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
+from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from tests.make import samples_job, samples_settings
@@ -414,3 +415,10 @@ def test_files_of_bytes_beside_files_of_numbers_are_all_numbers(tmp_path):
     twins = [name.replace("a.npz", "b.npz") for name in data["source"]]
     assert set(twins) == {n for n in data["source"] if n.startswith("b")}, "one split"
     assert made["report"].value()["rows_in"] == 120
+
+
+def test_a_task_may_replace_the_samples(tmp_path):
+    rows = job_of(tmp_path).train
+    own = [np.full_like(view, 2) for view in rows.views(np.arange(3))]
+    laid_out = rows.lay_out(np.arange(3), Layout(), own)
+    assert np.array_equal(laid_out.fields["inputs"], np.stack(own))

@@ -148,7 +148,7 @@ def test_a_row_that_the_run_does_not_reach(tmp_path):
     job = make_job(tmp_path, max_steps=1)
     row = next(n for n in range(60) if n not in job.batches.rows(0))
     told = row_lines(job, step=None, row=row, replays=False, most=1)
-    assert told[0].endswith("in steps none: the run ends at step 1, before it")
+    assert told[0].endswith("in no step: the run ends at step 1, before it")
 
 
 def test_a_run_that_skipped_other_rows_is_told_apart(tmp_path):

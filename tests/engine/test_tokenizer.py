@@ -12,6 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks import TaskError, make_task
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerError,
     TokenizerFile,
@@ -222,7 +224,7 @@ def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path):
         recipe_of(model).build()
     text = str(error.value)
     assert "Looked for config.json, tokenizer_config.json and tokenizer.json" in text
-    assert f"{tmp_path} holds: README.md" in text
+    assert f"The folder {tmp_path} has: README.md" in text
     assert "Set model.name_or_path to a folder with these files" in text
 
 
@@ -257,3 +259,13 @@ def test_a_hub_name_is_keyed_by_the_commit_of_the_cache(tmp_path, monkeypatch, c
         assert files() == commit
     assert files("c" * 40) == "c" * 40
     assert len(caplog.messages) == 1
+
+
+def test_masked_lm_needs_a_mask_token():
+    vocabulary = Vocabulary(9, 0, None, (0, 1))
+    with pytest.raises(TaskError, match="has no mask token"):
+        make_task(
+            ModelSettings(task="masked-lm", config={"model_type": "bert"}),
+            (),
+            vocabulary,
+        )

@@ -108,7 +108,7 @@ def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
         return Finding("tokens", "ok", "there, without a key: taken as they are")
     changes = changed_options(key, settings)
     if not changes:
-        return Finding("tokens", "ok", "they match the parameters")
+        return Finding("tokens", "ok", "they match the parameters of tokenize")
     text = "made with other parameters (then -> now): " + "; ".join(changes)
     fix = "kedro run --pipelines=tokenize, or set the parameters back"
     return Finding("tokens", "warn", text, fix)

@@ -141,12 +141,12 @@ def _select_rows(
     step of whose weights a replay is."""
     if row is not None:
         steps = steps_of_row(job, row)
-        shown = ", ".join(map(str, steps))
+        shown = f"steps {', '.join(map(str, steps))}"
         if row in job.batches.skipped:
-            shown = "none: train.skip_rows leaves it out"
+            shown = "no step: train.skip_rows leaves it out"
         elif not steps:
-            shown = f"none: the run ends at step {job.total_steps}, before it"
-        head = f"row {row} is trained in steps {shown}"
+            shown = f"no step: the run ends at step {job.total_steps}, before it"
+        head = f"row {row} is trained in {shown}"
         return head, [(row, 0)], max(steps, default=0)
     if step is not None:
         rows = rows_of_steps(job, [step])

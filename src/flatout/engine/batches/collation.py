@@ -99,6 +99,13 @@ class StepBatch:
             for part in places(self.layout)[1]
         ]
 
+    def pin_memory(self) -> StepBatch:
+        """Called by the DataLoader's pinning thread. (A batch in a ring's slot has no
+        buffer of its own.)"""
+        if not len(self.buffer):
+            return self
+        return replace(self, buffer=self.buffer.pin_memory())
+
     def to(self, device: torch.device) -> StepBatch:
         return replace(self, buffer=self.buffer.to(device, non_blocking=True))
 

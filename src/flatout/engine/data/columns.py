@@ -15,7 +15,7 @@ from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.parameters import SplitSettings
 
-DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"'}
+DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"', ",": '","'}
 """Possible column separators, and their spelling in YAML."""
 FIRST_COLUMNS = {
     "completion": "prompt_column",

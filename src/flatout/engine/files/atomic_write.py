@@ -23,6 +23,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 WRITING, REPLACED = "writing", "replaced"
+REPLACE_ATTEMPTS = 3
 HIDDEN = re.compile(rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})-.+")
 ABANDONED_S = 86_400.0
 """A hidden path without a write for this time counts as abandoned."""
@@ -47,13 +48,18 @@ def hidden_path(target: Path, use: str = WRITING) -> Path:
 def replace_atomically(written: Path, target: Path) -> None:
     """Rename the folder `written` to `target`. The old folder is removed after that, or
     restored on failure. Readers that mapped old files keep them."""
-    old = hidden_path(target, REPLACED)
-    with suppress(FileNotFoundError):
-        os.rename(target, old)
-    try:
-        os.rename(written, target)
-    finally:
-        _settle(old, target)
+    for attempt in range(REPLACE_ATTEMPTS):
+        old = hidden_path(target, REPLACED)
+        with suppress(FileNotFoundError):  # another process moved it just now
+            os.rename(target, old)
+        try:
+            os.rename(written, target)
+            break
+        except OSError:  # another process renamed its own just now, or the disk fails
+            if attempt == REPLACE_ATTEMPTS - 1:
+                raise
+        finally:
+            _settle(old, target)
     sync(target.parent)
 
 

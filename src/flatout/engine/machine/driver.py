@@ -47,12 +47,15 @@ def query_driver() -> Driver | None:
 def _gpu(handle: Any) -> Gpu:
     import pynvml
 
-    memory, programs = pynvml.nvmlDeviceGetMemoryInfo(handle), []
+    total_bytes, used_bytes, programs = 0, 0, []
+    with suppress(pynvml.NVMLError):  # a GPU without memory of its own has no figures
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        total_bytes, used_bytes = int(memory.total), int(memory.used)
     with suppress(pynvml.NVMLError):  # a container may not see them
         programs = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return Gpu(
         name=str(pynvml.nvmlDeviceGetName(handle)),
-        total_bytes=int(memory.total),
-        used_bytes=int(memory.used),
+        total_bytes=total_bytes,
+        used_bytes=used_bytes,
         programs=tuple(sorted(int(process.pid) for process in programs)),
     )

@@ -133,11 +133,12 @@ class ArrayRows(SplitRows):
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
     ) -> LaidOut:
-        """`inputs` (B, ...) of `rows` (B,), as a late array; one zero row if B is 0.
-        No task changes them (`values`)."""
-        like = self._chunks[0].values
-        shape = (max(1, len(rows)), *like.shape[1:])
-        found = LateArray(shape, like.dtype, lambda out: self._write(rows, out))
+        """`inputs` (B, ...) of `rows` (B,), as a late array; one zero row if B is 0."""
+        found: Any = None if values is None else np.asarray(values)
+        if found is None:
+            like = self._chunks[0].values
+            shape = (max(1, len(rows)), *like.shape[1:])
+            found = LateArray(shape, like.dtype, lambda out: self._write(rows, out))
         return LaidOut({INPUTS: found}, np.arange(len(rows)))
 
     def _write(self, rows: Ints, out: npt.NDArray[Any]) -> None:

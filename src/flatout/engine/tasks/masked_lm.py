@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.rows.vocabulary import Vocabulary
@@ -27,6 +29,18 @@ class MaskedLM(Pieces):
     head_kind = HeadKind.VOCABULARY
     texts = Texts(joined=True)
     pipeline_tag = "fill-mask"
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        label_names: Sequence[str] = (),
+        vocabulary: Vocabulary | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Raises TaskError if the tokenizer has no mask token."""
+        super().__init__(settings, label_names, vocabulary, seed)
+        if vocabulary is not None and vocabulary.mask_token_id is None:
+            raise TaskError(NO_MASK)
 
     @property
     def targets_per_token(self) -> float:  # type: ignore[override]
@@ -74,8 +88,8 @@ class MaskedLM(Pieces):
 
     @property
     def _known(self) -> Vocabulary:
-        if self.vocabulary is None or self.vocabulary.mask_token_id is None:
-            raise TaskError(NO_MASK)
+        if self.vocabulary is None:
+            raise TaskError("masked-lm makes its targets with a vocabulary")
         return self.vocabulary
 
     @cached_property

@@ -58,6 +58,7 @@ class NextKey(CausalLM):
         known, first = np.unique(row[at], return_index=True)
         place = np.zeros(len(rows), np.int64)
         place[known] = 1 + at[first] - (np.cumsum(counts) - counts)[known]
+        place[worst < 0] = 0  # a session without a key
         return {"rank": worst.astype(int), "place": place, "end_probability": end}
 
     @property
