@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
-from itertools import islice
-from pathlib import Path
+import subprocess
+import sys
 
 import datasets
 import pytest
 
-from flatout.engine.files import arrow_folder, atomic_write
+from flatout.engine.files import atomic_write
 from flatout.engine.files.arrow_folder import write_recipe
-from flatout.engine.files.atomic_folder import StorageError, is_current, write_whole
-from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.files.atomic_folder import is_current, write_whole
 from flatout.engine.tokenizing.encoders import encode
-from flatout.engine.tokenizing.encoders.encode import TokensRecipe
-from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from flatout.engine.tokenizing.tokenizer import TokenizerRecipe
+from tests.conftest import PROJECT
+from tests.engine.half_encoded import MODEL, TOKENIZE, recipe_of
 
-ROWS, LIMIT_BYTES = 4_000, 50_000
-BATCHES = 3
-"""So many are written before the process is killed."""
-MODEL = ModelSettings(config={"model_type": "bert"})
-TOKENIZE = TokenizeSettings(max_length=16, vocab_size=64)
-
-
-def recipe_of(folder: Path) -> TokensRecipe:
-    """For `folder/rows`, by `folder/tokenizer`."""
-    rows = datasets.load_from_disk(str(folder / "rows"))
-    tokenizer = TokenizerFile(folder / "tokenizer")
-    return tokens_recipe("train_tokens", rows, tokenizer, [], MODEL, TOKENIZE)
-
-
-def encode_on_a_full_disk(folder: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
-    try:
-        write_recipe(folder / "tokens", recipe_of(folder))
-    except StorageError as error:
-        (folder / "told").write_text(str(error))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def encode_until_killed(folder: Path) -> None:
-    whole = arrow_folder.merge_batches
-
-    def few(*arguments):
-        yield from islice(whole(*arguments), BATCHES)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    arrow_folder.merge_batches = few
-    write_recipe(folder / "tokens", recipe_of(folder))
+ROWS = 4000
 
 
 @pytest.mark.process
@@ -64,15 +29,17 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     rows.save_to_disk(tmp_path / "rows")
     made = TokenizerRecipe(rows, MODEL, TOKENIZE)
     write_whole(tmp_path / "tokenizer", made.key, made.write)
-    if not (pid := os.fork()):
-        try:
-            encode.UNIT_BYTES = arrow_folder.MERGE_BYTES = 2_000
-            encode_on_a_full_disk(tmp_path)
-            encode_until_killed(tmp_path)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert (tmp_path / "told").read_text() == (
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.half_encoded", str(tmp_path)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.strip() == (
         f"{tmp_path / 'tokens'} could not be written: the disk is full (or a limit on "
         "file size was reached). The folder is unchanged. Free space, or keep the "
         "data elsewhere with --params=data_dir=/another/disk"
