@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import signal
+import textwrap
+import time
 from dataclasses import dataclass
 
 import datasets
@@ -24,6 +24,8 @@ from flatout.datasets import (
 )
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
+from tests import warm
+from tests.conftest import PROJECT
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
@@ -161,24 +163,40 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     assert len(dataset.load()) == 10
 
 
-class Killed(Rows):
-    """The process that writes it dies before the last row is whole."""
+KILLED = """
+    import pathlib, sys, time
+    import pyarrow as pa
+    from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
+    from flatout.engine.files.content_key import ContentKey
+from tests import warm
+from tests.conftest import PROJECT
 
-    def batches(self):
-        yield from super().batches()
-        os.kill(os.getpid(), signal.SIGKILL)
+    class Slow(ArrowRecipe):
+        key = ContentKey({"rows": 9})
+        schema = pa.schema([("length", pa.int32())])
+        def batches(self):
+            for _ in range(9):
+                numbers = pa.array(range(1 << 20), pa.int32())
+                yield pa.record_batch([numbers], schema=self.schema)
+            print("halfway", flush=True)
+            time.sleep(60)
+
+    write_recipe(pathlib.Path(sys.argv[1]), Slow())
+"""
 
 
 @pytest.mark.process
 def test_a_killed_writer_leaves_the_old_rows_and_no_rubbish(tmp_path):
     dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
     dataset.save(recipe(10))
-    if not (pid := os.fork()):
-        try:
-            dataset.save(Killed(**vars(recipe(3000))))
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    log = tmp_path.with_name(f"{tmp_path.name} log")
+    arguments = ["-c", textwrap.dedent(KILLED), str(tmp_path / "tokens")]
+    process = warm.start(arguments, log, PROJECT, {})
+    while "halfway" not in (log.read_text() if log.exists() else ""):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
     assert len(list(tmp_path.iterdir())) == 2  # the half-written folder is beside
     assert len(dataset.load()) == 10
     dataset.save(recipe(20))
