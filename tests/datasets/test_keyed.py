@@ -168,8 +168,6 @@ KILLED = """
     import pyarrow as pa
     from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
     from flatout.engine.files.content_key import ContentKey
-from tests import warm
-from tests.conftest import PROJECT
 
     class Slow(ArrowRecipe):
         key = ContentKey({"rows": 9})
