@@ -12,8 +12,9 @@ import pytest
 from transformers import BertConfig
 
 from flatout.doctor import device, model
-from flatout.doctor.device import Torch, judge
+from flatout.doctor.device import Torch
 from flatout.doctor.finding import examine, guarded, within
+from flatout.doctor.versions import judge
 from flatout.engine.machine import checks, environment
 from flatout.engine.machine.checks import Finding, warn_at_start
 from flatout.engine.machine.container import memory_limit_bytes, quota_cores

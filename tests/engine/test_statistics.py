@@ -11,7 +11,7 @@ import pytest
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
-from flatout.engine.tokenizing.token_keys import (
+from flatout.engine.tokenizing.statistics import (
     histogram,
     length_summary,
     token_report,

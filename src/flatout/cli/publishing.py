@@ -19,7 +19,9 @@ from flatout.project.config_loader import loader_of
 @env_option
 @PARAMS
 @click.option(
-    "--dry-run", is_flag=True, help="Write the card and list the files; upload nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Only write the card and list the files.",
 )
 @click.option("--public", is_flag=True, help="Make a new repository public.")
 @click.option("--force", is_flag=True, help="Replace the content of the repository.")

@@ -12,8 +12,8 @@ from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
 from flatout.doctor import data, device, model
-from flatout.doctor.device import versions
 from flatout.doctor.finding import Check, examine, guarded
+from flatout.doctor.versions import versions
 from flatout.engine.machine import checks, environment
 from flatout.engine.machine.checks import Finding, processes_here
 from flatout.engine.machine.container import available_memory_bytes

@@ -100,8 +100,8 @@ class StepBatch:
         ]
 
     def pin_memory(self) -> StepBatch:
-        """Called by the DataLoader's pinning thread. (A batch in a ring's slot has no
-        buffer of its own.)"""
+        """Called by the DataLoader's pinning thread. (The buffer of a batch in a ring's
+        slot is empty.)"""
         if not len(self.buffer):
             return self
         return replace(self, buffer=self.buffer.pin_memory())

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit  # scipy.stats takes a second to import
+from scipy.special import stdtrit  # importing scipy.stats needs a second
 
 ERROR_RATE, POWER = 0.05, 0.8
 """Share of comparisons of equal settings that may be called different, and share of

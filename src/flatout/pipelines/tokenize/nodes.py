@@ -8,7 +8,7 @@ from typing import Any
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
-from flatout.engine.tokenizing.token_keys import token_report
+from flatout.engine.tokenizing.statistics import token_report
 from flatout.engine.tokenizing.token_recipes import split_recipes
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,
