@@ -12,11 +12,9 @@ import pyarrow.parquet as pq
 from flatout.engine.data.raw_texts import BATCH_BYTES, BATCH_ROWS, RawBatch, numbered
 from flatout.engine.data.readers.file_reader import FileReader
 
-_BROKEN_PARQUET = (
-    "it is damaged, cut short or no Parquet file. Write this shard again, or remove "
-    "it from the folder"
-)
-_BROKEN_ARROW = "it is damaged, cut short or no Arrow file"
+_REMEDY = ". Write this shard again, or take it out of the folder"
+_BROKEN_PARQUET = f"it is damaged, cut short or no Parquet file{_REMEDY}"
+_BROKEN_ARROW = f"it is damaged, cut short or no Arrow file{_REMEDY}"
 
 
 class ParquetReader(FileReader):
