@@ -492,7 +492,7 @@ def test_one_corrupt_shard_is_named(tmp_path, cut):
     with pytest.raises(RawTextsError) as error:
         _ = TextFiles(tmp_path).column_names
     assert str(error.value).startswith(f"{path} cannot be read (")
-    assert "Write this shard again, or remove it from the folder" in str(error.value)
+    assert "Write this shard again, or take it out of the folder" in str(error.value)
 
 
 def test_damage_inside_a_shard_is_found_while_reading(tmp_path):
