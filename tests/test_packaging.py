@@ -111,6 +111,7 @@ def image(tmp_path_factory) -> Path:
     return app
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_the_image_holds_is_enough_for_its_command(image):
     there = {path.name for path in image.iterdir()} - {".viz"}  # Kedro-Viz is for dev

@@ -27,7 +27,7 @@ from tests.conftest import PROJECT
 from tests.servers import end_all, free_port, listening, of_session, wait_for
 
 REQUIRED = os.environ.get("FLATOUT_TESTS_BROWSER") == "required"
-pytestmark = [pytest.mark.browser, pytest.mark.process]
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.slow]
 MAKE = ("make", "-o", ".venv/runtime", "-o", ".venv/dev")
 """With what is installed as it is."""
 QUICKER = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

@@ -182,6 +182,7 @@ assert "flatout" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_the_readmes_predict_without_flatout(classes, samples):
     """A process for all: it has to import PyTorch and transformers."""
     made, _ = classes
@@ -268,7 +269,7 @@ def test_thresholds_and_temperature_decide_what_is_served():
         ("modernbert", "regression", "pearson"),
         ("bert", "token-classification", "accuracy"),
         ("bert", "reranking", "mrr_at_10"),
-        ("qwen3", LABELS, "accuracy"),
+        pytest.param("qwen3", LABELS, "accuracy", marks=pytest.mark.slow),
     ],
 )
 def test_every_task_is_traced_with_its_figure(tmp_path, family, task, figure):

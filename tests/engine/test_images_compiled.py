@@ -161,7 +161,8 @@ def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
     assert len(backend.graphs) == 2
 
 
-@pytest.mark.parametrize("config", [VIT, SLOW[0]], ids=type_of)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [VIT, RESNET], ids=type_of)
 def test_a_compiled_step_with_fused_parts_is_the_plain_one(tmp_path, config):
     job, plain = task_model(tmp_path, config)
     model, batch = copy.deepcopy(plain), batch_of(job)

@@ -520,6 +520,7 @@ def test_adapted_decoders_are_turned_by_the_kernel():
     assert joined_blocks.fuse_gates(model) == 0
 
 
+@pytest.mark.slow
 def test_adapted_blocks_share_whole_graphs(monkeypatch):
     """The first block, whose input needs no gradient, has its own."""
     monkeypatch.setitem(CONFIGS, "qwen3", {**CONFIGS["qwen3"], "num_hidden_layers": 3})

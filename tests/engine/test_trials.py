@@ -71,6 +71,7 @@ def test_memory_is_that_of_the_device_of_a_trial(tmp_path):
     assert bench.memory_gib == 9.75
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_configurations_by_turns_on_real_rows(tmp_path, warm_trials):
     bench = Bench(settings(repeats=2), job_files(tmp_path), tmp_path / "sweep")
