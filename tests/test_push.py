@@ -22,7 +22,7 @@ from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.models.trained_rows import TrainedRows
 from flatout.engine.parameters import parse_settings
 from flatout.project.saved_model import write_own_card
-from flatout.tracking.text_model import log_text_model
+from flatout.tracking.logged_models import log_text_model
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.engine.test_export import CLASSES, TEXTS, Made

@@ -470,7 +470,7 @@ def test_trials_are_nested_runs(store, tmp_path, points):
             "elapsed_s": [9.5, 61.25],
         }
     )
-    folder = begin(points, record(store, tmp_path, tags=process_tags()))
+    folder = begin(points, record(store, tmp_path))
     folder.record.trials = outcomes.nested_runs(table)
     assert run_to_end(folder)
     client = MlflowClient(store)
@@ -479,7 +479,6 @@ def test_trials_are_nested_runs(store, tmp_path, points):
     nested = client.search_runs(
         [experiment], f"tags.mlflow.parentRunId = '{parent}'", order_by=["run_name"]
     )
-    assert all(process_tags().items() <= run.data.tags.items() for run in nested)
     assert [(r.info.run_name, r.info.status, r.data.metrics) for r in nested] == [
         (
             "a1_end_to_end",
@@ -677,21 +676,6 @@ def test_another_setting_is_champion_only_beyond_noise(
     version = client.get_model_version_by_alias("flatout", "champion")
     assert int(version.version) == champion
     assert told in caplog.messages[-1]
-
-
-def test_runs_of_dead_processes_are_closed(store, tmp_path):
-    client = MlflowClient(store)
-    experiment = client.create_experiment("flatout")
-    tags = process_tags()
-    dead = {**tags, "flatout.started_s": "1.00"}
-    elsewhere = {**dead, "flatout.host": "another-machine"}
-    runs = [
-        client.create_run(experiment, tags=t).info.run_id
-        for t in (tags, dead, elsewhere, {})
-    ]
-    assert stores.close_stale_runs(client, "flatout") == 1
-    statuses = [client.get_run(run).info.status for run in runs]
-    assert statuses == ["RUNNING", "KILLED", "RUNNING", "RUNNING"]
 
 
 def test_a_parameter_that_changed_keeps_its_first_value(store, tmp_path, points):

@@ -31,7 +31,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.project.hooks.run import Run
 from flatout.project.hooks.settings import SettingsHooks
 from flatout.reports.pictures import reliability_figure
-from flatout.tracking.text_model import TextModel
+from flatout.tracking.logged_models import TextModel
 from tests.engine.families import CONFIGS
 from tests.make import save_random
 from tests.pipelines.tokens import write_tokens

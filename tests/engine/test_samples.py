@@ -24,7 +24,7 @@ from flatout.engine.parameters import parse_settings
 from flatout.engine.predict.predicting import predict_samples
 from flatout.engine.rows import arrays as array_rows
 from flatout.engine.sweep.sweep import run_sweep
-from flatout.tracking.sample_model import _load_pyfunc, log_sample_model
+from flatout.tracking.logged_models import _load_pyfunc, log_sample_model
 from flatout.tracking.store import connect
 from tests.engine import test_arrays as arrays, test_images as images
 from tests.engine.plain import on_two_ranks

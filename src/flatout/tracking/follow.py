@@ -21,7 +21,6 @@ from flatout.tracking.mlflow_sender import SYSTEM, MlflowSender
 from flatout.tracking.record import DROPPED, RunFolder, RunRecord, run_folders
 from flatout.tracking.store import (
     cause,
-    close_stale_runs,
     default_artifact_location,
     one_line,
     process_lives,
@@ -82,11 +81,7 @@ class Follower:
     def deliver(self, *, ended: bool = False) -> None:
         try:
             if self._client is None:
-                client = self.sender.client()
-                close_stale_runs(
-                    client, self._record.experiment, keep=self.sender.sent.run_id
-                )
-                self._client = client
+                self._client = self.sender.client()
             if ended:
                 self.sender.end(self._client, *end_of(self._record))
             else:
@@ -132,8 +127,6 @@ class Follower:
             (self.folder.path / SYSTEM).open("a", encoding="utf-8") as file,
         ):
             file.write(json.dumps(line) + "\n")
-        for text in self._system.gpus.new_warnings() if self._system.gpus else ():
-            logger.warning("%s", text)
 
     def _warn_if_slow(self) -> None:
         """Warn once, during a training, that it is slow."""

@@ -18,7 +18,7 @@ from flatout.tracking.points import (
     send_trials,
 )
 from flatout.tracking.record import RunFolder, RunRecord, Sent
-from flatout.tracking.store import PROCESS_TAGS, connect, find_run
+from flatout.tracking.store import connect, find_run
 
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
@@ -75,13 +75,7 @@ class MlflowSender:
         client.log_batch(
             run_id, [Metric(k, v, end_ms, step) for k, v in finals.items()]
         )
-        send_trials(
-            client,
-            self._experiment_id,
-            run_id,
-            record.trials,
-            {name: v for name, v in record.tags.items() if name in PROCESS_TAGS},
-        )
+        send_trials(client, self._experiment_id, run_id, record.trials)
         for path in self.folder.artifacts():
             client.log_artifact(run_id, str(path))
         text = description(record.tags.get(DESCRIPTION, ""), record)

@@ -12,9 +12,8 @@ from typing import Any
 from mlflow import MlflowClient
 
 from flatout.engine.sweep.statistics import paired_difference
+from flatout.tracking.logged_models import log_sample_model, log_text_model
 from flatout.tracking.record import SavedModel, newest_ns
-from flatout.tracking.sample_model import log_sample_model
-from flatout.tracking.text_model import log_text_model
 
 logger = logging.getLogger(__name__)
 

@@ -69,7 +69,6 @@ def send_trials(
     experiment_id: str,
     run_id: str,
     trials: list[dict[str, Any]],
-    tags: dict[str, str],
 ) -> None:
     """Send the trials that the store does not have completely."""
     if not trials:
@@ -80,18 +79,15 @@ def send_trials(
     whole = {r.info.run_name for r in nested if r.info.status in ended}
     for trial in trials:
         if trial["name"] not in whole:
-            _send(client, experiment_id, trial, {PARENT: run_id, **tags})
+            _send(client, experiment_id, run_id, trial)
 
 
 def _send(
-    client: MlflowClient,
-    experiment_id: str,
-    trial: dict[str, Any],
-    tags: dict[str, Any],
+    client: MlflowClient, experiment_id: str, parent: str, trial: dict[str, Any]
 ) -> None:
     now = int(time.time() * 1000)
     start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
-    tags = {**tags, **trial.get("tags", {})}
+    tags = {PARENT: parent, **trial.get("tags", {})}
     run = client.create_run(
         experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
     )

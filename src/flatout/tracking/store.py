@@ -1,4 +1,4 @@
-"""The tracking store: limits of its client, and runs that dead processes left open."""
+"""The tracking store: limits of its client, and faults that users can correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # a run's process avoids these imports
     from mlflow.entities import Run
 
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
-PROCESS_TAGS = (HOST_TAG, PID_TAG, STARTED_TAG)
 
 # MLflow's own defaults wait for minutes on a dead server.
 CLIENT_LIMITS = {
@@ -136,24 +135,3 @@ def find_run(client: MlflowClient, run_id: str | None) -> Run | None:
             raise
         return None
     return run if run and run.info.lifecycle_stage == "active" else None
-
-
-def close_stale_runs(
-    client: MlflowClient, experiment: str, keep: str | None = None
-) -> int:
-    """Set this host's runs of dead processes to KILLED; return their number."""
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
-        return 0
-    runs = client.search_runs(
-        [found.experiment_id], filter_string="attributes.status = 'RUNNING'"
-    )
-    stale = [
-        run.info.run_id
-        for run in runs
-        if HOST_TAG in run.data.tags and not process_lives(run.data.tags)
-    ]
-    for run_id in stale:
-        if run_id != keep:
-            client.set_terminated(run_id, "KILLED")
-    return len(set(stale) - {keep})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -20,17 +20,6 @@ PREFIX = "system/"
 """MLflow shows metrics with this prefix on a separate page."""
 
 
-@dataclass
-class Gpu:
-    """Samples of one GPU."""
-
-    handle: Any
-    samples: int = 0
-    slowed: int = 0
-    others_gib: float = 0.0
-    """Maximum memory of programs outside this run, in GiB."""
-
-
 class GpuWatch:
     """Watch of all GPUs that a run may use. `nvml`: the driver's library; `root_pid`:
     process that started all training processes."""
@@ -38,7 +27,9 @@ class GpuWatch:
     def __init__(self, nvml: Any, root_pid: int) -> None:
         self._nvml, self._root_pid = nvml, root_pid
         nvml.nvmlInit()
-        self._gpus = {name: Gpu(self._handle(name)) for name in gpu_names()}
+        self._gpus = {name: self._handle(name) for name in gpu_names()}
+        self._samples: Counter[str] = Counter()
+        self._slowed: Counter[str] = Counter()
         self._reported: set[str] = set()
         self._held_down = (
             nvml.nvmlClocksThrottleReasonHwSlowdown
@@ -50,44 +41,42 @@ class GpuWatch:
             return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
         return self._nvml.nvmlDeviceGetHandleByUUID(name)
 
-    def sample(self) -> None:
-        root = psutil.Process(self._root_pid)
+    def sample(self) -> list[str]:
+        """Return the findings that are new since the last call."""
+        root, found = psutil.Process(self._root_pid), {}
         ours = {root.pid, *(child.pid for child in root.children(recursive=True))}
-        for gpu in self._gpus.values():
+        for name, gpu in self._gpus.items():
             with suppress(self._nvml.NVMLError):  # a driver may not report it
-                reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(
-                    gpu.handle
-                )
-                gpu.samples += 1
-                gpu.slowed += bool(reasons & self._held_down)
-                gpu.others_gib = max(gpu.others_gib, self._others_gib(gpu, ours))
+                found |= self._findings(name, gpu, ours)
+        new = [text for key, text in found.items() if key not in self._reported]
+        self._reported |= found.keys()
+        return new
 
-    def _others_gib(self, gpu: Gpu, ours: set[int]) -> float:
+    def _findings(self, name: str, gpu: Any, ours: set[int]) -> dict[str, str]:
+        found = {}
+        reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+        self._samples[name] += 1
+        self._slowed[name] += bool(reasons & self._held_down)
+        slowed_pct = 100 * self._slowed[name] / self._samples[name]
+        if slowed_pct >= SLOWED_LIMIT_PCT:
+            found[f"slowed {name}"] = (
+                f"heat or power lowered GPU {name}'s clock {slowed_pct:.0f} % of the "
+                "time: look at its cooling"
+            )
+        if (others_gib := self._others_gib(gpu, ours)) >= OTHERS_LIMIT_GIB:
+            found[f"others {name}"] = (
+                f"other programs use {others_gib:.0f} GiB of GPU {name}: end them, or "
+                "choose another by CUDA_VISIBLE_DEVICES"
+            )
+        return found
+
+    def _others_gib(self, gpu: Any, ours: set[int]) -> float:
         """Return GiB used by others; 0 in a container, which sees other process ids."""
-        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle)
+        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
         if not any(process.pid in ours for process in found):
             return 0.0
         others = [process for process in found if process.pid not in ours]
         return sum(process.usedGpuMemory or 0 for process in others) / 2**30
-
-    def new_warnings(self) -> list[str]:
-        """Return the findings that are new since the last call."""
-        found = {}
-        for name, gpu in self._gpus.items():
-            slowed_pct = 100 * gpu.slowed / max(gpu.samples, 1)
-            if slowed_pct >= SLOWED_LIMIT_PCT:
-                found[f"slowed {name}"] = (
-                    f"heat or power lowered GPU {name}'s clock {slowed_pct:.0f} % of "
-                    "the time: look at its cooling"
-                )
-            if gpu.others_gib >= OTHERS_LIMIT_GIB:
-                found[f"others {name}"] = (
-                    f"other programs used up to {gpu.others_gib:.0f} GiB of GPU "
-                    f"{name}: end them, or choose another by CUDA_VISIBLE_DEVICES"
-                )
-        new = [text for key, text in found.items() if key not in self._reported]
-        self._reported |= found.keys()
-        return new
 
 
 def watch_gpus(root_pid: int) -> GpuWatch | None:
@@ -108,14 +97,15 @@ class SystemMetrics:
     def __init__(self, root_pid: int) -> None:
         """`root_pid`: process that started all training processes."""
         self._monitors = _monitors()
-        self.gpus = watch_gpus(root_pid)
+        self._gpus = watch_gpus(root_pid)
         self.sample()  # the load of cores is relative to the last sample
 
     def sample(self) -> dict[str, float]:
-        """Return the load since the last call; costs a few milliseconds."""
+        """Return the load since the last call, and log new findings about GPUs; costs
+        a few milliseconds."""
         with suppress(psutil.Error):  # the run's process is gone
-            if self.gpus:
-                self.gpus.sample()
+            for text in self._gpus.sample() if self._gpus else ():
+                logger.warning("%s", text)
         found: dict[str, Any] = {}
         for monitor in self._monitors:
             monitor.collect_metrics()

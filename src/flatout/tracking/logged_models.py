@@ -1,16 +1,25 @@
-"""A model of texts in MLflow: `mlflow.pyfunc.load_model` returns a model that answers
-texts. Logging imports neither torch nor transformers and loads no model."""
+"""Saved models in MLflow's format. `mlflow.pyfunc.load_model` returns a model that
+answers texts, or converts samples (N, ...) to a table of answers. Logging a model of
+texts imports neither torch nor transformers and loads no model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from flatout.tracking.pyfunc import log_pyfunc
+import flatout
 
 MULTI_LABEL = "multi_label_classification"
+REQUIRED = (
+    *("mlflow", "numpy", "pandas", "psutil", "pydantic"),
+    *("safetensors", "tokenizers", "torch", "transformers"),
+)
 
 
 class TextModel:
@@ -66,9 +75,41 @@ class TextModel:
         return {"label": chosen[0], "score": scores[chosen[0]]}
 
 
-def _load_pyfunc(path: str, model_config: dict[str, str]) -> TextModel:
+class SampleModel:
+    """Model with the answers of the pipeline `predict`, without sources and reasons."""
+
+    def __init__(self, model: Any) -> None:
+        """`model`: result of `load_pretrained`. Raises ModelError."""
+        from flatout.engine.files.calibration import Calibration
+        from flatout.engine.parameters import Settings
+        from flatout.engine.predict.predictor import Predictor
+
+        known = {"runtime.precision": "fp32"}
+        if named := getattr(model.config, "flatout_task", None):
+            known["model.task"] = named
+        if Calibration.read(model.config.name_or_path).thresholds:
+            known["model.label_threshold"] = "auto"
+        self._predictor = Predictor(model, None, Settings().changed(known))
+
+    def predict(
+        self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
+        """Return one row per sample: label, score and a probability per class, or a
+        value. Samples have the form of the training: the model standardises them."""
+        from flatout.engine.predict.predicting import answers_to
+
+        return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
+
+
+def _load_pyfunc(
+    path: str, model_config: dict[str, str] | None = None
+) -> TextModel | SampleModel:
     """Load a model; MLflow requires this name."""
-    return TextModel(path, model_config["task"])
+    if model_config:
+        return TextModel(path, model_config["task"])
+    from flatout.engine.models.building import load_pretrained
+
+    return SampleModel(load_pretrained(Path(path)))
 
 
 def _has_adapter(path: str | Path) -> bool:
@@ -82,11 +123,47 @@ def log_text_model(folder: Path, task: str, example: str, run_id: str) -> str:
 
     is_class = task == "text-classification"
     answer = pd.DataFrame({"label": ["name"], "score": [0.5]}) if is_class else None
-    return log_pyfunc(
-        __name__,
+    return _logged(
         folder,
         run_id,
         also=("accelerate", "peft", "pyarrow") if _has_adapter(folder) else (),
         model_config={"task": task},
         signature=infer_signature([example], answer),
     )
+
+
+def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
+    """Log a model that `save_pretrained` saved in `folder` to the run, with the array
+    (...) in the file `example`. Return the model's URI."""
+    from mlflow.models import infer_signature
+
+    one = np.ascontiguousarray(np.load(example)[None])
+    answer = _load_pyfunc(str(folder)).predict(one)
+    return _logged(
+        folder,
+        run_id,
+        also=("accelerate", "datasets", "pyarrow", "xxhash"),
+        signature=infer_signature(one, answer),
+        input_example=one,
+    )
+
+
+def _logged(folder: Path, run_id: str, also: Sequence[str] = (), **options: Any) -> str:
+    """Log `folder` to the run, with flatout's code and pinned requirements. `also`:
+    further packages that it needs. Return the model's URI."""
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    logged = Model.log(
+        artifact_path=None,
+        flavor=mlflow.pyfunc,
+        name="model",
+        run_id=run_id,
+        loader_module=__name__,
+        data_path=str(folder),
+        code_paths=[str(Path(flatout.__file__).parent)],
+        # Without this list MLflow would import packages that may not be installed.
+        pip_requirements=[f"{name}=={version(name)}" for name in (*REQUIRED, *also)],
+        **options,
+    )
+    return str(logged.model_uri)
