@@ -10,6 +10,7 @@ from flatout.engine.batches.collation import StepRows, StepRun
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.flops import AttentionPairs
 from flatout.engine.ops.attention import PACKED
+from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.rows.tokens import TokenRows, TokenRowsError
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import IGNORED
@@ -274,3 +275,22 @@ def test_rows_without_tokens_are_refused():
         TokenRows(pa.table({"text": ["a"]}))
     with pytest.raises(TokenRowsError, match="the split is empty"):
         TokenRows(pa.table({"input_ids": pa.array([], pa.list_(pa.int32()))}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("input_ids", [[1, None, 2], [3]]),
+        ("input_ids", [[1], None]),
+        ("labels", [1, None]),
+        ("inputs", [[0.5, None], [1.0, 2.0]]),
+    ],
+)
+def test_rows_with_missing_values_are_refused(name, values):
+    """pyarrow reads a missing number as NaN."""
+    kind = ArrayRows if name == "inputs" else TokenRows
+    columns = {kind.column: [[1, 2], [3, 4]], "labels": [0, 1], name: values}
+    types = {"inputs": pa.list_(pa.float32(), 2), "labels": pa.int64()}
+    schema = pa.schema([(c, types.get(c, pa.list_(pa.int64()))) for c in columns])
+    with pytest.raises(TokenRowsError, match=f"column {name} .* missing values"):
+        kind(pa.table(columns, schema))

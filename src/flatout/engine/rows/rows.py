@@ -92,6 +92,13 @@ class SplitRows(Rows):
             )
         if table.num_rows == 0:
             raise TokenRowsError("there are no rows: the split is empty. Add data")
+        for name in (self.column, "labels"):
+            found = table.column(name).chunks if name in table.column_names else []
+            if any(map(_has_nulls, found)):
+                raise TokenRowsError(
+                    f"column {name} of these rows has missing values (null): "
+                    "fill them in, or leave these rows out"
+                )
         self.table = table
         self.column_names: list[str] = list(table.column_names)
         self.folder = folder
@@ -197,6 +204,13 @@ def _rows_of(table: pa.Table, folder: Path | None) -> SplitRows:
     raise TokenRowsError(
         f"rows need one of the columns {', '.join(KINDS)}; found {table.column_names}"
     )
+
+
+def _has_nulls(array: Any) -> bool:
+    """Return whether a value is missing in `array`, or in the lists within."""
+    lists = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
+    inside = isinstance(array, lists) and _has_nulls(array.flatten())
+    return inside or array.null_count > 0
 
 
 def values_in(array: Any) -> npt.NDArray[Any]:
