@@ -33,7 +33,7 @@ from flatout.pipelines.split import create_pipeline as split
 from flatout.pipelines.sweep import create_pipeline as sweep
 from flatout.pipelines.tokenize import create_pipeline as tokenize
 from flatout.pipelines.train import create_pipeline as train
-from flatout.project.data.origin import tokens_fault
+from flatout.project.data.origin import data_fault
 from flatout.project.hooks import DataHooks, Run
 
 ARROWS = [
@@ -111,8 +111,8 @@ def test_another_file_is_refused(made, tmp_path, pipeline):
     other = write(tmp_path / "reviews.csv", "two")
     project = Project(tmp_path / "data", other)
     assert project.refusal(pipeline) == (
-        "the tokens were made from numbers.csv, raw_texts is now reviews.csv (a file's "
-        "name counts, too): run kedro run, or set raw_texts back"
+        "the rows were made from numbers.csv, and raw_texts is now reviews.csv with "
+        "other contents or another name: run kedro run, or set raw_texts back"
     )
     project.run(split, tokenize, pipeline)
     assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
@@ -128,9 +128,8 @@ def test_a_split_behind_which_no_tokenize_ran_is_refused(made, tmp_path):
     project = Project(tmp_path / "data", write(tmp_path / "reviews.csv", "two"))
     project.run(split)
     assert project.refusal() == (
-        "train_tokens and validation_tokens and test_tokens were made from "
-        "numbers.csv, and split has since read reviews.csv: run kedro run, or kedro "
-        "run --pipelines=tokenize"
+        "the tokens were made from other rows than those of the last split: run kedro "
+        "run, or kedro run --pipelines=tokenize"
     )
     project.run(tokenize, train)
 
@@ -138,10 +137,7 @@ def test_a_split_behind_which_no_tokenize_ran_is_refused(made, tmp_path):
 def test_rows_that_were_edited_are_refused(made, tmp_path):
     """As long as before, and named as before."""
     write(tmp_path / "numbers.csv", "two")
-    assert made.refusal() == (
-        "numbers.csv has other rows than those that the tokens were made from: run "
-        "kedro run"
-    )
+    assert "is now numbers.csv with other contents" in made.refusal()
 
 
 def test_another_task_is_told_from_other_rows(made, tmp_path):
@@ -149,9 +145,9 @@ def test_another_task_is_told_from_other_rows(made, tmp_path):
     raw = write(tmp_path / "numbers.csv", "one")
     os.utime(raw, (1, 1))
     project = Project(tmp_path / "data", raw, task="masked-lm")
-    assert tokens_fault(project.catalog, project.settings) == (
-        'the rows were split from other columns (label_column: "label" -> null), for '
-        "another task: run kedro run, or set model.task back"
+    assert data_fault(project.catalog, project.settings) == (
+        'the rows were split from other columns (split.label_column: "label" -> null), '
+        "for another task: run kedro run, or set model.task back"
     )
 
 
@@ -206,7 +202,7 @@ def test_other_content_of_the_same_size_and_time_is_refused(made, tmp_path):
     times = raw.stat()
     write(raw, "two")
     os.utime(raw, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert made.refusal().startswith("numbers.csv has other rows")
+    assert "is now numbers.csv with other contents" in made.refusal()
 
 
 def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
@@ -242,7 +238,9 @@ def test_entries_of_other_kinds_are_compared(tmp_path):
     Project(tmp_path / "data", CSVDataset(filepath=str(raw))).run(train)
     other = write(tmp_path / "reviews.csv", "two")
     project = Project(tmp_path / "data", CSVDataset(filepath=str(other)))
-    assert "made from numbers.csv, raw_texts is now reviews.csv" in project.refusal()
+    assert (
+        "made from numbers.csv, and raw_texts is now reviews.csv" in project.refusal()
+    )
 
 
 def test_shards_of_a_folder_are_compared(tmp_path):
@@ -251,7 +249,7 @@ def test_shards_of_a_folder_are_compared(tmp_path):
     project = Project(tmp_path / "data", tmp_path / "shards")
     project.run(split, tokenize, train)
     write(tmp_path / "shards" / "c.csv", "c")
-    assert project.refusal().startswith("shards has other rows than those")
+    assert "is now shards with other contents" in project.refusal()
 
 
 def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):
@@ -268,7 +266,7 @@ def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):
     assert "compar" not in caplog.text and "fetching" not in caplog.text
     store.pipe_file("/bucket/numbers.csv", text.replace(b"one", b"two"))
     try:
-        assert project.refusal().startswith("numbers.csv has other rows than those")
+        assert "is now numbers.csv with other contents" in project.refusal()
     finally:
         store.rm("/bucket", recursive=True)
 

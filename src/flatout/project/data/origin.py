@@ -37,6 +37,7 @@ ORIGIN = "raw_texts"
 """Name of the fact, in a folder, that contains the state of the raw data."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type", "folds")
 """Options of split that change no row."""
+LABEL = "split.label_column"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The address of an object in memory, which differs at each start."""
 
@@ -56,13 +57,9 @@ class Origins:
 
     def note_saved(self, name: str) -> None:
         """Record kept rows too: their source may have a new name."""
-        if name not in ("train_rows", "train_tokens"):
-            return
-        folder, rows = (_folder(self._catalog, n) for n in (name, "train_rows"))
-        if name == "train_tokens" and rows:
-            self._origin = stored_facts(rows).get(ORIGIN)
-        if folder is not None and self._origin is not None:
-            note_facts(folder, {ORIGIN: self._origin})
+        if name == "train_rows" and self._origin is not None:
+            if folder := _folder(self._catalog, name):
+                note_facts(folder, {ORIGIN: self._origin})
 
 
 def stale_fault(
@@ -78,9 +75,16 @@ def stale_fault(
 
 
 def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why the rows to train on differ from the raw data; None if they do not."""
-    is_text = settings.train.rows == "tokens"
-    return (tokens_fault if is_text else samples_fault)(catalog, settings)
+    """Return why the rows to train on differ from the raw data; None if they do not,
+    or if rows or raw data are not on this machine."""
+    if settings.train.rows != "tokens":
+        return samples_fault(catalog, settings)
+    if any(_is_stale(catalog, split) for split in SPLITS):
+        return (
+            "the tokens were made from other rows than those of the last split: run "
+            "kedro run, or kedro run --pipelines=tokenize"
+        )
+    return rows_fault(catalog, settings)
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
@@ -111,21 +115,6 @@ def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     )
 
 
-def tokens_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return the reason why the tokens differ from the raw data; None if they do not,
-    or if rows or raw data are not on this machine."""
-    stale = [name for name in SPLITS if _is_stale(catalog, name)]
-    tokens, rows = _folder(catalog, "train_tokens"), _folder(catalog, "train_rows")
-    if not stale or tokens is None or rows is None:
-        return rows_fault(catalog, settings)
-    then, now = _name(stored_facts(tokens)), _name(stored_facts(rows))
-    names = " and ".join(f"{name}_tokens" for name in stale)
-    return (
-        f"{names} were made from {then or 'other rows'}, and split has since read "
-        f"{now or 'others'}: run kedro run, or kedro run --pipelines=tokenize"
-    )
-
-
 def _is_stale(catalog: DataCatalog, split: str) -> bool:
     rows, tokens = (_folder(catalog, f"{split}_{n}") for n in ("rows", "tokens"))
     if rows is None or tokens is None:
@@ -146,7 +135,10 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
         return None
     columns = columns_of(settings.split, settings.model.task)
     columns = columns.among([key.fields.get("label_column")])
-    if changes := _changed_options(key, columns, settings):
+    changes = _changed_options(key, columns, settings)
+    # Without labels the column matters only if the raw data have changed.
+    other = [c for c in changes if not columns.has_labels and LABEL in c]
+    if changes != other:
         return (
             f"the rows were split with other parameters (then -> now): "
             f"{'; '.join(changes)}. Run kedro run, or set the parameters back"
@@ -161,25 +153,15 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
         note_facts(folder, {ORIGIN: now})
     if same is not False:
         return None
-    others = _other_columns(key, columns, settings)
-    return _difference(_name(stored_facts(folder)), now["name"], raw, others)
-
-
-def _difference(then: str | None, here: str, raw: str, columns: str) -> str:
-    """Describe a difference in the raw rows; `columns`: the columns that differ."""
-    if columns:
+    if other:
         return (
-            f"the rows were split from other columns ({columns}), for another task: "
+            f"the rows were split from other columns ({other[0]}), for another task: "
             "run kedro run, or set model.task back"
         )
-    if then == here:
-        return (
-            f"{here} has other rows than those that the tokens were made from: run "
-            "kedro run"
-        )
+    then = stored_facts(folder).get(ORIGIN, {}).get("name", "other data")
     return (
-        f"the tokens were made from {then or 'other data'}, {raw} is now {here} "
-        f"(a file's name counts, too): run kedro run, or set {raw} back"
+        f"the rows were made from {then}, and {raw} is now {now['name']} with other "
+        f"contents or another name: run kedro run, or set {raw} back"
     )
 
 
@@ -191,18 +173,8 @@ def _changed_options(
         for name, value in split_options(columns, settings.split).items()
         if name not in DECIDES_NO_ROW
     }
-    if not columns.has_labels:  # the tokens' own check compares the task
-        del wanted["split.label_column"]
     stored = {name: key.fields.get(name.removeprefix("split.")) for name in wanted}
     return ContentKey(wanted).changes_since(ContentKey(stored))
-
-
-def _other_columns(key: ContentKey, columns: Columns, settings: Settings) -> str:
-    """Return `label_column: 'label' -> None`; empty if the columns are the same."""
-    options = split_options(columns, settings.split)
-    wanted = ContentKey({name: options[name] for name in ("form", "label_column")})
-    stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
-    return "; ".join(wanted.changes_since(stored))
 
 
 def _same_content(
@@ -284,11 +256,6 @@ def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
                 times = found.st_mtime_ns, found.st_ctime_ns
                 name = str(file.relative_to(path.parent))
                 yield name, found.st_size, *times, found.st_ino
-
-
-def _name(facts: Mapping[str, Any]) -> str | None:
-    origin = facts.get(ORIGIN)
-    return origin.get("name") if isinstance(origin, Mapping) else None
 
 
 def _folder(catalog: DataCatalog, name: str) -> Path | None:
