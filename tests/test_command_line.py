@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kedro.config import OmegaConfigLoader
 
 from flatout.cli import answers
-from flatout.cli.groups import Fault, cli
+from flatout.cli.groups import cli
 from flatout.cli.looking import flatout
 from flatout.project.command_line import (
     CommandError,
@@ -160,15 +160,3 @@ def test_a_slip_in_a_file_names_the_line(tmp_path, text, line):
 def test_what_only_a_traceback_explains():
     assert plain_error(ValueError("of somebody's node")) is None
     assert plain_error(ZeroDivisionError("division by zero")) is None
-
-
-def test_an_error_is_cut_between_words_in_a_terminal(monkeypatch, capsys):
-    text = "word " * 30 + "/a/folder" * 15
-    Fault(ValueError(text)).show()
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "100")
-    Fault(ValueError(text)).show()
-    whole, *cut = capsys.readouterr().err.splitlines()
-    assert whole == f"Error: {text}"
-    assert [line.strip() for line in cut][-1] == "/a/folder" * 15
-    assert max(map(len, cut[:-1])) <= 100 and " ".join(" ".join(cut).split()) == whole

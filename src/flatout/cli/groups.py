@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 import click
 from kedro.framework.cli.project import run as kedro_run
@@ -16,7 +14,6 @@ from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
 from flatout.project.command_line import check_data_dir, check_environment, plain_error
-from flatout.project.terminal import wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +34,6 @@ class Fault(click.ClickException):
         super().__init__(str(error))
         usual = 3 if isinstance(error, DatasetError) else 2
         self.exit_code = getattr(error, "exit_code", usual)
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Print the error, wrapped between words at the width of a terminal."""
-        text = f"Error: {self.format_message()}"
-        if sys.stderr.isatty():
-            text = wrapped(text, shutil.get_terminal_size().columns)
-        click.echo(text, file=file, err=True)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import pyarrow.compute as pc
 from kedro.io import DataCatalog, DatasetError
 
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
-from flatout.doctor.finding import within
 from flatout.engine.data.columns import Columns, all_numbers
 from flatout.engine.data.raw_texts import (
     RawTextsError,
@@ -24,7 +23,6 @@ from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options
 from flatout.project.fitting import raw_entry
 
-READING_LIMIT_S = 4.0
 SHOWN_LABELS = 8
 MANY_LABELS = 1000
 
@@ -40,11 +38,7 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
         text = f"{raw} is a URL: the first run fetches it and looks at it"
         return [Finding("data", "ok", text)]
     try:
-        data = within(READING_LIMIT_S, source.load)
-        return split_findings(data, settings)
-    except TimeoutError:
-        text = f"{raw} was not read within {READING_LIMIT_S:g} s: not looked at"
-        return [Finding("data", "ok", text)]
+        return split_findings(source.load(), settings)
     except (DatasetError, RawTextsError) as error:
         fix = "name file and columns in conf/local: catalog.yml, parameters.yml"
         return [Finding("data", "fail", " ".join(str(error).split()), fix)]

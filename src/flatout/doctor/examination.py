@@ -9,7 +9,6 @@ from typing import Any
 
 from kedro.framework.context import KedroContext
 from kedro.framework.session import KedroSession
-from kedro.io import DatasetError
 
 from flatout.doctor import data, device, model
 from flatout.doctor.finding import Check, examine, guarded
@@ -24,9 +23,6 @@ from flatout.project.command_line import check_environment
 from flatout.project.config_loader import loader_of
 from flatout.project.data.outputs import local_paths
 
-STOPS_A_RUN = (DatasetError,)
-"""Errors of libraries that would also end a run."""
-
 
 def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
     """Return findings about a `kedro run` with these options."""
@@ -36,7 +32,7 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
         logging.getLogger(name).setLevel(logging.WARNING)
     first = guarded("parameters", partial(patient.load, env, params), "fail")
     environment.apply(patient.settings.runtime)  # a second call changes no variable
-    return [*first, *examine(patient.checks(), known=STOPS_A_RUN)]
+    return [*first, *examine(patient.checks())]
 
 
 class ExaminedProject:

@@ -3,69 +3,38 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
 
+from kedro.io import DatasetError
 from rich.table import Table
 from rich.text import Text
 
 from flatout.engine.machine.checks import Finding, Status
 
-Result = TypeVar("Result")
 Check = Callable[[], "Finding | list[Finding]"]
-Known = tuple[type[Exception], ...]
 
 
-def examine(checks: Mapping[str, Check], known: Known = ()) -> list[Finding]:
+def examine(checks: Mapping[str, Check]) -> list[Finding]:
     """Return the findings of all `checks`, in order."""
-    return [
-        found
-        for name, check in checks.items()
-        for found in guarded(name, check, known=known)
-    ]
+    return [found for name, check in checks.items() for found in guarded(name, check)]
 
 
-def guarded(
-    name: str, check: Check, unknown: Status = "warn", known: Known = ()
-) -> list[Finding]:
+def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
     """Run a check; an error becomes a finding: `fail` with its text for errors of
-    flatout and of the types `known`, which end a run; `unknown` for any other error,
-    which prevented the check."""
+    flatout and of the catalog, which end a run; `unknown` for any other error, which
+    prevented the check."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found
     except Exception as error:  # an error must not end the doctor
         text = " ".join(str(error).split()) or "no message"
         own = type(error).__module__.startswith("flatout.")
-        if own or isinstance(error, known):
+        if own or isinstance(error, DatasetError):
             return [Finding(name, "fail", text, "see the message")]
         finding = f"could not be checked ({type(error).__name__}: {text[:300]})"
         fix = "no fault is known" if unknown == "warn" else "solve that first"
         return [Finding(name, unknown, finding, fix)]
-
-
-def within(limit_s: float, action: Callable[[], Result]) -> Result:
-    """Return the result of `action` or raise its error. Raises TimeoutError after
-    `limit_s`; the action then continues in its thread."""
-    box: dict[str, Any] = {}
-
-    def act() -> None:
-        try:
-            box["result"] = action()
-        except BaseException as error:  # raised in the caller
-            box["error"] = error
-
-    thread = threading.Thread(target=act, name="flatout-doctor", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer within {limit_s:g} s")
-    if "error" in box:
-        raise box["error"]
-    result: Result = box["result"]
-    return result
 
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}

@@ -7,8 +7,6 @@ loads plugins, in every project of this Python environment.
 from __future__ import annotations
 
 import logging
-import textwrap
-from functools import partial
 from pathlib import Path
 
 import rich
@@ -49,14 +47,9 @@ STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "re
 KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
 
 
-INDENT = 10
-"""Columns of the time of day and the space after it."""
-
-
 class LineHandler(logging.Handler):
-    """Print one line per message on Rich's console. In a terminal, long messages
-    continue below their text; Rich's own handler would wrap at 80 columns without a
-    terminal."""
+    """Print one line per message on Rich's console. A terminal wraps long messages
+    between words; Rich's own handler would wrap at 80 columns without a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,27 +57,12 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            console, text = rich.get_console(), self.format(record)
-            if console.is_terminal:
-                text = wrapped(text, console.width)
-            styled = Text(text, STYLES.get(record.levelno, ""))
-            console.print(styled, soft_wrap=True)
+            console = rich.get_console()
+            styled = Text(self.format(record), STYLES.get(record.levelno, ""))
+            wraps = console.is_terminal  # not in long words: a path can be copied
+            console.print(styled, soft_wrap=not wraps, overflow="ignore", crop=False)
         except Exception:
             self.handleError(record)
-
-
-def wrapped(text: str, width: int) -> str:
-    """Wrap between words only: a long word, such as a path, can still be copied."""
-    wrap = partial(
-        textwrap.fill,
-        width=width,
-        subsequent_indent=" " * INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join(
-        line if len(line) <= width else wrap(line) for line in text.split("\n")
-    )
 
 
 def show_kedro() -> None:
