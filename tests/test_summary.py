@@ -118,7 +118,7 @@ def test_an_evaluation_alone_trains_nothing_and_shows_no_next_step():
 
 
 def test_a_terminal_wraps_a_long_message_between_words(monkeypatch):
-    path = "/" + "a/very/long/folder" * 8
+    path = "/" + "a/very/long/folder" * 5
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=100, color_system=None)
     monkeypatch.setattr(rich, "get_console", lambda: terminal)

@@ -59,8 +59,7 @@ class LineHandler(logging.Handler):
         try:
             console = rich.get_console()
             styled = Text(self.format(record), STYLES.get(record.levelno, ""))
-            wraps = console.is_terminal  # not in long words: a path can be copied
-            console.print(styled, soft_wrap=not wraps, overflow="ignore", crop=False)
+            console.print(styled, soft_wrap=not console.is_terminal)
         except Exception:
             self.handleError(record)
 
