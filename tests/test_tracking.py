@@ -722,13 +722,6 @@ def test_figures_of_a_report():
     assert outcomes.report_tags(report) == {"device": "cpu"}
 
 
-def test_environment_names_every_package(tmp_path):
-    facts.write_environment(tmp_path)
-    written = json.loads((tmp_path / "environment.json").read_text())
-    assert {"torch", "kedro", "mlflow"} <= set(written["packages"])
-    assert written["usable_cores"] <= os.cpu_count()
-
-
 def test_a_record_that_cannot_be_written_ends_no_run(store, tmp_path, points, caplog):
     folder = begin(points, record(store, tmp_path))
     folder.record.trials = [{"no": object()}]  # of no type that JSON has

@@ -1,32 +1,21 @@
-"""Facts about a run: its name, its first tags, the machine and versions."""
+"""Facts about a run: its name, its first tags, its parameters."""
 
 from __future__ import annotations
 
 import getpass
-import json
-import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from flatout.engine.machine.environment import (
-    device_name,
-    nvidia_gpu_count,
-    usable_cores,
-)
+from flatout.engine.machine.environment import device_name, nvidia_gpu_count
 from flatout.engine.parameters import Settings, SettingsModel
 from flatout.engine.parameters.common import by_path
 from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.store import process_tags
 
-ENVIRONMENT = "environment.json"
 PARAMETERS = "params:"
 NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
 """Characters that MLflow does not allow in names of parameters."""
@@ -99,25 +88,6 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
         "gpus": str(nvidia_gpu_count()),
         "exit_reason": "running",
     }
-
-
-def write_environment(folder: Path) -> None:
-    """Write the machine and the versions of all installed packages as JSON to a run's
-    folder. Reads one file per package."""
-    file = folder / ENVIRONMENT
-    known = [d.metadata for d in distributions()]
-    packages = {m["Name"]: m["Version"] for m in known}
-    facts = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": platform.node(),
-        "usable_cores": usable_cores(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "nvidia_gpus": nvidia_gpu_count(),
-        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
-    }
-    file.write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def _user() -> str:

@@ -16,7 +16,6 @@ from mlflow import MlflowClient
 
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.train.recording.metrics_file import read_points
-from flatout.tracking.facts import write_environment
 from flatout.tracking.mlflow_sender import SYSTEM, MlflowSender
 from flatout.tracking.record import DROPPED, RunFolder, RunRecord, run_folders
 from flatout.tracking.store import (
@@ -52,7 +51,6 @@ class Follower:
         self._has_looked = False
 
     def run(self) -> None:
-        write_environment(self.folder.path)
         due_s = 0.0
         while not self._has_ended():
             if time.monotonic() >= due_s:

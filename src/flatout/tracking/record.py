@@ -38,8 +38,7 @@ class Sent:
         """Return what the store at `uri` has of the run in `folder`."""
         try:
             known = json.loads((folder / SENT).read_text(encoding="utf-8"))
-            # An earlier version had a state for each store.
-            found = cls(**{"uri": uri, **known.get(uri, known)})
+            found = cls(**known)
         except (OSError, ValueError, TypeError, AttributeError):
             return cls(uri)
         return found if found.uri == uri else cls(uri)
@@ -184,7 +183,6 @@ class RunFolder:
         """Return the run's reports, without those of an earlier run."""
         folder, start_s = self.record.reporting, self.record.start_ms / 1000
         named = [Path(folder, name) for name in ARTIFACTS] if folder else []
-        named.append(self.path / "environment.json")
         return [p for p in named if p.is_file() and p.stat().st_mtime >= start_s]
 
     def set_aside(self) -> None:
