@@ -194,7 +194,7 @@ def test_mlflow_serves_what_predict_answers(tmp_path, store):
     mlflow.set_tracking_uri(store)
     mlflow.set_experiment(experiment_id="0")  # not that of another test
     run = MlflowClient(store).create_run("0")
-    uri = log_text_model(made.folder, "text-classification", TEXTS[0], run.info.run_id)
+    uri = log_text_model(made.folder, "text-classification", run.info.run_id)
     port, log = free_port(), tmp_path / "log"
     # What `mlflow models serve` starts.
     command = ["-m", "uvicorn", "mlflow.pyfunc.scoring_server.app:app", "--port"]

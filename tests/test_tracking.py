@@ -562,7 +562,7 @@ def described(saved: Path, loss: float, tokens: str = "t") -> dict:
         SavedModel(
             folder=str(saved),
             saved_ns=newest_ns(saved),
-            example="p5 [MASK]",
+            example=None,
             task="fill-mask",
             registered_model="flatout",
             validation_loss=loss,
@@ -762,7 +762,7 @@ def test_a_model_is_logged_after_its_calibration(tmp_path, monkeypatch, group):
     picks = {"label_threshold": "auto", "name_or_path": "some/model"}
     asked = {"evaluate": {"calibrate": True}, "model": picks}
     settings = Settings(**{group: asked[group]} if group else {})
-    found = SavedModel(str(tmp_path), 1, "text", None, None, 0.5, "k")
+    found = SavedModel(str(tmp_path), 1, None, "text", None, 0.5, "k")
     monkeypatch.setattr("flatout.project.hooks.tracking.saved_model", lambda *_: found)
     folder, record = Mock(), SimpleNamespace(model=None, tags={}, status="FINISHED")
     folder.record, folder.path = record, tmp_path

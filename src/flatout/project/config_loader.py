@@ -121,7 +121,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = with_absolute_paths(
-                parse_settings(self._read_once("parameters"))
+                parse_settings(self._read("parameters"))
             )
             fit_pipelines(self._parsed[state])
         return self._parsed[state]
@@ -141,7 +141,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def __getitem__(self, key: str) -> dict[str, Any]:
         """Return the configuration; of parameters, groups with every default, and
         single values only if they are given."""
-        found = self._read_once(key)
+        found = self._read(key)
         if key != "parameters":
             return found
         for name, value in self.settings.model_dump().items():
@@ -154,17 +154,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
         self._parsed.clear()
         super().__setitem__(key, value)
 
-    def _read_once(self, key: str) -> dict[str, Any]:
-        if key in self:  # set explicitly
-            return super().__getitem__(key)
-        state = (key, repr((self.env, self.runtime_params)))
-        if state not in self._found:
-            self._found[state] = self._read(key)
-        return deepcopy(self._found[state])
-
     def _read(self, key: str) -> dict[str, Any]:
         environments = self._environments()
-        if len(environments) < 2 or key not in self.config_patterns:
+        if key in self or len(environments) < 2 or key not in self.config_patterns:
             return super().__getitem__(key)
         found = self.folder(self.base_env, key)
         for name in environments:

@@ -20,8 +20,6 @@ from flatout.tracking.record import SavedModel, newest_ns
 
 logger = logging.getLogger(__name__)
 
-EXAMPLE_LENGTH = 200
-
 
 def saved_model(
     entry: Any,
@@ -33,7 +31,7 @@ def saved_model(
 ) -> SavedModel:
     """Describe `data`, a model with or without a tokenizer, which `entry` of the
     catalog has saved. `spare`: folder for models that the catalog stores in another
-    form. `rows`: a `datasets.Dataset`; its first row is the example."""
+    form. `rows`: a `datasets.Dataset`; its first sample is the example."""
     parts = data if isinstance(data, tuple) else (data,)
     if isinstance(entry, TransformersModel):
         folder = entry.path.absolute()
@@ -41,16 +39,12 @@ def saved_model(
         folder = spare / "model"
         for part in parts:
             part.save_pretrained(folder)
-    example, task = (
-        _text_example(parts[0], parts[1], rows, settings)
-        if settings.train.rows == "tokens"
-        else (_sample_file(rows, spare), None)
-    )
+    is_text = settings.train.rows == "tokens"
     return SavedModel(
         folder=str(folder),
         saved_ns=newest_ns(folder),
-        example=example,
-        task=task,
+        example=None if is_text else _sample_file(rows, spare),
+        task=_pipeline_tag(parts[0], settings) if is_text else None,
         registered_model=settings.tracking.registered_model,
         validation_loss=report["validation_loss"],
         token_key=report["token_key"],
@@ -80,26 +74,20 @@ def _setting(settings: Settings) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(decides, sort_keys=True).encode())
 
 
-def _text_example(
-    model: Any, tokenizer: Any, rows: Any, settings: Settings
-) -> tuple[str, str]:
-    """Return a text and the tag of the pipeline that answers it."""
+def _pipeline_tag(model: Any, settings: Settings) -> str:
+    """Return the tag of the pipeline that answers texts."""
     import transformers
 
     from flatout.engine.tasks import task_class
 
-    task, name = task_class(settings.model.task), type(model).__name__
+    name = type(model).__name__
     if not hasattr(transformers, name) and not getattr(model.config, "auto_map", None):
         logger.info(
             "MLflow has the files of the model, and cannot load %s, which transformers "
             "does not have: the catalog's entry model does",
             name,
         )
-    ids = rows[0]["input_ids"]
-    text = tokenizer.decode(ids, skip_special_tokens=True)[:EXAMPLE_LENGTH]
-    if task.pipeline_tag == "fill-mask":  # with a gap to be filled
-        text = f"{tokenizer.mask_token} {text}"
-    return text, task.pipeline_tag
+    return task_class(settings.model.task).pipeline_tag
 
 
 def _sample_file(rows: Any, folder: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,30 +10,15 @@ from flatout.engine.parameters import Settings
 
 logger = logging.getLogger(__name__)
 
-
-def has_mismatches(settings: Settings, trained_on: Any) -> bool:
-    """Warn if the tuned parameters were measured under other conditions than these."""
-    differences = tuned_mismatches(settings, trained_on)
-    if differences:
-        logger.warning(
-            "The tuned parameters were measured with another %s. They still train "
-            "right, but may be slow: kedro run --pipelines=benchmark measures again",
-            "; another ".join(differences),
-        )
-    return bool(differences)
-
-
-def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Log whether the training reached the rate of the trials."""
-    if not (rate := report["samples_per_s"]):
-        return
-    if found := kept(rate, tuned, report["train_wall_s"]):
-        inside, text = found
-        logger.log(logging.INFO if inside else logging.WARNING, text)
+LEAST_TRAINED_S = 5.0
+"""Shortest training that is checked, in seconds: two or three windows of a trial."""
+SLOWER = 0.9
+"""A training below this share of the slowest trial's rate is reported as slow."""
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
-    """List differences between the measurement of the tuned parameters and this run."""
+    """List and log differences between the measurement of the tuned parameters and
+    this run."""
     # These modules import torch; the training needs it anyway.
     from flatout.engine.benchmark.recommend import mismatches, provenance
     from flatout.engine.launch.job_files import token_key
@@ -42,40 +26,38 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
     from flatout.engine.machine.environment import device_name
     from flatout.engine.rows.rows import rows_from_dataset
 
-    here = provenance(
-        settings,
-        device_name(),
-        resolve_processes(settings.train.distributed),
-        token_key(rows_from_dataset(trained_on)),
-    )
-    return mismatches(settings.tuned, here)
+    devices = resolve_processes(settings.train.distributed)
+    key = token_key(rows_from_dataset(trained_on))
+    here = provenance(settings, device_name(), devices, key)
+    if found := mismatches(settings.tuned, here):
+        logger.warning(
+            "The tuned parameters were measured with another %s. They still train "
+            "right, but may be slow: kedro run --pipelines=benchmark measures again",
+            "; another ".join(found),
+        )
+    return found
 
 
-LEAST_TRAINED_S = 5.0
-"""Shortest training that is checked, in seconds: two or three windows of a trial."""
-SLOWER = 0.9
-"""A training below this share of the slowest trial's rate is reported as slow."""
-
-
-def kept(
-    rate: float, tuned: Mapping[str, Any], trained_s: float = math.inf
-) -> tuple[bool, str] | None:
-    """Return whether a training reached the rate that conf/tuned has of its trials, and
-    a text; None if there is no rate. `rate`: samples/s of the training; `tuned`: as the
-    benchmark writes it; `trained_s`: seconds of the training."""
+def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+    """Log whether the training of `report` reached the rates that conf/tuned has of its
+    trials."""
+    rate, trained_s = report["samples_per_s"], report["train_wall_s"]
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
-    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
-        return None
-    side = "inside" if low <= rate <= high else "below" if rate < low else "above"
-    text = (
-        f"tuned settings: their trials gave {low:,.1f} to {high:,.1f} samples/s, "
-        f"this training {rate:,.1f}: {side}"
-    )
-    if rate >= SLOWER * low:
-        return True, text
-    if trained_s < LEAST_TRAINED_S:
-        return True, f"{text}, but {trained_s:.1f} s of training are too short"
-    return False, (
-        f"{text}. The machine has other work now, or was changed: kedro run "
-        "--pipelines=benchmark measures again"
+    if not (rate and isinstance(low, (int, float)) and isinstance(high, (int, float))):
+        return
+    text = "inside" if low <= rate <= high else "below" if rate < low else "above"
+    level = logging.INFO
+    if rate < SLOWER * low and trained_s < LEAST_TRAINED_S:
+        text += f", but {trained_s:.1f} s of training are too short"
+    elif rate < SLOWER * low:
+        level = logging.WARNING
+        text += (
+            ". The machine has other work now, or was changed: kedro run "
+            "--pipelines=benchmark measures again"
+        )
+    logger.log(
+        level,
+        "tuned settings: their trials gave %s to %s samples/s, this training %s: %s",
+        *(f"{value:,.1f}" for value in (low, high, rate)),
+        text,
     )

@@ -116,7 +116,7 @@ def _has_adapter(path: str | Path) -> bool:
     return Path(path, "adapter_config.json").is_file()
 
 
-def log_text_model(folder: Path, task: str, example: str, run_id: str) -> str:
+def log_text_model(folder: Path, task: str, run_id: str) -> str:
     """Log the files of `save_pretrained` of model and tokenizer in `folder` to the run.
     Return the model's URI."""
     from mlflow.models import infer_signature
@@ -128,7 +128,7 @@ def log_text_model(folder: Path, task: str, example: str, run_id: str) -> str:
         run_id,
         also=("accelerate", "peft", "pyarrow") if _has_adapter(folder) else (),
         model_config={"task": task},
-        signature=infer_signature([example], answer),
+        signature=infer_signature(["a text"], answer),
     )
 
 

@@ -39,9 +39,9 @@ def log_and_register(
         logger.warning("%s has another model now: the run's was not logged", folder)
         return LOST
     elif found.task is None:
-        uri = log_sample_model(folder, Path(found.example), run_id)
+        uri = log_sample_model(folder, Path(str(found.example)), run_id)
     else:
-        uri = log_text_model(folder, found.task, found.example, run_id)
+        uri = log_text_model(folder, found.task, run_id)
     if found.registered_model:
         register(client, uri, found)
     return uri

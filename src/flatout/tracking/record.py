@@ -75,8 +75,8 @@ class SavedModel:
     """Folder in the form of `save_pretrained`."""
     saved_ns: int
     """Time of its newest file: if later, another training has replaced the model."""
-    example: str
-    """A text; for samples of one shape, a file with an array (...)."""
+    example: str | None
+    """File with an array (...), for samples of one shape."""
     task: str | None
     """The pipeline's tag; None: a model for samples of one shape."""
     registered_model: str | None

@@ -76,11 +76,10 @@ def _plain(data: Any, package: str) -> Any:
     return table.to_pandas()
 
 
-def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, str]:
-    """Make entries of Kedro's own types accept results of nodes; return reasons by name
-    for those that would lose data. Entries of flatout's own types are not built here:
-    some import torch. Raises SettingsError for given splits without train."""
-    faults: dict[str, str] = {}
+def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
+    """Make entries of Kedro's own types accept results of nodes. Entries of flatout's
+    own types are not built here: some import torch. Raises SettingsError for types that
+    would lose data, and for given splits without train."""
     _join_splits(catalog, conf_catalog)
     for name in sorted(RECIPES & conf_catalog.keys()):
         if str(conf_catalog[name].get("type")).startswith("flatout."):
@@ -90,20 +89,11 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, st
         if not kind.__module__.startswith("kedro_datasets."):
             continue
         if name in OURS_ALONE:
-            faults[name] = (
-                f"{name}: {_package(dataset)}.{kind.__name__} cannot store it; remove "
-                "this entry, so that the one in conf/base is used"
+            raise SettingsError(
+                f"catalog: {name}: {_package(dataset)}.{kind.__name__} cannot store "
+                "it; remove this entry, so that the one in conf/base is used"
             )
-        else:
-            catalog[name] = GenericEntry(dataset)
-    return faults
-
-
-def refuse(faults: Mapping[str, str], pipeline: Pipeline) -> None:
-    """Raises SettingsError for unsuitable entries that the pipeline uses."""
-    names = sorted(faults.keys() & pipeline.datasets())
-    if names:
-        raise SettingsError(f"catalog: {'; '.join(faults[name] for name in names)}")
+        catalog[name] = GenericEntry(dataset)
 
 
 def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:

@@ -37,15 +37,8 @@ class PhaseClock:
     def mark(self, phase: str, now_s: float | None = None) -> None:
         """Count the seconds since the last mark as `phase`."""
         now_s = time.perf_counter() if now_s is None else now_s
-        self.move({phase: now_s - self._since_s})
+        self.seconds[phase] += now_s - self._since_s
         self._since_s = now_s
-
-    def move(self, parts: Mapping[str, float], source: str | None = None) -> None:
-        """Add seconds to phases; subtract them from `source`, if given."""
-        for phase, seconds in parts.items():
-            self.seconds[phase] += seconds
-            if source is not None:
-                self.seconds[source] -= seconds
 
 
 def process_age_s() -> float:
@@ -112,8 +105,10 @@ class ClockHooks:
                 self._reports[name] = outputs[name]
         if node.short_name == "train_model":
             spent = {} if self._run.reused else outputs["train_report"]["phases_s"]
-            self._clock.move(spent, phase)
-            self._clock.move({"imports": self._clock.seconds[phase]}, phase)
+            seconds = self._clock.seconds
+            seconds["imports"] += seconds.pop(phase) - sum(spent.values())
+            for part, part_s in spent.items():
+                seconds[part] += part_s
         return result
 
     @hook_impl

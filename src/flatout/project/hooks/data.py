@@ -33,14 +33,14 @@ class DataHooks:
     def after_catalog_created(
         self, catalog: DataCatalog, conf_catalog: dict[str, Any]
     ) -> None:
-        self._faults = entries.adapt(catalog, conf_catalog)
+        """Raises SettingsError for entries that cannot store results."""
+        entries.adapt(catalog, conf_catalog)
         catalog["this_run"] = MemoryDataset(data=self._run.loader.this_run())
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Lock and check the data. Raises SettingsError and StaleTokensError."""
         run = self._run
-        entries.refuse(self._faults, pipeline)
         self._lock.release()
         if run.is_main and changes_data(pipeline):
             self._lock.take(run.data)

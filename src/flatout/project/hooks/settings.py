@@ -14,7 +14,7 @@ from flatout.engine.machine import environment
 from flatout.project.data.outputs import check_outputs
 from flatout.project.hooks.run import Run
 from flatout.project.parameters.checks import check_run, check_sources
-from flatout.project.tuned import has_mismatches, log_rate_check
+from flatout.project.tuned import log_rate_check, tuned_mismatches
 
 
 class SettingsHooks:
@@ -51,7 +51,7 @@ class SettingsHooks:
             Calibration.check_rows(len(inputs[f"validation_{kind}"]), settings)
         if node.short_name == "train_model" and settings.tuned:
             rows = inputs[f"train_{kind}"]
-            self._is_as_measured = not has_mismatches(settings, rows)
+            self._is_as_measured = not tuned_mismatches(settings, rows)
 
     @hook_impl
     def after_node_run(self, node: Node, outputs: dict[str, Any]) -> None:
