@@ -1,8 +1,8 @@
-"""Model families, one file each, with everything that depends on the model type.
+"""Model families: one file per family holds everything that depends on the model type.
 
-A model type without a family runs as in transformers: the whole model, on padded rows.
-A user's family is a class that derives from `Family`, in a module that `model.family`
-names; importing it registers it.
+A model type without a family runs as it does in transformers: the whole model, on
+padded rows. To add a family of your own, subclass `Family` in a module and name that
+module in `model.family`; importing the module registers the family.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Family` and `FusePlan`, which need torch, on first use."""
+    """Import `Family` and `FusePlan` on first use, because they need torch."""
     if name not in ("Family", "FusePlan"):
         raise AttributeError(name)
     return getattr(import_module(f"{__name__}._family"), name)
 
 
 def families() -> list[Family]:
-    """All known families: those of flatout, and those whose module was imported."""
+    """Return flatout's own families and those registered by an imported module."""
     for module in iter_modules(__path__):
         if not module.name.startswith("_"):
             import_module(f"{__name__}.{module.name}")
@@ -36,18 +36,18 @@ def families() -> list[Family]:
 
 
 OWN_CODE = "flatout_own_code"
-"""Config key of a model whose class is not from transformers, for any model type."""
+"""The config key that marks a model whose class does not come from transformers."""
 
 
 def family_of(config: Any) -> Family:
-    """Family of a model's config; the plain family for an unknown type."""
+    """Return the family for a model's config, or the plain family for unknown types."""
     own_code = bool(getattr(config, OWN_CODE, False))
     return family_of_type(getattr(config, "model_type", None), own_code=own_code)
 
 
 def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
-    """Family of a model type. A user's family takes precedence over flatout's, which
-    are not used for models with custom code."""
+    """Return the family for a model type. Families defined by the user take precedence
+    over flatout's, which are never used for models with custom code."""
     from flatout.engine.families._family import Family
 
     found = [family for family in families() if kind in family.model_types]
@@ -56,8 +56,8 @@ def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
 
 
 def note_own_code(model: Any) -> None:
-    """Mark the config of a model with custom classes, which a repository may publish
-    under a known type, for example `bert`."""
+    """Mark the config of a model whose classes are custom code. A repository may
+    publish such a model under a known type, for example `bert`."""
     from flatout.engine.ops.plain import is_plain
 
     family = family_of(model.config)
@@ -73,7 +73,8 @@ def _is_ours(family: Family) -> bool:
 
 
 def import_own(settings: ModelSettings) -> None:
-    """Import the module that `model.family` names. Raises SettingsError."""
+    """Import the module that `model.family` names, if any. Raises SettingsError if the
+    module cannot be imported."""
     if settings.family is None:
         return
     try:
@@ -86,19 +87,21 @@ def import_own(settings: ModelSettings) -> None:
 
 
 def first_type(head: HeadKind, *, causal: bool) -> str | None:
-    """Model type from scratch for tasks with this head; None: the one of conf/base."""
+    """Return the model type to train from scratch for tasks with this head, or None if
+    the model type in conf/base fits."""
     fitting = (f for f in families() if head in f.heads and f.causal == causal)
     return next((f.first_type for f in fitting if f.first_type), None)
 
 
 def packable() -> list[str]:
-    """Model types that run without padding."""
+    """Return the model types that can run without padding, sorted by name."""
     return sorted(
         t for family in families() if family.packs for t in family.model_types
     )
 
 
 def model_class(architecture: str) -> Any | None:
-    """Class of a model that transformers does not have, by its name."""
+    """Return the class with this name if it is a family's own model class, which
+    transformers does not have; otherwise None."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

@@ -1,4 +1,4 @@
-"""Interface between a family of models, with its samples, and the engine."""
+"""The interface between the engine and a family of models with its kind of samples."""
 
 from __future__ import annotations
 
@@ -14,133 +14,139 @@ from flatout.engine.ops.dropout import Noise
 from flatout.engine.tasks import HeadKind
 
 ATTENTION = "joined query, key and value"
-"""Name of a fused part."""
+"""The name under which fused attention layers are counted and reported."""
 Head = Callable[[Any, Tensor], Tensor]
-"""(model, states (K, hidden)) -> logits (K, ...)."""
+"""A function that maps a model and hidden states (K, hidden) to logits (K, ...)."""
 
 
 @dataclass(frozen=True)
 class FusePlan:
-    """Conditions that decide which fused kernels fit a run."""
+    """The conditions that decide which fused kernels a run can use."""
 
     noise: Noise
     joined: bool
-    """True if attention receives query, key and value joined (`joined_attention`)."""
+    """Whether attention receives query, key and value as one tensor
+    (`joined_attention`)."""
     residual_bf16: bool
-    """True if blocks return bf16."""
+    """Whether blocks return bf16."""
     has_triton: bool
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Ways in which the steps of a family's models may be launched."""
+    """How training steps of a family's models may be launched."""
 
     compiles: bool = True
-    """True if `train.compile: auto` may compile the model. Recurrent layers are cuDNN
-    kernels already, at which Dynamo breaks graphs. If false, the fused kernels are used
-    in any case."""
+    """Whether `train.compile: auto` may compile the model. Recurrent layers already run
+    as cuDNN kernels, at which Dynamo breaks the graph. If this is False, the fused
+    kernels are always used."""
     records_padded: bool = False
-    """True if steps of padded rows may be recorded as CUDA graphs: a forward pass never
-    synchronises, and `tests/engine/test_gpu.py` tests for the same result."""
+    """Whether steps on padded rows may be recorded as CUDA graphs. This requires that a
+    forward pass never synchronises, and a test in `tests/engine/test_gpu.py` that
+    compares the results."""
     records_unasked: bool = True
-    """True if `train.cuda_graphs: auto` may record them: a recording keeps a second
-    copy of activations, which are large for images."""
+    """Whether `train.cuda_graphs: auto` may record such steps. A recording keeps a
+    second copy of the activations, which are large for images."""
     launches_by_place: bool = False
-    """True if layers launch kernels for each position of a row: then launching may
-    limit a step of any size."""
+    """Whether layers launch kernels for every position of a row. If they do, kernel
+    launches may limit the speed of a step of any size."""
 
 
 class Samples:
-    """Samples of a fixed shape (images, tables), which models accept instead of tokens.
-    The defaults are for models of tokens."""
+    """Samples of a fixed shape, such as images or tables, that models accept instead of
+    tokens. The defaults of this class are for models that accept tokens."""
 
     one_shape: ClassVar[bool] = False
-    """True if all samples have one shape, so that a step is compiled as a whole."""
+    """Whether all samples have one shape, so that a step is compiled as a whole."""
     batch_statistics: ClassVar[bool] = False
-    """True if a sample's output depends on others in its batch (BatchNorm): then
-    micro-batches are part of the optimisation, and a step has one."""
+    """Whether the output for a sample depends on the rest of its batch (BatchNorm). If
+    it does, micro-batches affect the optimisation, so each step has only one."""
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Config keys for the shape of samples, from the `facts` of the train split."""
+        """Return the config keys that hold the shape of samples. `facts` describes the
+        train split."""
         return {}
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Config keys for the means and deviations that standardise samples; a
-        checkpoint keeps its own."""
+        """Return the config keys for the means and deviations used to standardise
+        samples. They are not used for a checkpoint, which keeps its own values."""
         return {}
 
     def checkpoint_statistics(
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
-        """`statistics_keys` of a checkpoint that stores them in another file than its
-        config. `where`: options of `from_pretrained`. Raises OSError and ValueError if
-        that file cannot be loaded or read."""
+        """Return the `statistics_keys` of a checkpoint that stores them outside its
+        config. `where` holds options of `from_pretrained`. Raises OSError if the file
+        cannot be loaded and ValueError if it cannot be parsed."""
         return {}
 
     def fault(self, config: Any) -> str | None:
-        """Reason why a model of this config cannot accept samples of its own shape;
-        None if it can."""
+        """Return why a model with this config cannot accept samples of the shape that
+        the config states, or None if it can."""
         return None
 
     def shape(self, config: Any) -> tuple[int, ...] | None:
-        """Shape of one sample; None for tokens. Raises ValueError if the config lacks
-        it."""
+        """Return the shape of one sample, or None for tokens. Raises ValueError if the
+        config does not state the shape."""
         return None
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Fields of a micro-batch after random augmentation, which the task drew from
-        (seed, epoch, row)."""
+        """Return the fields of a micro-batch after random augmentation. The task has
+        drawn the augmentation from (seed, epoch, row)."""
         return batch
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Contents of JSON files by name, saved with the weights for other programs."""
+        """Return the contents of JSON files, keyed by file name, that are saved next to
+        the weights for other programs."""
         return {}
 
     def count_products(self, model: Any) -> int | None:
-        """Multiplications of one sample's forward pass; None if each matrix is used
-        once per position."""
+        """Return the number of multiplications in the forward pass of one sample, or
+        None if each matrix is used once per position."""
         return None
 
 
 class Family:
-    """Plain family: runs the whole model, on padded rows.
+    """The plain family, which runs the whole model on padded rows.
 
-    Normally models compute their head for every token, padding included, and most of it
-    is not used. A family with `heads` passes only the states of targets to its head.
+    Models of transformers compute their head for every token, including padding, and
+    most of the result is not used. A family with `heads` passes only the states of the
+    targets to its head.
     """
 
     known: ClassVar[list[type[Family]]] = []
     model_types: ClassVar[frozenset[str]] = frozenset()
     model_classes: ClassVar[tuple[type, ...]] = ()
-    """Model classes of this family that transformers does not have."""
+    """The model classes of this family that transformers does not have."""
     heads: ClassVar[Mapping[HeadKind, Head]] = {}
-    """Functions from hidden states of targets to logits."""
+    """For each kind of head, the function that maps the targets' states to logits."""
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
-    """Heads that consist of one matrix, the output embedding."""
+    """The kinds of heads that consist of a single matrix, the output embedding."""
     packs: ClassVar[bool] = False
-    """True if rows can be packed without padding; a parity test must cover it."""
+    """Whether rows can be packed without padding; a parity test must cover this."""
     causal: ClassVar[bool] = False
-    """True if tokens attend only to earlier ones: the last token represents the row."""
+    """Whether tokens attend only to earlier tokens. If they do, the last token of a row
+    represents the row."""
     attends: ClassVar[bool] = True
-    """True if the model has attention, whose kernel can be chosen."""
+    """Whether the model has attention layers, whose kernel can be chosen."""
     samples: ClassVar[Samples] = Samples()
-    """Samples of a fixed shape that its models accept instead of tokens."""
+    """The samples of a fixed shape that the models accept instead of tokens."""
     schedule: ClassVar[Schedule] = Schedule()
     first_type: ClassVar[str | None] = None
-    """One of `model_types`, used by `kedro flatout init` for a model from scratch if
-    conf/base has no model for the task."""
+    """The model type that `kedro flatout init` trains from scratch if the model in
+    conf/base does not fit the task."""
 
     def __init_subclass__(cls) -> None:
         Family.known.append(cls)
 
     def head(self, kind: HeadKind) -> Head | None:
-        """Head for `kind`; None if only the whole model can be run."""
+        """Return the head for `kind`, or None if only the whole model can be run."""
         return self.heads.get(kind)
 
     def packing_fault(
         self, config: Any, device_type: str, dtype: torch.dtype
     ) -> str | None:
-        """Reason why rows cannot be packed here; None if they can."""
+        """Return why rows cannot be packed on this device, or None if they can."""
         if self.packs:
             return attention.kernel_fault(config, device_type, dtype)
         from flatout.engine.families import OWN_CODE, packable
@@ -151,77 +157,84 @@ class Family:
         return f"model type {kind} has no tested packed path ({known} have)"
 
     def position_offset(self, config: Any) -> int:
-        """Position of a row's first token, for models with explicit positions."""
+        """Return the position id of a row's first token. If it is not 0, position ids
+        are passed to the model explicitly."""
         return 0
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Cost of one more micro-batch on a CPU, in tokens."""
+        """Return the overhead of one micro-batch on a CPU, as a number of tokens."""
         return 16
 
     def num_layers(self, config: Any) -> int:
-        """Number of layers that run in sequence; 0 if the config does not state it."""
+        """Return the number of layers that run in sequence, or 0 if the config does not
+        state it."""
         return int(getattr(config, "num_hidden_layers", 0) or 0)
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
-        """Return whether the mean over a row's tokens represents it, not one token."""
+        """Return whether the mean over a row's tokens represents the row. Otherwise a
+        single token does."""
         return False
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Arguments of the model for a micro-batch's fields."""
+        """Return the arguments of the model's forward pass, from the fields of a
+        micro-batch."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
         if type(self) is Family and "attention_mask" in inputs:
-            # Integers, like tokenizers return it: some types subtract it from one.
+            # As integers, like tokenizers return it: some models compute 1 - mask.
             inputs["attention_mask"] = inputs["attention_mask"].long()
         offset = self.position_offset(config)
         if "cu_seqlens" in batch:
             inputs["position_ids"] = batch["position_ids"] + offset
             inputs["cu_seqlens"] = batch["cu_seqlens"]
             inputs["max_seqlen"] = max_length
-        elif offset:  # the model would skip padding's id inside of a text
+        elif offset:  # otherwise the model would skip pad tokens inside a text
             ids = batch["input_ids"]
             places = torch.arange(ids.shape[1], device=ids.device)
             inputs["position_ids"] = places.unsqueeze(0) + offset
         return inputs
 
     def narrow(self, model: Any) -> Sequence[nn.Module]:
-        """Limit the last layer to a pass's targets (K,); return the modules that read
-        them from `target_index`, none if that is not possible."""
+        """Restrict the last layer to the targets of a forward pass. Return the modules
+        that read `target_index` (K,), or () if this is not possible."""
         return ()
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
-        """Replace parts of the model by equivalent fused kernels, for training; return
-        the number of layers by part. Parts leave out layers of another class."""
+        """Replace parts of the model with equivalent fused kernels for training, and
+        return the number of replaced layers per part. Layers of an unexpected class are
+        skipped."""
         return {}
 
 
 class Recurrent(Family):
-    """LSTMs without attention; their layers are kernels of cuDNN or oneDNN already."""
+    """LSTMs without attention, whose layers already run as cuDNN or oneDNN kernels."""
 
     attends = False
     schedule = Schedule(compiles=False, records_padded=True, launches_by_place=True)
 
 
 def lm_head(model: Any, hidden: Tensor) -> Any:
-    """Output matrix over the vocabulary, under the name used by most models."""
+    """Apply the output matrix over the vocabulary, which most models call `lm_head`."""
     return model.lm_head(hidden)
 
 
 def tag_tokens(model: Any, hidden: Tensor) -> Any:
-    """Token classification head of BERT and most others: dropout, then one matrix."""
+    """Apply the token classification head of BERT and most other models: dropout, then
+    a linear layer."""
     return model.classifier(model.dropout(hidden))
 
 
 def row_means(hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """(B, T, N) hidden states -> (K, N) means over each row's tokens, in fp32."""
+    """Return the mean of the hidden states (B, T, N) over each row's tokens, as fp32
+    (K, N)."""
     hidden = hidden.float()
     if "cu_seqlens" not in batch:
         mask = batch["attention_mask"]  # (B, T)
         return (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
-    # `unsafe` skips a check of the lengths that would synchronise with the device.
+    # `unsafe` skips a check of the lengths, which would synchronise with the device.
     lengths = batch["cu_seqlens"].diff()
     sums = torch.segment_reduce(hidden[0], "sum", lengths=lengths, unsafe=True)
     means = sums / lengths.clamp(min=1).unsqueeze(-1)
-    return means[: len(batch["target_index"])]  # without rows of padding at the end
+    return means[: len(batch["target_index"])]  # drop the padding rows at the end

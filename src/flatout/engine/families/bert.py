@@ -21,13 +21,13 @@ from flatout.engine.tasks import HeadKind
 
 
 def _pooled_classifier(model: Any, hidden: Tensor) -> Any:
-    # The pooler reads the first token of each row: pass it rows of one token.
+    # The pooler reads the first token of each row, so pass it rows of one token.
     pooled = model.base_model.pooler(hidden.unsqueeze(1))
     return model.classifier(model.dropout(pooled))
 
 
 class Bert(Family):
-    """Family of `bert`."""
+    """The family of `bert` models."""
 
     model_types = frozenset({"bert"})
     heads: ClassVar = {
@@ -41,7 +41,7 @@ class Bert(Family):
         return narrow_last_layer(model)
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Join query, key and value; fuse feed-forward and output blocks."""
+        """Join query, key and value, and fuse the feed-forward and output blocks."""
         fused = {}
         if plan.joined:
             fused[ATTENTION] = fuse_bert(model)
@@ -51,7 +51,8 @@ class Bert(Family):
 
 
 class Roberta(Bert):
-    """Family of `roberta`: BERT with other heads; positions begin after padding's."""
+    """The family of `roberta` models: BERT with different heads and with positions that
+    start after the padding id."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {

@@ -1,4 +1,4 @@
-"""Bidirectional language models of LSTMs: two stacks, one embedding and one softmax."""
+"""Bidirectional LSTM language models: two stacks that share embedding and softmax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ AutoModelForPreTraining.register(BilmConfig, BilmForPreTraining, exist_ok=True)
 
 
 class Bilm(Recurrent):
-    """Family of `bilm`: states (K, 2, output_size), one per direction."""
+    """The family of `bilm` models. Their hidden states have shape (K, 2, output_size),
+    with one state per direction."""
 
     model_types = frozenset({"bilm"})
     first_type = "bilm"

@@ -1,4 +1,4 @@
-"""Decoders: GPT-2, Llama and similar models."""
+"""Decoders such as GPT-2, Llama and similar models."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class _Decoder(Family):
         HeadKind.VOCABULARY: lm_head,
     }
     matrix_heads = frozenset({HeadKind.VOCABULARY})
-    # Rows may be packed: the kernel limits attention to a row (`cu_seqlens`), positions
-    # start at 0, and no other part mixes tokens (tests: test_model_parity.py).
+    # Rows may be packed because the kernel limits attention to a row (`cu_seqlens`),
+    # positions start at 0, and nothing else mixes tokens (see test_model_parity.py).
     packs = True
     causal = True
 
 
 class Gpt2(_Decoder):
-    """Family of `gpt2`: learned positions, a feed-forward part with two matrices."""
+    """The family of `gpt2` models: learned positions, two feed-forward matrices."""
 
     model_types = frozenset({"gpt2"})
     heads: ClassVar = _Decoder.heads | {HeadKind.TOKEN: tag_tokens}
 
 
 class Llama(_Decoder):
-    """Rotary positions, gated feed-forward, query heads that share keys."""
+    """Models with rotary positions, gated feed-forward layers and grouped queries."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Join gate and up; join query, key and value, normalised and rotated before
-        attention."""
+        """Join the gate and up projections, and join query, key and value, which are
+        normalised and rotated before attention."""
         fused = {"joined gate and up": fuse_gates(model)}
         if plan.joined:
             fused[ATTENTION] = fuse_decoder(model)

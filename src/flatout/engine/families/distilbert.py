@@ -22,7 +22,7 @@ def _pieces(model: Any, hidden: Tensor) -> Any:
 
 
 class DistilBert(Family):
-    """Family of `distilbert`."""
+    """The family of `distilbert` models."""
 
     model_types = frozenset({"distilbert"})
     heads: ClassVar = {

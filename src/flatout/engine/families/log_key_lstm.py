@@ -1,5 +1,5 @@
-"""LSTMs over sessions of log keys. Importing this registers the type with AutoConfig
-and AutoModelForCausalLM of transformers."""
+"""LSTMs over sessions of log keys. Importing this module registers the model type with
+AutoConfig and AutoModelForCausalLM of transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.engine.tasks import HeadKind
 
 
 class LogKeyLstm(Recurrent):
-    """Family of `log_key_lstm`."""
+    """The family of `log_key_lstm` models."""
 
     model_types = frozenset({LogKeyLstmConfig.model_type})
     model_classes = (LogKeyLstmForCausalLM,)
@@ -27,16 +27,16 @@ class LogKeyLstm(Recurrent):
     causal = True
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Cost of a micro-batch. For whole sessions 256 was the fastest of 16 to 1,024.
-        Windows that share their work skip padding, and share more in a whole batch:
-        more than padding could save."""
+        """Return the overhead of one micro-batch. For whole sessions, 256 was the
+        fastest value between 16 and 1,024. Equal windows are computed only once and
+        padding is skipped, so one large micro-batch saves more than several could."""
         share = config.window_keys and not config.dropout
         return 2**30 if share else 256
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Inputs with the targets' positions: other windows are not needed."""
+        """Add the positions of the targets, because no other windows are needed."""
         inputs = super().inputs(config, batch, max_length)
         return {**inputs, "places": batch["target_index"]}
 

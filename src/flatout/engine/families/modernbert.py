@@ -18,7 +18,7 @@ def _normed_classifier(model: Any, hidden: Tensor) -> Any:
 
 
 class ModernBert(Family):
-    """Family of `modernbert`."""
+    """The family of `modernbert` models."""
 
     model_types = frozenset({"modernbert"})
     heads: ClassVar = {
@@ -35,5 +35,5 @@ class ModernBert(Family):
         return narrow_last_gated_layer(model)
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Rotate query and key in a fused kernel before attention."""
+        """Rotate query and key with a fused kernel before attention."""
         return {ATTENTION: fuse_encoder(model)} if plan.joined else {}

@@ -1,8 +1,9 @@
-"""Residual multilayer perceptron for numbers of a fixed shape, of any depth and width.
+"""A residual multilayer perceptron for numeric samples of a fixed shape.
 
-A sample is flattened and standardised with the train split's statistics, which the
-model's config stores; then `depth` blocks of LayerNorm, two products and GELU around a
-residual stream of width `hidden_size` (Gorishniy et al. 2021, ResNet for tables).
+A sample is flattened and standardised with the statistics of the train split, which the
+model's config stores. Then `num_hidden_layers` blocks of LayerNorm, two matrices and
+GELU follow on a residual stream of width `hidden_size` (the ResNet for tabular data of
+Gorishniy et al. 2021).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from flatout.engine.families._family import Family, Samples, Schedule
 
 
 class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
-    """Sizes, and the statistics of the inputs."""
+    """The sizes of the model and the statistics of its inputs."""
 
     model_type = "residual_mlp"
 
@@ -34,14 +35,14 @@ class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
     hidden_size: int = 16
     dropout: float = 0.0
     input_shape: Any = (1,)
-    """Shape of a sample."""
+    """The shape of a sample."""
     input_mean: Any = None
-    """One number per value of a sample, in both of these."""
+    """The mean of each value of a flattened sample; `input_deviation` is like it."""
     input_deviation: Any = None
 
 
 class ResidualBlock(nn.Module):
-    """x + W2 gelu(W1 norm(x)), with an inner size of twice the width."""
+    """Compute x + W2 gelu(W1 norm(x)) with an inner size of twice the width."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -52,13 +53,13 @@ class ResidualBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(B, width) -> (B, width)."""
+        """Return the new states (B, width) for `states` (B, width)."""
         inner: Tensor = self.act(self.wide(self.norm(states)))
         return states + self.dropout(self.narrow(inner))
 
 
 class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
-    """Logits (B, num_labels) of inputs (B, ...)."""
+    """A classifier that maps inputs (B, ...) to logits (B, num_labels)."""
 
     config_class = ResidualMlpConfig
     base_model_prefix = "residual_mlp"
@@ -85,14 +86,16 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
     def forward(
         self, inputs: Tensor, labels: Tensor | None = None, **_: Any
     ) -> SequenceClassifierOutput:
-        """Logits for `inputs`; `labels`, which transformers may pass, are ignored."""
+        """Return the logits for `inputs` (B, ...). `labels`, which transformers may
+        pass, are ignored."""
         states = self.embedding(self._standardised(inputs.flatten(1)))
         for layer in self.layers:
             states = layer(states)
         return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
 
     def _standardised(self, flat: Tensor) -> Tensor:
-        """(B, size) fp32. fp64 inputs have differences that fp32 cannot represent."""
+        """Standardise `flat` (B, size) and return it as fp32. Subtract the mean of fp64
+        inputs in fp64, because fp32 may be too coarse for their differences."""
         if flat.dtype is not torch.float64:
             return (flat.float() - self.mean) / self.deviation
         if self._exact_mean is None or self._exact_mean.device != flat.device:
@@ -105,7 +108,7 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
 
 
 class Tables(Samples):
-    """Samples of numbers, of any fixed shape."""
+    """Numeric samples of any fixed shape."""
 
     one_shape = True
 
@@ -122,7 +125,8 @@ class Tables(Samples):
         return tuple(config.input_shape)
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """One number per value of a sample; images repeat those of their channels."""
+        """Return one mean and one deviation per value of a sample. For images, the
+        values of the channels are repeated for every pixel."""
         size = math.prod(facts.shape)
         return {
             "input_mean": np.resize(facts.mean, size).tolist(),
@@ -131,19 +135,19 @@ class Tables(Samples):
 
 
 class ResidualMlp(Family):
-    """Family of `residual_mlp`."""
+    """The family of `residual_mlp` models."""
 
     model_types = frozenset({"residual_mlp"})
     model_classes = (ResidualMlpForSequenceClassification,)
     samples = Tables()
-    # Its steps are limited by launches; a recorded graph is one launch.
+    # Kernel launches limit the speed of its steps; a recorded graph is one launch.
     schedule = Schedule(compiles=False, records_padded=True)
     attends = False
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Inputs (B, ...) unchanged: the model standardises them."""
+        """Return the inputs (B, ...) unchanged, because the model standardises them."""
         return {"inputs": batch["inputs"]}
 
 

@@ -1,6 +1,7 @@
-"""Images: ViT, ConvNeXt and ResNet.
+"""Image models: ViT, ConvNeXt and ResNet.
 
-Pixels are sent to the device as bytes, and cropped, mirrored and standardised there.
+Pixels are sent to the device as bytes, where they are cropped, mirrored and
+standardised.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
-"""Maximum of a byte; image processors of transformers use fractions of it."""
+"""The largest value of a byte. transformers' image processors use fractions of it."""
 
 
 class _Images(Samples):
@@ -39,8 +40,8 @@ class _Images(Samples):
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
 
     def shape(self, config: Any) -> tuple[int, int, int]:
-        """Height, width, channels. Raises ValueError for a model that was trained
-        elsewhere and does not store its size and statistics."""
+        """Return (height, width, channels). Raises ValueError if a model trained
+        elsewhere does not store its image size and statistics."""
         names = ("image_size", "image_mean", "image_std")
         if missing := [n for n in names if getattr(config, n, None) is None]:
             raise ValueError(
@@ -55,9 +56,9 @@ class _Images(Samples):
     def checkpoint_statistics(
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
-        """Statistics from `preprocessor_config.json`, which models on the Hub have,
-        scaled to bytes; empty without that file. Raises ValueError if it cannot be
-        read."""
+        """Return the statistics in `preprocessor_config.json`, which models on the Hub
+        have, scaled to bytes. Without that file, the result is empty. Raises ValueError
+        if the file cannot be parsed."""
         from transformers.utils import cached_file
 
         absent_is_none = {"_raise_exceptions_for_missing_entries": False}
@@ -77,9 +78,9 @@ class _Images(Samples):
         }
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Image processor of transformers with the same result as flatout's decoder:
-        scale the shorter side, crop the centre, standardise channels. Empty for grey
-        images, because transformers' pipelines always pass three channels."""
+        """Return a transformers image processor that matches flatout's decoder: it
+        scales the shorter side, crops the centre and standardises channels. Grey images
+        get none, because transformers' pipelines always pass three channels."""
         if config.num_channels != len("RGB"):
             return {}
         size = config.image_size
@@ -88,7 +89,7 @@ class _Images(Samples):
             "do_convert_rgb": True,
             "do_resize": True,
             "size": {"shortest_edge": size},
-            "resample": 2,  # Pillow's number of bilinear
+            "resample": 2,  # Pillow's code for bilinear
             "do_center_crop": True,
             "crop_size": {"height": size, "width": size},
             "do_rescale": True,
@@ -100,13 +101,14 @@ class _Images(Samples):
         return {PREPROCESSOR: processor}
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Crop and mirror `inputs` (B, H, W, C) according to `crops` (B, 5)."""
+        """Crop and mirror `inputs` (B, H, W, C) as `crops` (B, 5) states."""
         if "crops" not in batch:
             return batch
         return {**batch, "inputs": cropped(batch["inputs"], batch["crops"])}
 
     def count_products(self, model: Any) -> int:
-        """Products counted by PyTorch: a convolution is applied at many positions."""
+        """Count multiplications with PyTorch's counter, because a convolution is
+        applied at many positions."""
         config, was_training = model.config, model.training
         shape = (1, config.num_channels, config.image_size, config.image_size)
         pixels = torch.zeros(shape, device=model.device)
@@ -115,7 +117,7 @@ class _Images(Samples):
             with (
                 torch.no_grad(),
                 torch.compiler.set_stance("force_eager"),
-                sdpa_kernel(SDPBackend.MATH),  # fused ones are not counted everywhere
+                sdpa_kernel(SDPBackend.MATH),  # fused kernels are not always counted
                 FlopCounterMode(display=False) as counter,
             ):
                 model(pixel_values=pixels)
@@ -126,7 +128,7 @@ class _Images(Samples):
 
 class _Patches(_Images):
     def fault(self, config: Any) -> str | None:
-        """Report an image size with pixels outside of all patches."""
+        """Report an image size that is not a multiple of the patch size."""
         if config.image_size % config.patch_size == 0:
             return None
         return (
@@ -138,8 +140,8 @@ class _Patches(_Images):
 
 class _Stages(_Images):
     def fault(self, config: Any) -> str | None:
-        """Report images that are too small for the stages: each stage but the first
-        halves them."""
+        """Report images that are too small for the number of stages. Every stage except
+        the first halves the image."""
         least = config.patch_size * 2 ** (config.num_stages - 1)
         if config.image_size >= least:
             return None
@@ -159,14 +161,15 @@ class _Vision(Family):
     schedule = Schedule(records_padded=True, records_unasked=False)
 
     def num_layers(self, config: Any) -> int:
-        """Number of layers, over all stages if there are several."""
+        """Return the number of layers, summed over all stages if there are several."""
         stages = getattr(config, "depths", None)
         return sum(stages) if stages else super().num_layers(config)
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Bytes (B, H, W, C) -> standardised (B, C, H, W), channels last in memory."""
+        """Standardise bytes (B, H, W, C) and return them as (B, C, H, W), with channels
+        last in memory."""
         pixels = batch["inputs"].float()
         known = tuple(config.image_mean), tuple(config.image_std)
         mean, deviation = statistics(known, pixels.device)
@@ -174,15 +177,16 @@ class _Vision(Family):
         return {"pixel_values": standard.permute(0, 3, 1, 2)}
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Compute patches that do not overlap as products."""
+        """Compute patches that do not overlap as matrix products."""
         replace_patches(model)
         return {}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    """Mean and deviation (2, C) on `device`. Made once, compiled or not: otherwise the
-    host would wait for a copy at every step. Dynamo allows one such call per graph."""
+    """Return the means and deviations (2, C) on `device`. They are created only once,
+    compiled or not, because otherwise the host would wait for a copy at every step.
+    Dynamo allows one such call per graph."""
     return _made_once(known, device)
 
 
@@ -192,14 +196,14 @@ def _made_once(known: tuple[tuple[float, ...], ...], device: torch.device) -> Te
 
 
 class VisionTransformer(_Vision):
-    """Family of `vit`: patches and attention."""
+    """The family of `vit` models, with patches and attention."""
 
     model_types = frozenset({"vit"})
     samples = _Patches()
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Also join query, key and value; fuse bias and GELU; limit the last layer to
-        one token."""
+        """Also join query, key and value, fuse bias and GELU, and restrict the last
+        layer to one token."""
         from flatout.engine.families._modeling import vit_blocks
 
         super().fuse(model, plan)
@@ -211,7 +215,7 @@ class VisionTransformer(_Vision):
 
 
 class ConvNext(_Vision):
-    """Family of `convnext` and `convnextv2`: convolutions with LayerNorm."""
+    """The family of `convnext` and `convnextv2` models: convolutions with LayerNorm."""
 
     model_types = frozenset({"convnext", "convnextv2"})
     samples = _Stages()
@@ -219,7 +223,7 @@ class ConvNext(_Vision):
 
 
 class ResNet(_Vision):
-    """Family of `resnet`: convolutions with BatchNorm."""
+    """The family of `resnet` models: convolutions with BatchNorm."""
 
     model_types = frozenset({"resnet"})
     samples = _Normed()

@@ -1,1 +1,1 @@
-"""Models that transformers does not have; their files are saved with the weights."""
+"""Models that transformers does not have. Their files are saved with the weights."""

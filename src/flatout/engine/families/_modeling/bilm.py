@@ -1,8 +1,8 @@
-"""Bidirectional language model of LSTMs (ELMo; Peters et al. 2018).
+"""A bidirectional LSTM language model (ELMo; Peters et al. 2018).
 
-One stack of LSTMs reads a row from its first token, another from its last; they share
-the embedding and the softmax. transformers saves this file with the weights, so it
-may import only PyTorch and transformers.
+One stack of LSTMs reads a row from its first token, another from its last. They share
+the embedding and the softmax. transformers saves this file with the weights, so the
+file may import only PyTorch and transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = __name__.rpartition(".")[2]
 
 
 class BilmConfig(PreTrainedConfig):
-    """Sizes, which both stacks share."""
+    """The sizes of the model, which both stacks share."""
 
     model_type = "bilm"
 
@@ -27,15 +27,15 @@ class BilmConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
     embedding_size: int = 128
     hidden_size: int = 256
-    """Number of cells of an LSTM."""
+    """The number of cells of an LSTM."""
     projection_size: int | None = None
-    """Size of an LSTM's output and of its recurrent state; None: `hidden_size`."""
+    """The size of an LSTM's output and recurrent state; None means `hidden_size`."""
     num_hidden_layers: int = 2
-    """Number of LSTMs per stack."""
+    """The number of LSTMs per stack."""
     residual: bool = False
-    """Add the input of each LSTM but the first to its output."""
+    """Whether the input of each LSTM except the first is added to its output."""
     dropout: float = 0.1
-    """Dropout of the inputs of each LSTM and of the softmax."""
+    """The dropout rate for the inputs of each LSTM and of the softmax."""
     initializer_range: float = 0.1
     tie_word_embeddings: bool = False
 
@@ -49,37 +49,37 @@ class BilmConfig(PreTrainedConfig):
 
     @property
     def num_directions(self) -> int:
-        """Number of states per token."""
+        """The number of states per token."""
         return 2
 
     @property
     def output_size(self) -> int:
-        """Size of a state in one direction."""
+        """The size of a state in one direction."""
         return self.projection_size or self.hidden_size
 
 
 @dataclass
 class BilmStates(ModelOutput):
-    """States of both stacks: [:, :, 0] depends on the tokens up to a position, [:, :,
-    1] on those from there on."""
+    """The states of both stacks, each (B, T, 2, output_size). Index 0 of the direction
+    depends on the tokens up to a position, index 1 on the tokens from it onwards."""
 
     last_hidden_state: Tensor | None = None
-    """(B, T, 2, output_size)."""
     hidden_states: tuple[Tensor, ...] | None = None
-    """(B, T, 2, output_size) of each layer, the first layer first."""
+    """The states of each layer, starting with the first layer."""
 
 
 @dataclass
 class BilmOutput(ModelOutput):
-    """Scores of the next token [:, :, 0] and of the previous one [:, :, 1]."""
+    """The logits (B, T, 2, vocab_size) of the next token, at index 0 of the direction,
+    and of the previous token, at index 1."""
 
     logits: Tensor | None = None
-    """(B, T, 2, vocab_size)."""
     hidden_states: tuple[Tensor, ...] | None = None
 
 
 class BilmPreTrained(PreTrainedModel):
-    """Initial weights of transformers: LSTMs by Xavier's rule, biases zero."""
+    """The base class, which uses transformers' initial weights: Xavier for LSTMs and
+    zero for biases."""
 
     config_class = BilmConfig
     base_model_prefix = "bilm"
@@ -87,7 +87,7 @@ class BilmPreTrained(PreTrainedModel):
 
 
 class BilmModel(BilmPreTrained):
-    """States of both directions, which start at zero in each row."""
+    """The two LSTM stacks, whose states start at zero in each row."""
 
     def __init__(self, config: BilmConfig) -> None:
         super().__init__(config)
@@ -106,7 +106,8 @@ class BilmModel(BilmPreTrained):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BilmStates:
-        """States for `input_ids` (B, T), right-padded as in `attention_mask` (B, T)."""
+        """Return the states for `input_ids` (B, T), which are padded on the right as
+        `attention_mask` (B, T) states."""
         mirror = mirrored_places(input_ids, attention_mask)
         wanted = slice(None) if output_hidden_states else slice(-1, None)
         layers = self._layers(input_ids, mirror, wanted)
@@ -115,7 +116,7 @@ class BilmModel(BilmPreTrained):
         )
 
     def _layers(self, ids: Tensor, mirror: Tensor, wanted: slice) -> tuple[Tensor, ...]:
-        """States (B, T, 2, output_size) of the `wanted` layers."""
+        """Return the states (B, T, 2, output_size) of the `wanted` layers."""
         onward = self._run(self.forward_layers, ids)[wanted]
         back = self._run(self.backward_layers, ids.gather(1, mirror))[wanted]
         return tuple(
@@ -134,7 +135,8 @@ class BilmModel(BilmPreTrained):
 
 
 class BilmForPreTraining(BilmPreTrained):
-    """Softmax over the vocabulary in both directions, by one matrix without a bias."""
+    """The language model: one matrix without a bias predicts tokens in both
+    directions."""
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "bilm.embeddings.weight"}
 
@@ -156,15 +158,15 @@ class BilmForPreTraining(BilmPreTrained):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BilmOutput:
-        """See `BilmModel.forward`; returns scores."""
+        """Return the logits. `BilmModel.forward` describes the arguments."""
         states = self.bilm(input_ids, attention_mask, output_hidden_states)
         logits = self.lm_head(states.last_hidden_state)
         return BilmOutput(logits, states.hidden_states)
 
 
 def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(B, T): the index in each row that is read at each step from its end; padding
-    keeps its own index, so that it stays after the row."""
+    """Return the indices (B, T) that reverse each row of `input_ids` (B, T). Padding
+    keeps its index, so that it stays behind the row."""
     places = torch.arange(input_ids.shape[1], device=input_ids.device)
     if attention_mask is None:
         return places.flip(0).expand_as(input_ids)
@@ -173,13 +175,13 @@ def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _along(states: Tensor, places: Tensor) -> Tensor:
-    """States (B, T, H) at `places` (B, T) of their row."""
+    """Return the states (B, T, H) at the positions `places` (B, T) of each row."""
     return states.gather(1, places.unsqueeze(-1).expand_as(states))
 
 
 def _read(lstm: Any, states: Tensor) -> Tensor:
-    """Return outputs (B, T, output_size). Under autocast PyTorch would run the LSTM in
-    fp16 on a GPU, in which gradients underflow. In bf16 it is as fast."""
+    """Return the LSTM's outputs (B, T, output_size). Under autocast, PyTorch would run
+    the LSTM in fp16 on a GPU, where gradients underflow; bf16 is just as fast."""
     kind = states.device.type
     is_bf16 = torch.is_autocast_enabled(kind) and kind == "cuda"
     if not (is_bf16 and torch.get_autocast_dtype(kind) == torch.bfloat16):
@@ -192,8 +194,8 @@ def _read(lstm: Any, states: Tensor) -> Tensor:
         for size in (lstm.proj_size or lstm.hidden_size, lstm.hidden_size)
     ]
     with torch.autocast(kind, enabled=False):
-        # Not torch.func.functional_call: the LSTM would keep the bf16 weights, and with
-        # them the graph of autograd, which no CUDA graph can then record.
+        # torch.func.functional_call would keep the bf16 weights in the LSTM, and with
+        # them the autograd graph, so that no CUDA graph could be recorded.
         found = torch.lstm(
             *(states.bfloat16(), zeros, weights, True, 1, 0.0),
             *(lstm.training, False, True),
@@ -215,5 +217,5 @@ def _stack(config: BilmConfig) -> nn.ModuleList:
     )
 
 
-# Configs name this file, and transformers saves it with them.
+# Configs refer to this file, and transformers saves it with them.
 BilmConfig.register_for_auto_class()

@@ -1,7 +1,7 @@
-"""Cropping, mirroring and scaling of images on the device, as drawn by a task.
+"""Crop, mirror and scale images on the device, with the crops that a task has drawn.
 
-A crop is (left, top, width, height, mirrored), fractions of the image and 0 or 1. It is
-scaled to the image's size (bilinear; the edge is repeated beyond the image).
+A crop is (left, top, width, height, mirrored): four fractions of the image, and 0 or 1.
+It is scaled to the image's size (bilinear, with the edge repeated beyond the image).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from torch.nn.functional import affine_grid, grid_sample
 
 
 def cropped(pixels: Tensor, crops: Tensor) -> Tensor:
-    """(B, H, W, C) bytes or numbers, crops (B, 5) -> (B, H, W, C) fp32."""
+    """Apply `crops` (B, 5) to `pixels` (B, H, W, C), which are bytes or floats. The
+    result has the same shape, in fp32."""
     if torch.compiler.is_compiling():
         return gathered(pixels, crops)
     return sampled(pixels, crops)
 
 
 def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Crop with PyTorch's kernel."""
+    """Crop with PyTorch's `grid_sample`."""
     left, top, width, height, mirrored = crops.unbind(1)
     zero, sign = torch.zeros_like(left), 1 - 2 * mirrored
     rows = [
@@ -33,9 +34,9 @@ def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Crop by indexing rows and columns: when compiled, bytes are read and the model's
-    input is written without intermediate tensors (0.4 ms for 512 images of 224 x 224 on
-    an H200)."""
+    """Crop by indexing rows and columns. Compiled, this reads bytes and writes the
+    model's input without intermediate tensors (0.4 ms for 512 images of 224 x 224 on an
+    H200)."""
     _, high, wide, _ = pixels.shape
     left, top, width, height, mirrored = crops.unbind(1)
     up, down, below = _between(_places(high, top, height), high)
@@ -54,13 +55,14 @@ def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def _places(size: int, start: Tensor, share: Tensor) -> Tensor:
-    """(B, size) position of each result pixel's centre among `size` pixels."""
+    """Return the position (B, size) of each output pixel's centre in the input."""
     middles = (torch.arange(size, device=start.device) + 0.5) / size
     return (start[:, None] + middles * share[:, None]) * size - 0.5
 
 
 def _between(places: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, size) each: the two neighbouring pixels, and the weight of the second one."""
+    """Return the two neighbouring pixels of each place and the weight of the second,
+    each of shape (B, size)."""
     inside = places.clamp(0, size - 1)
     low = inside.floor()
     return low.long(), (low + 1).clamp(max=size - 1).long(), inside - low

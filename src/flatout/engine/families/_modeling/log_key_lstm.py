@@ -1,7 +1,7 @@
-"""LSTM that predicts the next log key (DeepLog, Du et al. 2017), for transformers.
+"""An LSTM that predicts the next log key (DeepLog, Du et al. 2017), for transformers.
 
-`save_pretrained` copies this file to the weights, so that they load without flatout,
-with trust_remote_code. It may import only torch and transformers.
+`save_pretrained` copies this file next to the weights, so that they can be loaded
+without flatout (trust_remote_code). The file may import only torch and transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 @strict
 class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
-    """Sizes; the defaults are the paper's."""
+    """The sizes of the model. The defaults are the paper's."""
 
     model_type = "log_key_lstm"
 
@@ -26,12 +26,12 @@ class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
     num_hidden_layers: int = 2
     dropout: float = 0.0
     window_keys: int | None = None
-    """Number of keys before a prediction that it may use; None: the whole session."""
+    """The number of preceding keys that a prediction uses; None means all of them."""
     pad_token_id: int | None = 0
 
 
 class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """Initial weights of PyTorch."""
+    """The base class, which uses PyTorch's initial weights."""
 
     config: LogKeyLstmConfig
     config_class = LogKeyLstmConfig
@@ -44,7 +44,7 @@ class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
-    """Keys (B, T) -> states (B, T, hidden) of each key and all earlier ones."""
+    """Map keys (B, T) to states (B, T, hidden), each of a key and all earlier keys."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -61,9 +61,9 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         places: Tensor | None = None,
         **_: Any,
     ) -> BaseModelOutput:
-        """Padding is on the right, where it cannot affect earlier states: no mask is
-        needed. If only states at `places` (K,) of the B T are needed, windows on a CPU
-        return only these: (1, K, hidden)."""
+        """Return the states (B, T, hidden). No mask is needed, because padding is on
+        the right and cannot affect earlier states. With windows on a CPU, `places` (K,)
+        selects states of the flattened (B, T); the result is then (1, K, hidden)."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
             states = self._read(self.embeddings(input_ids))
@@ -77,16 +77,17 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return BaseModelOutput(last_hidden_state=states)
 
     def _read(self, keys: Tensor) -> Tensor:
-        """Return outputs (B, T, hidden) in the type of the weights: under autocast to
-        bf16 a GPU would run the LSTM in fp16, in which gradients underflow."""
+        """Return the outputs (B, T, hidden), computed in the dtype of the weights.
+        Under bf16 autocast, a GPU would run the LSTM in fp16, where gradients
+        underflow."""
         dtype = next(self.lstm.parameters()).dtype
         with torch.autocast(keys.device.type, enabled=False):
             found: Tensor = self.lstm(keys.to(dtype))[0]
         return found
 
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
-        """States of windows (of `window` keys) that are separate rows. The first keys
-        have fewer before them: theirs are the states inside the first window."""
+        """Run each window of `window` keys as a row of its own, and return its last
+        state. The first keys of a row take their states from the first window."""
         batch, _, width = keys.shape
         windows = keys.unfold(1, window, 1).transpose(2, 3)  # (B, T - window + 1, ...)
         found = self._read(windows.reshape(-1, window, width))
@@ -94,14 +95,14 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return torch.cat([found[:, 0, :-1], found[:, :, -1]], dim=1)
 
     def _states_at(self, places: Tensor, keys: Tensor, window: int) -> Tensor:
-        """The same only at `places` (...) -> (..., hidden), of `keys` (B, T). Equal
-        windows are computed once: most occur several times. On a GPU the search would
-        synchronise, and with dropout equal windows differ."""
+        """Return the same states only at `places` (...) of `keys` (B, T), as (...,
+        hidden). Equal windows are computed once, because most occur several times. On a
+        GPU the search would synchronise, and with dropout equal windows differ."""
         step = (places % keys.shape[1]).clamp(max=window - 1)
         begins = (places - step).flatten().unsqueeze(1)
         windows = keys.flatten().take(begins + torch.arange(window))
         distinct, of_each = torch.unique(windows, dim=0, return_inverse=True)
-        # Key by key, so that the LSTM needs no copy of its inputs.
+        # Embed key by key, so that the LSTM needs no copy of its inputs.
         inputs = self.embeddings(distinct.t()).transpose(0, 1)
         found = self._read(inputs).transpose(0, 1).flatten(0, 1)
         at = step.flatten() * len(distinct) + of_each
@@ -109,7 +110,7 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
 
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
-    """Keys (B, T) -> logits (B, T, vocabulary) of the key after each."""
+    """Map keys (B, T) to logits (B, T, vocabulary) of the key that follows each."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -124,7 +125,8 @@ class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutput:
-        """`labels` (B, T): the row itself, -100 for padding."""
+        """Return the logits, and the loss if `labels` (B, T) are given. Labels are the
+        keys of the row, with -100 for padding."""
         states = self.model(input_ids).last_hidden_state
         logits, loss = self.lm_head(states), None
         if labels is not None:

@@ -1,10 +1,10 @@
-"""Layers of a vision transformer with fewer kernels.
+"""Vision transformer layers with fewer kernel launches.
 
-Query, key and value are one product. Bias and GELU of the feed-forward part are one
-kernel, which computes the bias's gradient in the same pass (kernels/bias_gelu.py);
-Inductor would read all of it once more. The last layer computes query, output, norm and
-feed-forward part only for the first token, which the head reads: logits and gradients
-stay the same.
+Query, key and value are one matrix product. One kernel computes bias and GELU of the
+feed-forward layer, and its backward pass also sums the bias's gradient, for which
+Inductor would read the data again (kernels/bias_gelu.py). The last layer computes its
+query, output, norm and feed-forward part only for the first token, because the head
+reads no other; logits and gradients stay the same.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from flatout.engine.ops.plain import are_matrices, is_exact_gelu
 
 
 class Attention(ViTAttention):  # type: ignore[misc]
-    """Replacement for ViTAttention with the same weights, without a mask."""
+    """A replacement for ViTAttention with the same weights and without a mask."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
-        """(B, T, hidden) -> (B, T, hidden)."""
+        """Return the new states (B, T, hidden) for `hidden_states` (B, T, hidden)."""
         product = joined_product((self.q_proj, self.k_proj, self.v_proj), hidden_states)
         return _attended(self, product.chunk(3, -1)), None
 
 
 class FeedForward(ViTMLP):  # type: ignore[misc]
-    """Replacement for ViTMLP with the same weights."""
+    """A replacement for ViTMLP with the same weights."""
 
     fc1: nn.Linear
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden)."""
+        """Return the new states (B, T, hidden) for `hidden_states` (B, T, hidden)."""
         from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 
         product = F.linear(hidden_states, self.fc1.weight)
@@ -44,7 +44,7 @@ class FeedForward(ViTMLP):  # type: ignore[misc]
 
 
 def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
-    """Query, key and value (B, T, H D) -> (B, T, hidden)."""
+    """Return the states (B, T, hidden) for query, key and value, each (B, T, H * D)."""
     q, k, v = (
         part.view(*part.shape[:2], -1, attention.head_dim).transpose(1, 2)
         for part in parts
@@ -57,7 +57,7 @@ def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
 
 
 def fuse_attention(model: Any) -> int:
-    """Replace each attention that uses PyTorch's sdpa; return their number."""
+    """Replace attention layers that use PyTorch's sdpa, and return their number."""
     if "sdpa" not in model.config._attn_implementation:
         return 0
     found = [m for m in model.modules() if type(m) is ViTAttention]
@@ -68,7 +68,7 @@ def fuse_attention(model: Any) -> int:
 
 
 def fuse_feed_forward(model: Any) -> int:
-    """Replace each feed-forward part with an exact GELU; return their number."""
+    """Replace feed-forward layers that use an exact GELU, and return their number."""
     found = [m for m in model.modules() if type(m) is ViTMLP]
     fitting = [m for m in found if is_exact_gelu(m.activation_fn)]
     fitting = [m for m in fitting if are_matrices(m.fc1) and m.fc1.bias is not None]
@@ -78,10 +78,10 @@ def fuse_feed_forward(model: Any) -> int:
 
 
 class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
-    """Replacement for the last layer with the same weights."""
+    """A replacement for the last layer, with the same weights."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """(B, T, hidden) -> (B, 1, hidden)."""
+        """Return the first token's states (B, 1, hidden) for states (B, T, hidden)."""
         first, normed = hidden_states[:, :1], self.layernorm_before(hidden_states)
         attended = self.dropout(_attend(self.attention, normed)) + first
         inner = self.dropout(self.mlp(self.layernorm_after(attended)))
@@ -89,14 +89,14 @@ class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
 
 
 def _attend(attention: Any, normed: Tensor) -> Tensor:
-    """Attention of the first token (B, 1, hidden) to `normed` (B, T, hidden)."""
+    """Return the first token's attention (B, 1, hidden) to `normed` (B, T, hidden)."""
     query = attention.q_proj(normed[:, :1])
     both = joined_product((attention.k_proj, attention.v_proj), normed)
     return _attended(attention, (query, *both.chunk(2, -1)))
 
 
 def narrow_to_first_token(model: Any) -> None:
-    """Limit the last layer of a classifier whose head reads only the first token."""
+    """Restrict the last layer of a classifier whose head reads only the first token."""
     layer = model.base_model.layers[-1]
     attention = layer.attention
     plain = type(layer) is ViTLayer and type(attention) is ViTAttention
