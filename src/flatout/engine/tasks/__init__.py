@@ -1,7 +1,8 @@
-"""Tasks: one file each, imported when it is needed. `split` uses them without torch.
+"""Training tasks, one module each.
 
-`model.task` is the name of a file here (`causal-lm` is causal_lm.py), or a dotted path
-to a custom class that derives from `Task`.
+`model.task` is the name of a module in this package (`causal-lm` is causal_lm.py) or
+the dotted path of a custom class that derives from `Task`. Each module is imported only
+when it is needed, and the `split` pipeline uses tasks without importing torch.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ PAIRED = (
     ("anchor", "positive", "embedding", "pairs"),
     ("query", "passage", "reranking", "ranking"),
 )
-"""Columns of two texts, the task that reads them, and its form of rows."""
+"""Pairs of text columns, each followed by the task that reads them and its row form."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",
@@ -64,17 +65,18 @@ MOVED = {
     "whole_words": "texts = Texts(whole_words=...)",
     "answers_rows": "row_answers, from target_outputs,",
 }
-"""New names of members of tasks of version 0.1."""
+"""New names of the attributes that tasks had in version 0.1."""
 
 
 def task_names() -> list[str]:
-    """Return the names of the tasks that flatout includes."""
+    """Return the names of the built-in tasks."""
     modules = (module.name for module in iter_modules(__path__))
     return sorted(n.replace("_", "-") for n in modules if not n.startswith("_"))
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class. Raises SettingsError with the nearest name if unknown."""
+    """Return the class of the task `name`. Raises SettingsError, which suggests the
+    nearest names, if there is no such task."""
     if "." in name:
         return _own_class(name)
     if name not in task_names():
@@ -86,18 +88,19 @@ def task_class(name: str) -> type[Task]:
 
 
 def names_classes(name: str) -> bool:
-    """Return whether each row of a task of this name has the name of one class."""
+    """Return whether rows of the task `name` are labelled with one class name each."""
     return bool(task_class(name).label_type == pa.string())
 
 
 def check_options(settings: Settings) -> None:
-    """Raise SettingsError if `train` requires an option that the task lacks."""
+    """Raise SettingsError if the settings use an option that the task lacks."""
     if faults := option_faults(settings, task_class(settings.model.task)):
         raise refusal(faults)
 
 
 def columns_of(split: SplitSettings, task: str) -> Columns:
-    """Return the roles of the raw columns. Raises RawTextsError, SettingsError."""
+    """Return the role of each raw column. Raises RawTextsError or SettingsError if
+    columns do not fit."""
     kind = task_class(task)
     own = {"completion": split.completion_column, "messages": split.messages_column}
     form = next((form for form, column in own.items() if column), kind.texts.form)
@@ -121,13 +124,14 @@ def make_task(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
 ) -> Task:
-    """Return the task of a run. Raises SettingsError, TaskError."""
+    """Create the task that `settings` names. Raises SettingsError if there is no such
+    task, or TaskError if it does not fit the vocabulary."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 
 
 def task_of_model(model: Any) -> str | None:
-    """Return the name of the task that a saved model was trained for: the one in its
-    config, else the one for its class of models. None if there is none."""
+    """Return the name of the task that a saved model was trained for, or None. The name
+    is read from the model's config, or else inferred from the model's class."""
     config, kind = model.config, type(model).__name__
     if named := getattr(config, "flatout_task", None):
         return str(named)

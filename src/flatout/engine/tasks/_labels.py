@@ -1,4 +1,4 @@
-"""Named classes and labels, and their calibrated probabilities."""
+"""Helpers for tasks with named classes or labels and calibrated probabilities."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class Calibrated:
-    """Second base class of a task whose rows have a probability for each class or
-    label."""
+    """Second base class of tasks that predict a probability for each class or label."""
 
     settings: ModelSettings
     label_names: tuple[str, ...]
     calibration: Calibration = Calibration()
-    """That of a saved model; a training uses the defaults."""
+    """The calibration of a saved model. Training uses the default values."""
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """Names with a threshold: all labels, or the second of two classes."""
+        """The names of labels or classes that have a threshold. Of two classes, only
+        the second has one."""
         return self.label_names
 
     def cuts(self) -> list[float]:
-        """Return for each of `thresholded` the calibrated logit above which it is
-        predicted. `auto` in a training: that of 0.5."""
+        """Return the calibrated logit above which each of `thresholded` is predicted.
+        During training, the threshold `auto` is a probability of 0.5."""
         given, found = self.settings.label_threshold, self.calibration
         if given != "auto":  # a temperature never changes the predicted class
             return [_logit(given) / found.temperature] * len(self.thresholded)
@@ -39,7 +39,8 @@ class Calibrated:
 
 
 def calibration_faults(settings: Settings, task: type) -> list[str]:
-    """Return a line for each parameter that needs probabilities `task` lacks."""
+    """Return a message for each parameter that needs probabilities if `task` has
+    none."""
     if issubclass(task, Calibrated):
         return []
     asked = {
@@ -59,7 +60,8 @@ def _logit(share: float) -> float:
 
 
 def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
-    """Return a message on unknown labels in a column of names, or of lists of them."""
+    """Return a message about labels that are not in `names`, or None. `labels` is a
+    column of names or of lists of names."""
     rows = pa.chunked_array([pa.array(range(len(labels)), pa.int64())])
     if pa.types.is_list(labels.type):
         rows, labels = pc.list_parent_indices(labels), pc.list_flatten(labels)
@@ -75,7 +77,7 @@ def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
 
 
 def named_labels(names: Sequence[str]) -> dict[str, Any]:
-    """Return the labels of a model's config, by number and name."""
+    """Return the model config keys that map class numbers to names and back."""
     return {
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},

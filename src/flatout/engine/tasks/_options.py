@@ -1,4 +1,4 @@
-"""Options of `train` that a task must support, checked before any rows exist."""
+"""Checks that a task supports the given training options, before any rows exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.engine.tasks._task import HeadKind, LossOptions, Task
 
 
 def option_faults(settings: Settings, task: type[Task]) -> list[str]:
-    """Return a line for each parameter that `task` does not support."""
+    """Return one message for each parameter that `task` does not support."""
     given = [o.name for o in fields(LossOptions) if getattr(settings.train, o.name)]
     valid = ", ".join(sorted(task.takes_options)) or "none"
     faults = [
@@ -34,8 +34,8 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
 
 
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
-    """Return the task's figures like `Task.figures`, and those of shorter vectors
-    (`model.matryoshka`)."""
+    """Return the metrics of a task in the form of `Task.figures`, including those of
+    shortened vectors (`model.matryoshka`)."""
     sizes = model.matryoshka if task.texts.form == "pairs" else []
     own = {name: higher for name, higher in task.figures.items() if name != "loss"}
     found = dict(task.figures)
@@ -45,7 +45,7 @@ def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
 
 
 def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
-    """Return whether a higher `figure` of the task or the custom metrics is better."""
+    """Return whether higher values of the built-in or custom metric are better."""
     if figure in (known := figures_of(settings.model, task)):
         return known[figure]
     given = settings.train.greater_is_better
@@ -55,8 +55,8 @@ def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
 def loss_options(
     train: TrainSettings, label_names: Sequence[str], label_counts: Mapping[str, int]
 ) -> LossOptions:
-    """Return the options. `label_counts`: rows of train by the number of their class.
-    Raises SettingsError if weights do not match the classes."""
+    """Return the loss options of a run. `label_counts` is the number of train rows by
+    class number. Raises SettingsError if the class weights do not match the classes."""
     weights = _class_weights(train, label_names, label_counts)
     return LossOptions(weights, train.label_smoothing, train.focal_gamma)
 
@@ -82,7 +82,8 @@ def _class_weights(
 
 
 def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, ...]:
-    """Return rows / (classes x rows of the class), the formula of scikit-learn."""
+    """Return a weight for each class, computed as in scikit-learn: the number of rows
+    divided by the number of classes times the number of rows of the class."""
     found = {name: counts.get(str(k), 0) for k, name in enumerate(names)}
     if not any(found.values()):
         raise SettingsError(

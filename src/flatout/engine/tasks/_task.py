@@ -1,7 +1,7 @@
-"""Definition of a task: labels of rows, places of targets, loss and metrics.
+"""Base classes of tasks, which define labels, target positions, loss and metrics.
 
-Torch is imported inside the methods that compute with it: `split` uses a task's labels
-and never loads torch.
+Torch is imported inside the methods that need it, because the `split` pipeline uses the
+labels of a task and never loads torch.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
     Tensor = torch.Tensor
     Device = torch.device
-else:  # `split` uses tasks without torch
+else:  # the `split` pipeline uses tasks without torch
     Tensor = Device = Any
 
 IGNORED = -100
-"""Label of a place without a target (PyTorch's convention)."""
+"""The label of a position without a target, as in PyTorch."""
 
 
 class TaskError(ValueError):
-    """A task that does not fit rows, tokenizer or model; the text has the remedy."""
+    """Raised if a task does not fit the rows, tokenizer or model."""
 
 
 class HeadKind(Enum):
-    """Input of a model's head; families map kinds to heads."""
+    """The input of a model's head. Each model family maps these kinds to its heads."""
 
     ROW = "one state a row"
     TOKEN = "the states of tokens"
@@ -49,116 +49,117 @@ class HeadKind(Enum):
 
     @property
     def one_a_row(self) -> bool:
-        """True if each row has one target."""
+        """Whether each row has exactly one target."""
         return self in (HeadKind.ROW, HeadKind.WHOLE)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Properties of a task's texts."""
+    """Properties of the texts that a task reads."""
 
     form: str = "text"
-    """Form of a row: `text`; `words` with a label each; `pairs` of texts; `ranking`:
-    a query, a passage and a score."""
+    """The form of a row: `text`, `words` with one label each, `pairs` of texts, or
+    `ranking` (a query, a passage and a score)."""
     completions: bool = False
-    """True if rows may be completions of prompts, or messages."""
+    """Whether rows may be completions of prompts, or chat messages."""
     causal: bool = False
-    """True if a token may only see those before it."""
+    """Whether a token may only attend to the tokens before it."""
     predicts_neighbours: bool = False
-    """True if the end of a text is a target: a text that is cut has no end."""
+    """Whether the end of a text is a target. Truncated texts then get no end token."""
     joined: bool = False
-    """True if texts may be joined to full rows (`tokenize.join_texts`)."""
+    """Whether texts may be joined to fill rows (`tokenize.join_texts`)."""
     whole_words: bool = False
-    """True if a tokenizer trained here uses each word between spaces as one piece."""
+    """Whether a tokenizer trained by flatout keeps each space-separated word whole."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of B rows, K_r in row r."""
+    """The targets of B rows. Row r has K_r targets."""
 
     places: Sequence[Ints]
-    """Places (K_r,) of the targets in each row."""
+    """The positions (K_r,) of the targets in each row."""
     labels: Sequence[npt.NDArray[Any]]
-    """Labels (K_r, ...) at these places."""
+    """The labels (K_r, ...) at these positions."""
     values: Sequence[Any] | None = None
-    """Changed rows, such as masked ones, to train on; None: the rows are unchanged."""
+    """Modified rows to train on, such as masked rows, or None if rows are unchanged."""
     fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Further fields (B, ...) of the micro-batch, such as random crops of samples."""
+    """Additional fields (B, ...) of the micro-batch, such as random crops of images."""
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Options of a classification loss in training; evaluations use the plain loss."""
+    """Options of a classification loss in training. Evaluations use the plain loss."""
 
     class_weights: tuple[float, ...] | None = None
-    """Weight of each class, by its number."""
+    """The weight of each class, indexed by class number."""
     label_smoothing: float = 0.0
-    """Share of each target that is spread over all classes (Szegedy et al. 2016)."""
+    """The share of a target that is spread over all classes (Szegedy et al. 2016)."""
     focal_gamma: float = 0.0
-    """Exponent of (1 - probability of the target) in focal loss (Lin et al. 2017)."""
+    """The exponent of (1 - target probability) in the focal loss (Lin et al. 2017)."""
 
 
 class Metrics(ABC):
-    """Metrics of a split's targets, on the device; read once, at the end."""
+    """Metrics that are accumulated on the device and read once, at the end."""
 
     @abstractmethod
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add (k, ...) targets without waiting for the device."""
+        """Add k targets, given by logits and labels (k, ...), without a device sync."""
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that are summed over ranks."""
+        """Return the tensors to sum over ranks."""
         return []
 
     def kept(self) -> list[list[Tensor]]:
-        """Return parts (k, ...) of data that is needed whole; each list is replaced by
-        the parts of all ranks."""
+        """Return lists of tensors (k, ...) that cannot be summed. The contents of each
+        list are replaced by the tensors of all ranks."""
         return []
 
     @abstractmethod
     def compute(self) -> dict[str, Any]:
-        """Return figures by name, those of `Task.figures`; a NaN is left out."""
+        """Return the metrics named in `Task.figures`. The caller drops NaN values."""
 
 
 class Task(ABC):
-    """A task of a run; a custom class overrides the members that differ.
+    """Base class of all tasks.
 
-    The defaults are for one label per row and a linear head, whose logits `loss`
-    compares with it. Methods on rows are pure functions of (seed, epoch, row).
+    The defaults are for one label per row and a linear head. Subclasses override what
+    differs. Methods that read rows must be pure functions of (seed, epoch, row).
     """
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    """Class of transformers that builds the model with its head."""
+    """The transformers class that builds the model with its head."""
     architectures: ClassVar[tuple[str, ...]] = ("ForSequenceClassification",)
-    """Suffix of the class names of such models."""
+    """The suffixes of the class names of such models."""
     head_kind: ClassVar[HeadKind] = HeadKind.ROW
-    """Input of the head, and which of its family's heads a model has."""
+    """The input of the head, which selects one of the heads of the model family."""
     whole_batch: ClassVar[bool] = False
-    """True if the loss compares the samples of a global batch with one another, like
-    contrastive losses, with one target each. If a step has several micro-batches or
-    ranks, logits are computed twice (train/cached_gradients.py). Evaluations compare
-    COMPARED_ROWS rows at a time (train/evaluate.py)."""
+    """Whether the loss compares the samples of a global batch with one another, like
+    contrastive losses do. Each sample then has one target. If a step has several
+    micro-batches or ranks, the logits are computed twice (train/cached_gradients.py).
+    Evaluations compare COMPARED_ROWS rows at a time (train/evaluate.py)."""
     pooling: str | None = None
-    """Pooling of the states of a row's tokens to its vector: mean, first or last; None:
-    the default of the model's family."""
+    """How the token states of a row are pooled into one vector: mean, first, last, or
+    None for the default of the model family."""
     label_type: ClassVar[Any] = None
-    """Arrow type of a label in the output of split; None: rows have no labels. string:
-    the name of a class; float64: a number; list(...): several."""
+    """The Arrow type of a label in the output of `split`: string for a class name,
+    float64 for a number, list(...) for several labels, None for rows without labels."""
     texts: ClassVar[Texts] = Texts()
     label_dtype: ClassVar[Any] = np.dtype(np.int64)
-    """Type of labels in a batch. The label of padding is IGNORED, of floats NaN."""
+    """The dtype of labels in a batch. The label of padding is IGNORED, or NaN for
+    floats."""
     label_shape: ClassVar[tuple[int, ...]] = ()
-    """Shape of one target's label."""
+    """The shape of the label of one target."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
-    """Names of the supported fields of `LossOptions`."""
+    """The names of the `LossOptions` fields that the task supports."""
     targets_per_token: float = 0.0
-    """Share of tokens whose logits a step stores, for the estimate of memory."""
+    """The number of logits a step stores per token, used to estimate memory."""
     loss_options: LossOptions = LossOptions()
-    """Loss options of this run."""
+    """The loss options of this run."""
     figures: ClassVar[Mapping[str, bool]] = {"loss": False}
-    """Figures of an evaluation by name: whether higher is better. `perplexity` is exp
-    of the mean loss."""
+    """Maps the name of each evaluation metric to whether higher values are better.
+    `perplexity` is the exponential of the mean loss."""
     pipeline_tag: ClassVar[str] = "text-classification"
-    """The task's name on the Hugging Face Hub and in MLflow."""
+    """The name of the task on the Hugging Face Hub and in MLflow."""
 
     def __init__(
         self,
@@ -175,30 +176,31 @@ class Task(ABC):
     # Rows and models.
 
     def token_label_type(self) -> Any:
-        """Arrow type of `labels` in token rows."""
+        """Return the Arrow type of the `labels` column in token rows."""
         return pa.int64()
 
     def label_fault(self, labels: Any) -> str | None:
-        """Return a fault of a split's labels, an Arrow column of `label_type`: for
-        tasks with names, labels that no row of train has."""
+        """Return why the labels of a split are invalid, or None if they are valid.
+        `labels` is an Arrow column of `label_type`. By default, class names must occur
+        in the train split."""
         from flatout.engine.tasks._labels import unknown_label
 
         return unknown_label(labels, self.label_names) if self.label_names else None
 
     def encode_labels(self, labels: Any) -> Any:
-        """Convert labels of rows, an Arrow array of `label_type`, to token labels."""
+        """Convert row labels, an Arrow array of `label_type`, to token labels."""
         return labels.cast(self.token_label_type())
 
     def config_keys(self) -> dict[str, Any]:
-        """Return keys of the model's config: classes, their names, the problem type."""
+        """Return the model config keys for this task, such as its class names."""
         return {}
 
     def model_fault(self, config: Any) -> str | None:
-        """Return why a model with this config does not fit; None if it does."""
+        """Return why a model with this config cannot be used, or None if it can."""
         return None
 
     def tokenizer_fault(self, tokenizer: Any) -> str | None:
-        """Return why a transformers tokenizer does not fit; None if it does."""
+        """Return why a transformers tokenizer cannot be used, or None if it can."""
         return None
 
     # Targets, on the host.
@@ -206,100 +208,108 @@ class Task(ABC):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return targets of `row_ids` (B,). `pools_last`: a row's state is that of its
-        last token, else of its first."""
+        """Return the targets of the rows `row_ids` (B,). If `pools_last` is true, a row
+        is represented by its last token instead of its first."""
         ends = rows.lengths(row_ids) - 1 if pools_last else np.zeros_like(row_ids)
         labels = rows.labels_of(row_ids)
         return Targets(list(ends.reshape(-1, 1)), list(labels[:, None]))
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of targets of the global batch `row_ids` (N,)."""
+        """Return the number of targets in the global batch `row_ids` (N,)."""
         return len(row_ids)
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """Return the divisor of the global batch's summed loss, for example the sum of
-        its targets' weights; None: the number of targets."""
+        """Return the number by which the summed loss of a global batch is divided, such
+        as the sum of target weights, or None to divide by the number of targets."""
         return None
 
-    # Logits, loss and figures, on the device.
+    # Logits, loss and metrics, on the device.
 
     def head(self, model: Any, states: Tensor) -> Tensor:
-        """Return logits (K, ...) of the targets' last hidden states (K, hidden). A task
-        that defines this has a custom head; all others use the head of `head_kind`."""
+        """Return the logits (K, ...) of K targets, given their last hidden states
+        (K, hidden). Override this for a custom head; by default the model family
+        provides the head for `head_kind`."""
         raise NotImplementedError
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of logits, labels (K, ...) summed over targets, fp32 ()."""
+        """Return the loss summed over K targets as an fp32 scalar. `logits` and
+        `labels` have the shape (K, ...)."""
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return numbers of right predictions and predictions, () each; else None."""
+        """Return the number of correct predictions and the number of targets as scalar
+        tensors, or None if single predictions are not right or wrong."""
         return None
 
     def metrics(self, device: Device) -> Metrics | None:
-        """Return metrics for one evaluation; None: only the loss."""
+        """Create the metrics of one evaluation. If it returns None, only the loss is
+        reported."""
         return None
 
     def real(self, labels: Tensor) -> Tensor:
-        """Return (K,) bool: which labels (K, ...) are targets; (K, ...) if each element
-        is a separate target."""
+        """Return a boolean mask (K,) of the labels (K, ...) that are targets, or a mask
+        of the labels' own shape if each element is a separate target."""
         flat = labels.flatten(1)[:, 0] if labels.dim() > 1 else labels
         return ~flat.isnan() if flat.is_floating_point() else flat != IGNORED
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return the mean loss of a random guess; None if it depends on the data."""
+        """Return the mean loss of a random guess, or None if it depends on the data."""
         return None
 
     # Readable results.
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return columns for logits, labels (K, ...): `loss`, readable `label` and
-        `prediction`, `wrong`, and `score`, the probability of the prediction, if it has
-        one. Empty if a single target is not right or wrong."""
+        """Return columns that describe K predictions to people. The columns are `loss`,
+        readable `label` and `prediction`, `wrong` and, if there is one, `score`, the
+        probability of the prediction. The result is empty if single targets are not
+        right or wrong. Inputs have the shape (K, ...)."""
         return {}
 
     def answer_fields(self) -> list[Any]:
-        """Arrow fields of a prediction; empty if rows have no answer."""
+        """Return the Arrow fields of a prediction; empty if the task predicts nothing
+        for a row."""
         return []
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Return columns of `answer_fields` for outputs (N, ...) of N rows."""
+        """Return the columns of `answer_fields` for the outputs (N, ...) of N rows."""
         return {}
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the part (K, ...) of the logits (K, ...) of some targets that predict
-        keeps; on the device, whose memory may be too small for the logits of all."""
+        """Return what prediction must keep of the logits (K, ...) of K targets. This
+        runs on the device, whose memory may be too small for the full logits of all
+        targets. The result has the shape (K, ...)."""
         return logits
 
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Return these columns from the `target_outputs` (K, ...) of all targets of
-        `rows`, in order."""
+        """Return the columns of `answer_fields` for `rows`, given the `target_outputs`
+        (K, ...) of all their targets in order."""
         return self.answers(logits)
 
 
 class RankedRows(ABC):
-    """Second base class of a task whose figures compare the rows of a query."""
+    """Second base class of tasks whose metrics compare the rows of a query."""
 
     @abstractmethod
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
-        """Convert labels (N,), an Arrow array, and numbers (N,) of the rows' queries to
-        an Arrow array (N,) of token labels."""
+        """Convert the labels of N rows to an Arrow array of N token labels. `labels` is
+        an Arrow array, and `queries` (N,) has the query number of each row."""
 
 
 def ignored_label(dtype: Any) -> float:
-    """Return the label of padding for a type of targets."""
+    """Return the label that marks padding in labels of this dtype."""
     return float("nan") if np.issubdtype(dtype, np.floating) else IGNORED
 
 
 def has_custom_head(task: Task) -> bool:
-    """Return whether the task defines `head`."""
+    """Return whether the task defines its own `head`."""
     return type(task).head is not Task.head
 
 
 def without_options(task: Task) -> Task:
-    """Return the task for evaluations, whose losses are comparable between runs."""
+    """Return a copy of the task that computes the plain loss. Evaluations use it so
+    that their losses are comparable between runs."""
     plain = copy(task)
     plain.loss_options = LossOptions()
     return plain

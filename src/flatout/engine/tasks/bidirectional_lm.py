@@ -1,4 +1,5 @@
-"""Prediction of the next and the previous token at every token (Peters et al. 2018)."""
+"""Bidirectional language modelling (Peters et al. 2018): predicting the next and the
+previous token at every position."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from flatout.engine.tasks._task import (
 
 
 class BidirectionalLM(Pieces):
-    """Each token of a row is a place with two labels: the next token, except at a row's
-    last, and the previous one, except at its first. The loss is the sum over both
-    directions, divided by the number of labels."""
+    """Predict the next and the previous token at every position of a row. The last
+    position has no next token and the first no previous one. The loss is summed over
+    both directions and divided by the number of labels."""
 
     auto_class = "AutoModelForPreTraining"
     architectures = ("BilmForPreTraining",)
@@ -51,16 +52,17 @@ class BidirectionalLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return labels (T, 2); empty for a row of one token."""
+        """Return labels (T, 2) for each row of T tokens, or none for a single token."""
         labels = [_neighbours(ids) for ids in rows.views(row_ids)]
         return Targets([np.arange(len(own)) for own in labels], labels)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return tokens minus one per row, for each direction."""
+        """Return the number of tokens minus one per row, for each direction."""
         return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of (K, 2, V) and (K, 2), over both directions, fp32 ()."""
+        """Return the loss of logits (K, 2, V) and labels (K, 2), summed over targets
+        and directions, as an fp32 scalar."""
         return super().loss(logits.flatten(0, 1), labels.flatten())
 
     def real(self, labels: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ class BidirectionalLM(Pieces):
 
 
 def _neighbours(ids: npt.NDArray[Any]) -> Ints:
-    """Return (T, 2): the tokens after and before each of `ids` (T,)."""
+    """Return the next and previous token of each of `ids` (T,) as an array (T, 2)."""
     labels = np.full((len(ids), 2), IGNORED, np.int64)
     labels[:-1, 0] = ids[1:]
     labels[1:, 1] = ids[:-1]

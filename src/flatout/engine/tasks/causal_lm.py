@@ -1,4 +1,4 @@
-"""Prediction of the next token at every token."""
+"""Causal language modelling: predicting the next token at every position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, Texts
 
 
 class CausalLM(Pieces):
-    """Each token except a row's first is a target."""
+    """Predict every token of a row except the first."""
 
     auto_class = "AutoModelForCausalLM"
     architectures = ("ForCausalLM", "LMHeadModel")
@@ -23,7 +23,8 @@ class CausalLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return the next token at each token; for completions only those in them."""
+        """Return the next token at each position. If rows are completions of prompts,
+        only tokens of the completion are targets."""
         if rows.has_token_labels:
             labels = [view[1:] for view in rows.views(row_ids, "labels")]
             places = [np.flatnonzero(view != IGNORED) for view in labels]
@@ -33,7 +34,8 @@ class CausalLM(Pieces):
         return Targets([np.arange(len(i) - 1) for i in found], [i[1:] for i in found])
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return tokens minus one per row; for completions only those in them."""
+        """Return the number of tokens minus one per row, or the number of completion
+        tokens if rows are completions of prompts."""
         if rows.has_token_labels:
             views = rows.views(row_ids, "labels")
             return sum(int((view[1:] != IGNORED).sum()) for view in views)

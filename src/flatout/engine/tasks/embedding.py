@@ -1,8 +1,8 @@
-"""Vectors of texts, learned from pairs.
+"""Text embeddings, learned from pairs of texts.
 
-An anchor should be nearer to its positive than to all other passages of the global
-batch (InfoNCE, van den Oord et al. 2018). The loss is MultipleNegativesRankingLoss of
-sentence-transformers; for pairs with a score it is CosineSimilarityLoss.
+Each anchor should be closer to its positive than to all other passages of the global
+batch (InfoNCE, van den Oord et al. 2018). The loss equals MultipleNegativesRankingLoss
+of sentence-transformers, or CosineSimilarityLoss for pairs with a score.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from flatout.engine.tasks._task import Device, Metrics, Targets, Task, Tensor, T
 
 
 class Embedding(Task):
-    """Logits are the vectors (K, hidden) of K texts. Labels (K, 3) are those of
-    `Members.labels_of`. Equal texts are not negatives of one another."""
+    """Contrastive loss of text vectors. The logits are the vectors (K, hidden) of K
+    texts, and the labels (K, 3) are the output of `Members.labels_of`. Identical texts
+    are never each other's negatives."""
 
     auto_class = "AutoModel"
     architectures = ("Model",)
@@ -42,7 +43,8 @@ class Embedding(Task):
 
     @cached_property
     def pooling(self) -> str:  # type: ignore[override]
-        """Pooling of the parameters, or of the checkpoint. Raises TaskError."""
+        """The pooling mode set in the parameters, or else the checkpoint's. Raises
+        TaskError if the checkpoint's pooling is unknown or not supported."""
         from flatout.engine.tasks._shared.checkpoint_pooling import checkpoint_pooling
 
         settings = self.settings
@@ -66,12 +68,12 @@ class Embedding(Task):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return one target per text, whatever the pooling of the family."""
+        """Return one target per text, pooled as the task requires."""
         last = self.pooling == "last"
         return super().targets(rows, row_ids, epoch, pools_last=last)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of anchors, whose losses are summed."""
+        """Return the number of anchors, over which the loss is summed."""
         return int((rows.labels_of(row_ids)[:, 1] == 0).sum())
 
     def head(self, model: Any, states: Tensor) -> Tensor:
@@ -79,7 +81,8 @@ class Embedding(Task):
         return states.float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over anchors and `model.matryoshka` sizes, fp32 ()."""
+        """Return the loss, summed over anchors and `model.matryoshka` sizes, in
+        fp32."""
         import torch
 
         sizes = self.settings.matryoshka or [logits.shape[1]]
@@ -88,8 +91,9 @@ class Embedding(Task):
         return torch.stack(found).sum()
 
     def _loss(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of vectors (K, size) without a host wait: all texts are
-        compared with all, and pairs that do not count are masked."""
+        """Return the summed loss of vectors (K, size) without synchronising the device.
+        All texts are compared with each other, and pairs that do not count are
+        masked."""
         import torch
         from torch.nn.functional import normalize
 
@@ -104,7 +108,8 @@ class Embedding(Task):
         repeats = (text == text[:, None]) | (text == text[positive][:, None])
         repeats |= (text[anchor] == text[:, None]) & (place == 1)
         compared = (place > 0) & (own | ~repeats)
-        # The lowest number, not infinity: rows without a passage also have gradients.
+        # The lowest number, not -inf, which would give rows without a passage NaN
+        # gradients.
         lowest = torch.finfo(scores.dtype).min
         total = scores.masked_fill(~compared, lowest).logsumexp(1)
         losses = total - scores.gather(1, positive[:, None]).squeeze(1)
@@ -119,7 +124,7 @@ class Embedding(Task):
         return Retrieval(self.settings.matryoshka)
 
     def answer_fields(self) -> list[Any]:
-        """The vector of a text, of length 1."""
+        """Return a field for the vector of a text, normalised to length 1."""
         return [pa.field("vector", pa.list_(pa.float32()))]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
@@ -128,21 +133,22 @@ class Embedding(Task):
 
 
 def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Return the squared errors of the cosines of scored pairs, summed. `vectors`
-    (K, size) have length 1."""
+    """Return the sum of squared errors between the cosines of scored pairs and their
+    scores. `vectors` (K, size) must have length 1."""
     import torch
 
     sample, place, bits = labels.unbind(1)
     second, has_score = _first((sample[:, None] == sample) & (place == -1))
     cosines = (vectors * vectors[second]).sum(1)
     scores = bits.to(torch.int32).view(torch.float32)
-    # Masked before the square: the bits of a hash may be NaN, as would be the gradient.
+    # Mask before squaring: the bits of a hash may be NaN, which would spread to the
+    # gradient.
     errors = (cosines - scores).where((place == 0) & has_score, 0.0)
     return errors.square().sum()
 
 
 def _first(found: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row of (K, K) bool the first true column (K,), and whether there
-    is one."""
+    """Return the first true column of each row of a boolean matrix (K, K), and whether
+    there is one, as two tensors (K,)."""
     most, at = found.int().max(1)
     return at, most > 0

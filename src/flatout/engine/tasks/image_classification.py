@@ -1,4 +1,4 @@
-"""One of several classes for each image; training crops and mirrors at random."""
+"""Single-label classification of images, with random crops and flips in training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flatout.engine.tasks._task import HeadKind, Targets
 from flatout.engine.tasks.sequence_classification import SequenceClassification
 
 DRAWS = 5
-"""Random numbers per image: area, ratio, two places, mirror."""
+"""The number of random values per image: area, aspect ratio, x, y and flip."""
 RATIOS = np.log([3 / 4, 4 / 3])
-"""Ratio of a crop's width to its height (Szegedy et al. 2014)."""
+"""The range of the logarithm of a crop's aspect ratio (Szegedy et al. 2014)."""
 
 
 class ImageClassification(SequenceClassification):
-    """Cross entropy over the classes of train. Each image has a field `crops` for
-    training, which its family applies on the device."""
+    """Cross entropy over the classes of the train split. In training, micro-batches
+    have a field `crops`, which the model family applies on the device."""
 
     auto_class = "AutoModelForImageClassification"
     architectures = ("ForImageClassification",)
@@ -31,13 +31,15 @@ class ImageClassification(SequenceClassification):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return one class per row, and `crops` (B, 5) by (seed, epoch, row)."""
+        """Return one class per row, and the crops (B, 5), a function of (seed, epoch,
+        row)."""
         found = super().targets(rows, row_ids, epoch, pools_last=pools_last)
-        ids = row_ids if len(row_ids) else np.zeros(1, np.int64)  # a row of zeros
+        ids = row_ids if len(row_ids) else np.zeros(1, np.int64)  # one row of padding
         return replace(found, fields={"crops": self._crops(ids, epoch)})
 
     def _crops(self, row_ids: Ints, epoch: int) -> npt.NDArray[np.float32]:
-        """Return left, top, width, height as shares of the image; 1 if mirrored."""
+        """Return left, top, width and height of each crop as shares of the image, and 1
+        if it is flipped."""
         area, ratio, x, y, mirror = _uniform(row_ids, self.seed, epoch)
         least, mirrored = self.settings.crop_area, self.settings.flip_probability
         if least == 1:
@@ -53,7 +55,7 @@ class ImageClassification(SequenceClassification):
 
 
 def _uniform(row_ids: Ints, seed: int, epoch: int) -> npt.NDArray[np.float64]:
-    """Return (DRAWS, B) in [0, 1), a hash of each row and epoch."""
+    """Return random numbers (DRAWS, B) in [0, 1), hashed from seed, epoch and row."""
     places = row_ids.astype(np.uint64) * np.uint64(DRAWS)
     keys = places + np.arange(DRAWS, dtype=np.uint64)[:, None]
     hashes = scrambled(scrambled(keys, seed), epoch)

@@ -1,4 +1,4 @@
-"""Prediction of masked tokens (Devlin et al. 2018)."""
+"""Masked language modelling (Devlin et al. 2018)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 
 
 class MaskedLM(Pieces):
-    """A fixed share of a row's tokens are targets; of these 80 % become [MASK], 10 % a
-    random piece that is not special, 10 % stay (create_pretraining_data.py of BERT,
-    which allows special ones)."""
+    """Predict a fixed share of the tokens of each row. Of these targets, 80 % are
+    replaced by [MASK], 10 % by a random token and 10 % are kept, as in BERT's
+    create_pretraining_data.py. Unlike there, the random token is never a special
+    token."""
 
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
@@ -52,19 +53,19 @@ class MaskedLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return masked copies of the rows, and the original tokens there."""
+        """Return masked copies of the rows and the original tokens at the targets."""
         views = zip(rows.views(row_ids), row_ids.tolist(), strict=True)
         masked = [self._mask(ids, rows.place_of(row), epoch) for ids, row in views]
         values, places, labels = zip(*masked, strict=True) if masked else ((), (), ())
         return Targets(places, labels, values)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of masked tokens: a fixed share of those not special."""
+        """Return the number of targets, a fixed share of the ordinary tokens."""
         views = rows.views(row_ids)
         return sum(self._mask_count(len(self._candidates(view))) for view in views)
 
     def _candidates(self, ids: npt.NDArray[Any]) -> Ints:
-        """Return places (C,) that may become targets."""
+        """Return the positions (C,) that may become targets."""
         return np.flatnonzero(~np.isin(ids, self._special))
 
     def _mask_count(self, candidates: int) -> int:
@@ -74,7 +75,8 @@ class MaskedLM(Pieces):
     def _mask(
         self, ids: npt.NDArray[Any], row: tuple[int, ...], epoch: int
     ) -> tuple[Any, Any, Any]:
-        """Return masked copy, places and labels of a row, by (seed, epoch, row)."""
+        """Return a masked copy of a row with the positions and labels of its targets.
+        The result depends only on the seed, the epoch and the row."""
         rng = np.random.default_rng([self.seed, epoch, *row])
         candidates = self._candidates(ids)
         count = self._mask_count(len(candidates))
@@ -97,10 +99,10 @@ class MaskedLM(Pieces):
         return np.array(self._known.special_token_ids, dtype=np.int64)
 
     def _random_pieces(self, rng: np.random.Generator, count: int) -> Ints:
-        """Return (count,) pieces drawn evenly, without special ones such as padding,
-        for which RoBERTa counts no position."""
-        # For each special piece, in rising order, the number of others before it.
+        """Draw `count` token ids uniformly from all that are not special. Special
+        tokens such as padding are excluded because RoBERTa assigns them no position."""
+        # The number of ordinary ids below each special id, in ascending order.
         below = self._special - np.arange(len(self._special))
         drawn = rng.integers(0, self._known.size - len(below), count)
-        # Shift each by the number of special pieces up to it.
+        # Shift each draw by the number of special ids up to it.
         return drawn + np.searchsorted(below, drawn, side="right")

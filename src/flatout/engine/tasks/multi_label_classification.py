@@ -1,4 +1,4 @@
-"""Any number of labels for each row, by binary cross entropy."""
+"""Multi-label classification: any number of labels for each row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
 class MultiLabelClassification(Calibrated, Task):
-    """Binary cross entropy of logits (K, L) and labels (K, L) of 0 and 1, summed over
-    the L labels; NaN without a target. A label is predicted if its probability is above
-    `model.label_threshold`."""
+    """Binary cross entropy of logits (K, L) and labels (K, L), summed over L labels.
+    Labels are 0 or 1, or NaN without a target. A label is predicted if its probability
+    is above `model.label_threshold`."""
 
     label_type = pa.list_(pa.string())
     label_dtype = np.dtype(np.float32)
@@ -31,15 +31,14 @@ class MultiLabelClassification(Calibrated, Task):
 
     @property
     def label_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """(L,)"""
         return (len(self.label_names),)
 
     def token_label_type(self) -> Any:
-        """0 or 1 per label."""
+        """Return a list type with 0 or 1 for each label."""
         return pa.list_(pa.float32(), len(self.label_names))
 
     def encode_labels(self, labels: Any) -> Any:
-        """Convert lists of names to 0 and 1, (N, L) float32."""
+        """Convert lists of label names to float32 lists with 0 or 1 for each label."""
         numbers = pc.index_in(
             pc.list_flatten(labels), pa.array(self.label_names, pa.string())
         )
@@ -55,11 +54,11 @@ class MultiLabelClassification(Calibrated, Task):
         }
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over targets and their labels, fp32 ()."""
+        """Return the loss summed over targets and labels as an fp32 scalar."""
         return self._losses(logits, labels).sum()
 
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss (K, L) of each label."""
+        """Return the loss of each label as a tensor of shape (K, L)."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         losses = binary_cross_entropy_with_logits(
@@ -79,11 +78,11 @@ class MultiLabelClassification(Calibrated, Task):
 
     def _given(self, logits: Tensor) -> Tensor:
         logits, cuts = logits.float(), self.cuts()
-        # A training has one for all, which needs no copy to the device.
+        # In training all labels share one threshold, which avoids a copy to the device.
         return logits > (cuts[0] if len({*cuts}) == 1 else logits.new_tensor(cuts))
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return L ln(2)."""
+        """Return ln(2) times the number of labels."""
         return num_outputs * math.log(2)
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Prediction of the next key in a session of log keys, for anomaly detection.
 
 DeepLog (Du et al. 2017) calls a session abnormal if one of its keys is not among the g
-likeliest after those before it: if the rank of its worst key is g or more. The paper
-has no end of a session. A model that never saw an end ranks it at random among the
-unseen keys, so the end is evaluated by its probability.
+likeliest continuations, that is, if the rank of its worst key is g or more. The paper
+does not model the end of a session. A model that never saw an end ranks it at random
+among the unseen keys, so the end is judged by its probability instead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from flatout.engine.tasks.causal_lm import CausalLM
 
 
 class NextKey(CausalLM):
-    """A session is a row: a start, its keys, an end. Every key and the end are targets,
-    so that a session that breaks off is unexpected, too."""
+    """Predict every key of a session and its end. Each session is one row: a start
+    token, the keys and an end token. The end is a target too, so that a session that
+    breaks off is unexpected."""
 
     texts = replace(CausalLM.texts, joined=False, whole_words=True)
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return (K, 2): the rank of a key (-1 for no key), and the probability of an
-        end (1 for no end). A rank is the number of likelier keys; an unknown key's is
-        the vocabulary size."""
+        """Return the rank and the end probability of each target as a tensor (K, 2).
+        The rank is the number of likelier keys. It is the vocabulary size for an
+        unknown key and -1 if the target is not a key. The end probability is 1 if the
+        target is not an end."""
         import torch
 
         known = labels.clamp(min=0)
@@ -46,8 +48,8 @@ class NextKey(CausalLM):
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Return rank of a session's worst key, the first place of this rank (1 is the
-        first key), and the probability of the session's end, 1 without an end."""
+        """Return the rank of the worst key of each session, the first position with
+        that rank (counted from 1) and the probability of the end (1 without an end)."""
         ranks, ends = logits.T
         counts = rows.lengths(np.arange(len(rows))) - 1
         row = np.repeat(np.arange(len(rows)), counts)
@@ -63,12 +65,12 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """Number of the unknown key; -1, which is no label, if it does not exist."""
+        """The id of the unknown key, or -1, which is never a label, without one."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 
     def _special(self, logits: Tensor) -> Tensor:
-        """Return (V,) bool: pieces of the vocabulary that are not keys."""
+        """Return a boolean mask (V,) of the tokens that are not keys."""
         import torch
 
         found = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)

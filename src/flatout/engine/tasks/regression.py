@@ -1,4 +1,4 @@
-"""One number for each row, by squared error."""
+"""Regression: predicting one number for each row with the squared error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
 class Regression(Task):
-    """Squared error of logits (K, 1) and labels (K,); NaN without a target."""
+    """Squared error of logits (K, 1) and labels (K,); labels may be NaN (no target)."""
 
     label_type = pa.float64()
     label_dtype = np.dtype(np.float32)
@@ -32,7 +32,7 @@ class Regression(Task):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over the targets, fp32 ()."""
+        """Return the loss summed over all targets as an fp32 scalar."""
         error = (logits.squeeze(-1).float() - labels).where(~labels.isnan(), 0.0)
         return error.square().sum()
 
@@ -42,7 +42,7 @@ class Regression(Task):
         return Numbers()
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return label and prediction; a number is never exactly right or wrong."""
+        """Return the columns of `Task.judge`; any difference counts as wrong."""
         found = logits.squeeze(-1)
         return {
             "loss": (found - labels).square(),

@@ -1,7 +1,7 @@
-"""A score of a passage for a query, which a cross encoder reads together.
+"""Reranking: scoring a passage for a query with a cross-encoder that reads both.
 
-The loss is BinaryCrossEntropyLoss of sentence-transformers, whose `CrossEncoder` loads
-the saved model.
+The loss equals BinaryCrossEntropyLoss of sentence-transformers, whose `CrossEncoder`
+class can load the saved model.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from flatout.engine.tasks._task import Device, Metrics, RankedRows, Task, Tensor
 
 
 class Reranking(RankedRows, Task):
-    """Binary cross entropy of logits (K, 1) and labels (K, 2): the score of the row, in
-    [0, 1], and the number of its query; NaN without a target."""
+    """Binary cross entropy of logits (K, 1) and labels (K, 2). The columns of the
+    labels are the score of the row, in [0, 1], and the number of its query. Labels
+    without a target are NaN."""
 
     texts = Texts(form="ranking")
     label_type = pa.float64()
@@ -33,7 +34,8 @@ class Reranking(RankedRows, Task):
     }
 
     def token_label_type(self) -> Any:
-        """Score and number of the query; fp32 is exact up to 2**24 queries."""
+        """Return a list type for the score and the query number. As fp32, query numbers
+        are exact up to 2**24."""
         return pa.list_(pa.float32(), 2)
 
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
@@ -41,15 +43,15 @@ class Reranking(RankedRows, Task):
         return pa.FixedSizeListArray.from_arrays(pa.array(pairs.ravel()), 2)
 
     def config_keys(self) -> dict[str, Any]:
-        """Return one output, whose sigmoid is the score."""
+        """Return config keys for one output, whose sigmoid is the score."""
         return {"num_labels": 1, "problem_type": None}
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over the targets, fp32 ()."""
+        """Return the loss summed over all targets as an fp32 scalar."""
         return self._losses(logits, labels).sum()
 
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss (K,) of each target."""
+        """Return the loss of each target as a tensor of shape (K,)."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         scores = labels[:, 0]
@@ -67,7 +69,8 @@ class Reranking(RankedRows, Task):
         return math.log(2)
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return label and score; wrong if they are on different sides of 0.5."""
+        """Return columns as in `Task.judge`. A prediction is wrong if score and label
+        are on different sides of 0.5."""
         scores, wanted = logits[:, 0].float().sigmoid(), labels[:, 0]
         return {
             "loss": self._losses(logits, labels),
@@ -77,7 +80,7 @@ class Reranking(RankedRows, Task):
         }
 
     def answer_fields(self) -> list[Any]:
-        """The score, from 0 to 1."""
+        """Return a field for the score, which is between 0 and 1."""
         return [pa.field("score", pa.float32())]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:

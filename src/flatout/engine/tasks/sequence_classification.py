@@ -1,4 +1,4 @@
-"""One of several classes for each row."""
+"""Single-label classification of texts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flatout.engine.tasks._task import Device, Metrics
 
 
 class SequenceClassification(Calibrated, CrossEntropy):
-    """Cross entropy over the classes of train. Of two classes the second is predicted
-    if its probability is above `model.label_threshold`."""
+    """Cross entropy over the classes of the train split. If there are two classes, the
+    second is predicted if its probability is above `model.label_threshold`."""
 
     label_type = pa.string()
     takes_options = CrossEntropy.takes_options | {"class_weights"}
@@ -36,7 +36,7 @@ class SequenceClassification(Calibrated, CrossEntropy):
     )
 
     def encode_labels(self, labels: Any) -> Any:
-        """Convert names to their numbers, int64."""
+        """Convert class names to class numbers (int64)."""
         numbers = pc.index_in(labels, pa.array(self.label_names, pa.string()))
         return numbers.cast(pa.int64())
 
@@ -51,11 +51,12 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """Index of the class whose probability is compared with the threshold."""
+        """The name of the class whose probability is compared with the threshold, in a
+        tuple; empty unless there are two classes."""
         return self.label_names[1:] if len(self.label_names) == 2 else ()
 
     def chosen(self, logits: Any) -> Any:
-        """Return the predicted classes (...) of logits (..., C)."""
+        """Return the predicted class numbers (...) for the logits (..., C)."""
         if not any(cuts := self.cuts()):
             return logits.argmax(-1)
         return (logits[..., 1] - logits[..., 0] > cuts[0]) * 1

@@ -1,4 +1,4 @@
-"""A tag for each word of a row, for example names and places."""
+"""Token classification, such as named-entity recognition: one tag for each word."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from flatout.engine.tasks._task import Device, HeadKind, Metrics, Targets, Tenso
 
 
 class TokenClassification(CrossEntropy):
-    """Cross entropy at the first piece of each word. Labels are (K, 2): the tag, and 1
-    at the first target of a row, so that no entity spans two rows."""
+    """Cross entropy at the first token of each word. Labels have the shape (K, 2). The
+    first column is the tag; the second is 1 at the first target of a row and 0
+    elsewhere, so that no entity spans two rows."""
 
     auto_class = "AutoModelForTokenClassification"
     architectures = ("ForTokenClassification",)
@@ -35,11 +36,12 @@ class TokenClassification(CrossEntropy):
     targets_per_token = 1.0
 
     def token_label_type(self) -> Any:
-        """A tag per token, IGNORED after the first piece of a word."""
+        """Return a list type with one tag per token. Tokens after the first of a word
+        have the tag IGNORED."""
         return pa.list_(pa.int32())
 
     def encode_labels(self, labels: Any) -> Any:
-        """Convert lists of tags to lists of their numbers, one per word."""
+        """Convert lists of tags, one per word, to lists of tag numbers."""
         lists = labels.combine_chunks()
         tags = pc.index_in(lists.flatten(), pa.array(self.label_names, pa.string()))
         lengths = pc.list_value_length(lists).to_numpy()
@@ -53,7 +55,7 @@ class TokenClassification(CrossEntropy):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return the first piece of each word."""
+        """Return one target for each word, at its first token."""
         views = rows.views(row_ids, "labels")
         places = [np.flatnonzero(view >= 0) for view in views]
         tags = [view[own] for view, own in zip(views, places, strict=True)]
@@ -71,13 +73,15 @@ class TokenClassification(CrossEntropy):
         return super().hits(logits, labels[:, 0])
 
     def metrics(self, device: Device) -> Metrics:
-        """Return accuracy of tags; F1 of entities, if tags use B-, I- or similar."""
+        """Return metrics for tag accuracy and, if the tags use prefixes such as B- and
+        I-, entity F1."""
         from flatout.engine.tasks._shared.several_labels import Entities
 
         return Entities(self.label_names, device)
 
     def answer_fields(self) -> list[Any]:
-        """A tag for each word, and its probability; null beyond the longest row."""
+        """Return fields for the tag of each word and its probability. Both are null for
+        words cut off at the maximum length."""
         return [
             pa.field("tags", pa.list_(pa.string())),
             pa.field("scores", pa.list_(pa.float32())),
@@ -86,8 +90,8 @@ class TokenClassification(CrossEntropy):
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Return the columns from logits (K, C), the targets of `rows` in order, whose
-        labels are the numbers of their words."""
+        """Return tags and scores from the logits (K, C) of all targets of `rows`. The
+        labels of `rows` are the word numbers of the targets."""
         from scipy.special import softmax
 
         best, scores = logits.argmax(-1), softmax(logits, axis=-1).max(-1)

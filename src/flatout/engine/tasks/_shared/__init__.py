@@ -1,1 +1,1 @@
-"""Parts that several tasks share: losses, metrics, lists of labels."""
+"""Losses, metrics and label handling shared by several tasks."""

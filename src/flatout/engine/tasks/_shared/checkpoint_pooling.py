@@ -1,4 +1,4 @@
-"""Pooling of a sentence-transformers checkpoint: a text's states to a vector."""
+"""Reading the pooling mode of a sentence-transformers checkpoint."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from flatout.engine.machine.hub import where_to_look
 from flatout.engine.tasks._task import TaskError
 
 MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
-"""Pooling names of sentence-transformers -> names in flatout."""
+"""Maps pooling modes of sentence-transformers to the names in flatout."""
 OLD_KEY = re.compile("pooling_mode_(.+?)(_tokens?)?")
-"""One key for each mode in versions before 6."""
+"""Versions before 6 have one key for each mode."""
 DEFAULT = "mean"
-"""Pooling that sentence-transformers uses for a model without a configuration."""
+"""The mode that sentence-transformers uses for models without a pooling config."""
 KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 def checkpoint_pooling(name: str | None, revision: str | None) -> str:
-    """Return mean, first or last, for a folder or a repository. Raises TaskError if its
-    vectors are computed in another way."""
+    """Return the pooling mode of a model folder or repository: mean, first or last.
+    Raises TaskError if the checkpoint computes its vectors in another way."""
     if name is None:
         return DEFAULT
     for module in _read(name, revision, "modules.json") or []:
@@ -49,7 +49,7 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
 
 
 def _check_reached(name: str) -> None:
-    """Raise TaskError if a pooling may exist that could not be fetched."""
+    """Raise TaskError if the Hub, which may have a pooling config, is out of reach."""
     if not Path(name).is_dir() and where_to_look(name).get("local_files_only"):
         raise TaskError(
             f"model.pooling: whether {name} names its pooling is unknown, because "
@@ -59,7 +59,7 @@ def _check_reached(name: str) -> None:
 
 
 def _read(name: str, revision: str | None, file: str) -> Any | None:
-    """Read a JSON file of the checkpoint; None if it does not exist."""
+    """Return the content of a JSON file of the checkpoint, or None if it is missing."""
     from transformers.utils import cached_file
 
     try:

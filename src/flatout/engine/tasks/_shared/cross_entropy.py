@@ -1,4 +1,4 @@
-"""Base of tasks whose targets are one of many: classes, or pieces of text."""
+"""Base classes of tasks whose targets are one of many classes or tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flatout.engine.tasks._task import (
 
 
 class CrossEntropy(Task):
-    """Summed cross entropy of logits (K, C) and labels (K,)."""
+    """Cross entropy of logits (K, C) and labels (K,), summed over targets."""
 
     takes_options = frozenset({"label_smoothing", "focal_gamma"})
     figures: ClassVar[Mapping[str, bool]] = {"loss": False, "accuracy": True}
@@ -29,13 +29,14 @@ class CrossEntropy(Task):
 
     @property
     def is_plain(self) -> bool:
-        """True if a kernel may compute the loss: without options, and in a custom class
-        only if it does not override the loss."""
+        """Whether a fused kernel may compute the loss, which must have no options and
+        must not be overridden by a custom task."""
         ours = type(self).loss.__module__.startswith("flatout.engine.tasks.")
         return ours and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """Return the sum of the targets' weights, like PyTorch's weighted mean."""
+        """Return the sum of target weights, as in PyTorch's weighted mean, or None if
+        classes have no weights."""
         if self.loss_options.class_weights is None:
             return None
         targets = self.targets(rows, row_ids, epoch, pools_last=False)
@@ -61,7 +62,7 @@ class CrossEntropy(Task):
         return losses
 
     def _weights_on(self, device: Device) -> Tensor | None:
-        """Return the weights (C,), copied to the device once without a wait."""
+        """Return the class weights (C,), which are copied to the device only once."""
         weights = self.loss_options.class_weights
         if weights is None:
             return None
@@ -75,7 +76,7 @@ class CrossEntropy(Task):
         return (self.chosen(logits) == labels).sum(), (labels != IGNORED).sum()
 
     def chosen(self, logits: Any) -> Any:
-        """Return the predicted classes (...) of logits (..., C), tensors or arrays."""
+        """Return the predicted classes (...) for logits (..., C), tensors or arrays."""
         return logits.argmax(-1)
 
     def metrics(self, device: Device) -> Metrics:
@@ -84,7 +85,7 @@ class CrossEntropy(Task):
         return Hits(device)
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return ln(C); with a focal loss times (1 - 1 / C) ** gamma."""
+        """Return ln(C), multiplied by (1 - 1 / C) ** gamma for the focal loss."""
         rest = 1 - 1 / num_outputs
         return float(rest**self.loss_options.focal_gamma) * math.log(num_outputs)
 
@@ -102,7 +103,7 @@ class CrossEntropy(Task):
 
 
 class Pieces(CrossEntropy):
-    """Targets are pieces of the vocabulary: a language model."""
+    """Base class of language models, whose targets are tokens of the vocabulary."""
 
     figures: ClassVar[Mapping[str, bool]] = {
         "loss": False,
@@ -112,8 +113,8 @@ class Pieces(CrossEntropy):
 
 
 def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """Return (1 - probability of the target) ** gamma, (K,) of logits (K, C), fp32."""
+    """Return (1 - target probability) ** gamma as a tensor (K,) for logits (K, C)."""
     places = labels.clamp(min=0)[:, None]
     known = logits.log_softmax(-1).gather(-1, places).squeeze(-1)
-    # At 0 a power below 1 has no derivative.
+    # A power with an exponent below 1 has no derivative at 0.
     return (-known.expm1()).clamp(min=1e-8) ** gamma

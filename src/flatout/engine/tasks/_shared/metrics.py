@@ -1,4 +1,4 @@
-"""Sums on the device that become the figures of an evaluation.
+"""Evaluation metrics, accumulated as sums on the device.
 
 Values that must be ranked are kept whole and gathered from all ranks once, at the end.
 """
@@ -21,11 +21,12 @@ from flatout.engine.tasks._task import IGNORED, Metrics
 LIKELIEST = partial(torch.argmax, dim=-1)
 TOP_K = 5
 MOST_RANKED_CLASSES = 32
-"""Most scores for the area under the curve, which keeps one per row and class."""
+"""The AUC is computed for at most this many classes because it keeps all scores."""
 
 
 class Hits(Metrics):
-    """Only the accuracy, in [0, 1]: of tokens, which have too many classes for more."""
+    """Accuracy in [0, 1], the only metric of tokens, which have too many classes for
+    more."""
 
     def __init__(self, device: torch.device) -> None:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
@@ -40,14 +41,14 @@ class Hits(Metrics):
         return [self._hits, self._judged]
 
     def compute(self) -> dict[str, Any]:
-        """Return the accuracy; empty without a target."""
+        """Return the accuracy, or nothing if there were no targets."""
         judged = int(self._judged)
         return {"accuracy": int(self._hits) / judged} if judged else {}
 
 
 class Classes(Metrics):
-    """Counts of classes with the figures derived from them, top-5 accuracy, and the
-    area under the curve."""
+    """Metrics from counts per class, top-5 accuracy, and the area under the ROC
+    curve."""
 
     def __init__(
         self,
@@ -55,11 +56,11 @@ class Classes(Metrics):
         device: torch.device,
         chosen: Callable[[Tensor], Tensor] = LIKELIEST,
     ) -> None:
-        """`chosen`: logits (k, C) -> predicted classes (k,)."""
+        """`chosen` maps logits (k, C) to predicted classes (k,)."""
         self._chosen = chosen
         self._num_classes = num_classes
         self._counts = torch.zeros((3, num_classes), dtype=torch.int64, device=device)
-        """Right, true and predicted rows of each class, (C,)."""
+        """For each class, the number of correct, true and predicted rows."""
         self._among_first = torch.zeros((), dtype=torch.int64, device=device)
         self._scores: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -67,7 +68,7 @@ class Classes(Metrics):
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add logits (k, C) and labels (k,)."""
         real, predicted = labels != IGNORED, self._chosen(logits)
-        # Rows without a target add 0 to class 0: no shape depends on the data.
+        # Rows without a target add 0 to class 0, so that no shape depends on the data.
         known, right = torch.where(real, labels, 0), labels == predicted
         for row, (kinds, chosen) in enumerate(
             ((known, right & real), (known, real), (predicted, real))
@@ -84,12 +85,12 @@ class Classes(Metrics):
         return [self._counts, self._among_first]
 
     def kept(self) -> list[list[Tensor]]:
-        """Return scores (k, C or 1) and labels (k,)."""
+        """Return the scores (k, C) or (k, 1) and the labels (k,)."""
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
-        """Return the figures named in `SequenceClassification.figures`; empty without a
-        target."""
+        """Return the metrics in `SequenceClassification.figures`, or nothing without
+        targets."""
         counts = self._counts.double().cpu()
         judged = int(counts[1].sum())
         if not judged:
@@ -104,21 +105,21 @@ class Classes(Metrics):
 
 
 class Numbers(Metrics):
-    """Errors and correlations of one number per row."""
+    """Errors and correlations of one predicted number per row."""
 
     def __init__(self) -> None:
         self._pairs: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, 1) and labels (k,), NaN without a target."""
+        """Add logits (k, 1) and labels (k,), which are NaN without a target."""
         self._pairs.append(torch.stack([logits[:, 0].float(), labels.float()], 1))
 
     def kept(self) -> list[list[Tensor]]:
-        """Return predictions and labels (k, 2)."""
+        """Return pairs of predictions and labels (k, 2)."""
         return [self._pairs]
 
     def compute(self) -> dict[str, Any]:
-        """Return mse, mae, pearson, spearman; empty without a target."""
+        """Return mse, mae, pearson and spearman, or nothing without any target."""
         pairs = torch.cat(self._pairs).double().cpu().numpy()
         pairs = pairs[~np.isnan(pairs[:, 1])]
         if not len(pairs):
@@ -135,8 +136,9 @@ class Numbers(Metrics):
 def figures_of_counts(
     right: Tensor, true: Tensor, predicted: Tensor
 ) -> dict[str, float]:
-    """Return figures of counts (C,), fp64. Macro means are over classes that occur or
-    are predicted; a division by zero gives zero, like in scikit-learn."""
+    """Compute metrics from the counts (C,) of each class, in fp64. Macro averages are
+    taken over classes that occur or are predicted. As in scikit-learn, a division by
+    zero gives zero."""
     there = true + predicted > 0
     precision = (right / predicted.clamp(min=1))[there].mean()
     recall = (right / true.clamp(min=1))[there].mean()
@@ -153,7 +155,8 @@ def figures_of_counts(
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
-    """Return the correlation of classes (Gorodkin 2004); 0 if one side is constant."""
+    """Return the Matthews correlation for several classes (Gorodkin 2004), or 0 if all
+    labels or all predictions are equal."""
     count = true.sum()
     both = right.sum() * count - true @ predicted
     spread = (count**2 - true @ true) * (count**2 - predicted @ predicted)
@@ -161,14 +164,15 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def _class_scores(logits: Tensor) -> Tensor:
-    """Return the scores that rank rows: (k, C); for two classes (k, 1)."""
+    """Return the scores (k, C) by which rows are ranked, or (k, 1) for two classes."""
     if logits.shape[-1] == 2:
         return logits[:, 1:] - logits[:, :1]
     return logits.softmax(-1)
 
 
 def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the mean over classes, one against the rest, without one-sided classes."""
+    """Return the mean one-versus-rest AUC, skipping classes with only one kind of
+    row."""
     real = labels != IGNORED
     scores, labels = scores[real], labels[real]
     first = 1 if scores.shape[1] == 1 else 0
@@ -179,8 +183,10 @@ def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 
 def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
-    """Return the share of pairs in which the positive has the higher score, ties
-    counted half (Mann and Whitney 1947); NaN if one side is empty. All (N,)."""
+    """Return the area under the ROC curve of `scores` (N,), of which those marked in
+    `positive` (N,) belong to positive rows. This is the share of pairs in which the
+    positive row has the higher score, with ties counted half (Mann and Whitney 1947).
+    It is NaN if either side is empty."""
     ours, others = int(positive.sum()), int((~positive).sum())
     if not ours * others:
         return math.nan
@@ -189,15 +195,16 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
 
 
 def correlation(pairs: npt.NDArray[Any]) -> float:
-    """Return Pearson's correlation of (N, 2) in fp64; NaN if one side is constant."""
+    """Return the Pearson correlation of `pairs` (N, 2); NaN if a column is constant."""
     if not np.ptp(pairs, axis=0).all():
         return math.nan
     return float(np.asarray(np.corrcoef(pairs.T.astype(np.float64)))[0, 1])
 
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the ranks, from 1, of (N,), or of each column of (N, C); equal values
-    share their mean rank, and NaN has no rank. Importing scipy.stats takes 0.5 s."""
+    """Return the ranks, starting at 1, of `values` (N,) or of each column of (N, C).
+    Equal values share their mean rank. If any value is NaN, all ranks are NaN. This
+    avoids importing scipy.stats, which takes 0.5 s."""
     if values.ndim > 1:
         return np.stack([ranks(column) for column in values.T], 1)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -209,12 +216,13 @@ PREFIXES = ("", "forward_", "backward_")
 
 
 class Directions(Metrics):
-    """Perplexity, accuracy and top-5 accuracy: of both directions, and of each."""
+    """Perplexity, accuracy and top-5 accuracy, for each direction and for both."""
 
     def __init__(self, device: torch.device) -> None:
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
         self._counts = torch.zeros(3, 2, dtype=torch.int64, device=device)
-        """Targets, right ones, and those among the likeliest, by direction."""
+        """For each direction, the number of targets, of correct predictions and of
+        targets among the TOP_K likeliest tokens."""
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add logits (k, 2, V) and labels (k, 2)."""
@@ -234,8 +242,8 @@ class Directions(Metrics):
         return [self._losses, self._counts]
 
     def compute(self) -> dict[str, Any]:
-        """Return the figures named in `BidirectionalLM.figures`; the perplexity of both
-        directions is that of their mean loss."""
+        """Return the metrics named in `BidirectionalLM.figures`. The perplexity of both
+        directions is computed from their mean loss."""
         sums = torch.cat([self._losses[None], self._counts.double()]).cpu()
         sums = torch.cat([sums.sum(1, keepdim=True), sums], 1)
         losses, targets, right, among = sums

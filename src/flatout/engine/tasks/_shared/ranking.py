@@ -1,5 +1,8 @@
-"""Metrics of ranks: those of the passages of each query by their scores; those of the
-anchors' positives among all passages of a split, or the correlation of scores."""
+"""Ranking metrics for reranking and embedding.
+
+Reranking ranks the passages of each query by score. Embedding ranks the positives of
+each anchor among all passages of a split, or correlates cosines with given scores.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,26 @@ from flatout.engine.tasks._shared.metrics import correlation, ranks
 from flatout.engine.tasks._task import Metrics
 
 DEPTH = 10
-"""Number of passages per query that are ranked."""
+"""The number of passages that are ranked for each query."""
 RELEVANT = 0.5
-"""Label from which a passage is relevant."""
+"""The smallest label of a relevant passage."""
 QUERIES_AT_ONCE = 1024
 FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10")
 Ints = npt.NDArray[np.int64]
 
 
 class Retrieval(Metrics):
-    """Queries are the distinct anchors, the corpus all distinct passages. A passage
-    that is the query itself is left out."""
+    """Retrieval metrics of distinct anchors, the queries, over all distinct passages. A
+    passage that equals the query is ignored."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes`: lengths of vector prefixes that are also evaluated."""
+        """`sizes` are the lengths of shortened vectors that are evaluated as well."""
         self._sizes = sizes
         self._vectors: list[Tensor] = []
         self._labels: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add vectors (k, H) and labels (k, 3) of `Members.labels_of`."""
+        """Add vectors (k, H) and labels (k, 3) from `Members.labels_of`."""
         self._vectors.append(logits.float())
         self._labels.append(labels)
 
@@ -45,8 +48,8 @@ class Retrieval(Metrics):
         return [self._vectors, self._labels]
 
     def compute(self) -> dict[str, Any]:
-        """Return FIGURES of whole vectors, or `spearman` of scored pairs;
-        `<name>_dim_<size>` of shorter ones."""
+        """Return FIGURES, or `spearman` for scored pairs. Metrics of shortened vectors
+        are called `<name>_dim_<size>`."""
         vectors = torch.cat(self._vectors)
         labels = torch.cat(self._labels).cpu().numpy()
         if (labels[:, 1] == -1).any():
@@ -64,7 +67,7 @@ class Retrieval(Metrics):
 
 
 def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
-    """Return the rows (2, N) of both texts of scored pairs, and the scores (N,)."""
+    """Return the rows (2, N) of both texts of N scored pairs, and their scores (N,)."""
     order = np.argsort(labels[:, 0], kind="stable")
     places = labels[order, 1]
     rows = np.stack([order[places == 0], order[places == -1]])
@@ -74,7 +77,7 @@ def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
 def _correlation(
     rows: Ints, scores: npt.NDArray[np.float32], vectors: Tensor
 ) -> dict[str, float]:
-    """Return Spearman's correlation of scores and cosines."""
+    """Return the Spearman correlation between scores and cosines."""
     one, other = (
         normalize(vectors[torch.from_numpy(own).to(vectors.device)], dim=1)
         for own in rows
@@ -84,31 +87,31 @@ def _correlation(
 
 
 class _Wanted:
-    """The passages that each query should find, from labels (K, 3)."""
+    """The passages that each query should find, derived from labels (K, 3)."""
 
     def __init__(self, labels: npt.NDArray[Any]) -> None:
         samples, places, hashes = labels.T
         anchors, passages = np.flatnonzero(places == 0), np.flatnonzero(places > 0)
         texts, first, query_of = np.unique(hashes[anchors], True, True)
         self.queries: Ints = anchors[first]
-        """(Q,) rows of the queries' vectors."""
+        """The row numbers (Q,) of the query vectors."""
         corpus, first, passage_of = np.unique(hashes[passages], True, True)
         self.corpus: Ints = passages[first]
-        """(C,) rows of the passages' vectors."""
+        """The row numbers (C,) of the passage vectors."""
         order = np.argsort(samples[anchors])
         is_positive = places[passages] == 1
         own = samples[passages[is_positive]]
         at = order[np.searchsorted(samples[anchors], own, sorter=order)]
         size = len(self.corpus)
         self.pairs: Ints = np.unique(query_of[at] * size + passage_of[is_positive])
-        """query * C + passage of all matching pairs, sorted."""
+        """The number query * C + passage of each matching pair, in ascending order."""
         self.counts: Ints = np.bincount(self.pairs // size, minlength=len(texts))
-        """(Q,) number of passages to find."""
+        """The number of matching passages of each query (Q,)."""
         place = np.minimum(np.searchsorted(corpus, texts), size - 1)
         themselves = np.arange(len(texts)) * size + place
         same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
         self.themselves: Ints = np.where(same, place, -1)
-        """(Q,) the passage that is the query itself; -1 if there is no such passage."""
+        """The number of the passage that equals each query (Q,), or -1 without one."""
 
 
 def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
@@ -124,7 +127,8 @@ def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
 
 
 def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
-    """Return (Q, DEPTH): whether the passage of each rank matches the query."""
+    """Return booleans (Q, DEPTH): whether the passage at each rank matches the
+    query."""
     size, hits = len(wanted.corpus), []
     corpus = vectors[torch.from_numpy(wanted.corpus).to(vectors.device)]
     for start in range(0, len(wanted.queries), QUERIES_AT_ONCE):
@@ -142,21 +146,22 @@ def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
 
 
 class Ranking(Metrics):
-    """Scores and labels of all rows."""
+    """Ranking metrics of the passages that are given for each query."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, 1) and labels (k, 2): score and number of the query."""
+        """Add logits (k, 1) and labels (k, 2), the score and the query number."""
         self._rows.append(torch.cat([logits.float(), labels.float()], 1))
 
     def kept(self) -> list[list[Tensor]]:
-        """Return logits and labels (k, 3)."""
+        """Return the logits and labels as tensors (k, 3)."""
         return [self._rows]
 
     def compute(self) -> dict[str, Any]:
-        """Return means over the queries with a relevant passage; empty without one."""
+        """Return means over all queries with a relevant passage, or nothing without
+        any."""
         rows = torch.cat(self._rows).cpu().numpy()
         return ranking_figures(*rows[~np.isnan(rows[:, 1])].T)
 
@@ -164,8 +169,9 @@ class Ranking(Metrics):
 def ranking_figures(
     logits: npt.NDArray[Any], labels: npt.NDArray[Any], queries: npt.NDArray[Any]
 ) -> dict[str, float]:
-    """Return the figures of N rows. Of equal logits the lowest label is first, so that
-    a model that gives all passages one score has no advantage."""
+    """Return the ranking metrics of N rows, averaged over queries. Passages with equal
+    logits are ordered by ascending label, so that a model gains nothing by giving all
+    passages the same score."""
     numbers, queries = np.unique(queries, return_inverse=True)
     order = np.lexsort((labels, -logits, queries))
     ideal = labels[np.lexsort((-labels, queries))].astype(np.float64)

@@ -1,7 +1,7 @@
-"""Agreement of probabilities with outcomes: calibration error, temperature, thresholds.
+"""Calibration: how well probabilities match outcomes, and how to correct them.
 
-Logits (N, L) with labels (N, L) of 0 and 1 are labels by sigmoid; logits (N, C) with
-labels (N,) are classes by softmax. Everything is computed in fp64 with numpy.
+Logits (N, L) with labels (N, L) of 0 and 1 are for L labels with a sigmoid each. Logits
+(N, C) with labels (N,) are for C classes with a softmax. All computations use fp64.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 NUM_BINS = 15
-"""Bins of equal width in [0, 1]."""
+"""The number of bins of equal width in [0, 1]."""
 MOST_SCALED = 100.0
-"""Largest temperature, and inverse of the smallest."""
+"""The largest temperature, and the inverse of the smallest."""
 NARROWEST = 1e-12
-"""Smallest distance of a threshold to 0 and 1."""
+"""The smallest distance of a threshold from 0 and 1."""
 Floats = npt.NDArray[np.float64]
 Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
-"""Probabilities (N, L), and whether each label is true (N, L)."""
+"""Probabilities (N, L) and booleans (N, L) that tell whether each label is true."""
 
 
 def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
-    """Return those of each label; of two classes those of the second (L = 1), of more
-    classes those of the predicted one (L = 1)."""
+    """Return the probabilities and outcomes of each label. Two classes count as one
+    label, the second class. More than two classes also count as one label, the
+    predicted class."""
     logits = logits.astype(np.float64)
     if labels.ndim == 2:
         return expit(logits), labels == 1
@@ -38,7 +39,9 @@ def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
 
 
 def bins_of(shares: Floats, hits: npt.NDArray[np.bool_]) -> Floats:
-    """Return (NUM_BINS, 3) of (N,): rows, sum of probabilities, rows that came true."""
+    """Divide N rows into bins by their probabilities `shares` (N,). Return the number
+    of rows, the sum of their probabilities and the number of hits in each bin as an
+    array (NUM_BINS, 3)."""
     place = np.searchsorted(np.linspace(0, 1, NUM_BINS + 1)[1:-1], shares, "right")
     weights = (None, shares, hits)
     sums = [np.bincount(place, weight, NUM_BINS) for weight in weights]
@@ -57,9 +60,10 @@ def calibration_figures(
     temperature: float,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the error, the mean over labels, before and after `temperature`; the
-    errors of several labels by name, and lines (rows, mean probability, share that came
-    true) of the bins with rows, over all labels."""
+    """Return the calibration error before and after scaling with `temperature`. The
+    error is the mean over labels. If there are several labels, their errors are also
+    returned by name. `reliability` lists the rows, the mean probability and the share
+    of hits of each non-empty bin, over all labels."""
     figures: dict[str, Any] = {"reliability": {}}
     for suffix, divisor in (("_uncalibrated", 1.0), ("", temperature)):
         shares, hits = outcomes(logits / divisor, labels)
@@ -79,8 +83,9 @@ def calibration_figures(
 
 
 def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the divisor of the logits with the smallest negative log likelihood (Guo
-    et al. 2017). The likelihood is concave in its inverse: the slope has one root."""
+    """Return the temperature that minimises the negative log-likelihood when logits are
+    divided by it (Guo et al. 2017). The log-likelihood is concave in the inverse
+    temperature, so its slope has one root."""
     logits = logits.astype(np.float64)
     wanted = labels
     if labels.ndim == 1:
@@ -99,9 +104,10 @@ def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> fl
 
 
 def best_threshold(shares: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Return the threshold of (N,) with the largest F1, halfway between neighbouring
-    probabilities; if several are equal, the one nearest to 0.5. None without a
-    positive row."""
+    """Return the probability threshold with the largest F1, or None if no row is
+    positive. `shares` (N,) are probabilities. Thresholds lie halfway between
+    neighbouring probabilities. If several are equally good, the one nearest to 0.5 is
+    returned."""
     if not positive.any():
         return None
     values, groups = np.unique(shares, return_inverse=True)

@@ -1,8 +1,8 @@
-"""Figures of rows with several labels each, and of tags.
+"""Metrics of tags and of rows with several labels each.
 
-An entity is right only if type, begin and end match (Sang 2002). The rules for begin
-and end are those of conlleval and seqeval, also for tags that no scheme allows, such as
-I- without a B- before it.
+An entity is correct only if its type, start and end match (Sang 2002). Starts and ends
+follow the rules of conlleval and seqeval, even for tag sequences that no scheme allows,
+such as I- without a preceding B-.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAG = re.compile(r"O|[BIES](-.+)?")
 
 
 class Entities(Metrics):
-    """Accuracy of tags; precision, recall and F1 of entities by seqeval's rules."""
+    """Tag accuracy, and entity precision, recall and F1 by the rules of seqeval."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.has_entities = all(TAG.fullmatch(name) for name in names)
@@ -38,8 +38,8 @@ class Entities(Metrics):
         self._counts = torch.zeros((3, size), dtype=torch.int64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, C) and labels (k, 2) of whole rows."""
-        # Sort other pieces of a word to the end: they would split its entity.
+        """Add the logits (k, C) and labels (k, 2) of complete rows."""
+        # Move tokens that do not begin a word to the end: they would split entities.
         order = (labels[:, 0] == IGNORED).to(torch.int8).argsort(stable=True)
         labels, predicted = labels[order], logits.argmax(-1)[order]
         tags, real = labels[:, 0], labels[:, 0] != IGNORED
@@ -58,10 +58,10 @@ class Entities(Metrics):
     def _entities(
         self, tags: Tensor, starts: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return per tag (k,): whether an entity ends there, its type, its begin."""
+        """Return for each tag (k,) whether an entity ends there, its type and start."""
         prefix = self._prefixes[tags].where(real, OUTSIDE)
         types = self._types[tags].where(real, -1)
-        # The tag before a row's first and after its last is O.
+        # The tags before the first and after the last of a row count as O.
         before = prefix.roll(1).where(~starts, OUTSIDE)
         other = types.roll(1).where(~starts, -1) != types
         inside = prefix != OUTSIDE
@@ -83,7 +83,7 @@ class Entities(Metrics):
         return [self._hits, self._counts]
 
     def compute(self) -> dict[str, Any]:
-        """Return figures in [0, 1]; those of entities only if tags mark any."""
+        """Return metrics in [0, 1], with entity metrics if tags have prefixes (B-)."""
         hits, judged = self._hits.tolist()
         found = {"accuracy": hits / judged} if judged else {}
         if not self.has_entities:
@@ -99,7 +99,7 @@ class Entities(Metrics):
 
 
 class LabelCounts(Metrics):
-    """Right, predicted and true labels, and rows in which all labels are right."""
+    """F1 of labels, and the accuracy of rows, in which all labels must be correct."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class LabelCounts(Metrics):
         given: Callable[[Tensor], Tensor],
         device: torch.device,
     ) -> None:
-        """`given`: logits (k, L) -> which labels are predicted (k, L)."""
+        """`given` maps logits (k, L) to booleans (k, L) that mark predicted labels."""
         self._given = given
         self._counts = torch.zeros((3, num_labels), dtype=torch.int64, device=device)
         self._rows = torch.zeros(2, dtype=torch.int64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, L) and labels (k, L) of 0 and 1; NaN without a target."""
+        """Add logits (k, L) and labels (k, L) of 0, 1 or NaN without a target."""
         real = ~labels.isnan().any(-1)
         true = labels == 1
         given = self._given(logits) & real.unsqueeze(-1)
@@ -125,8 +125,8 @@ class LabelCounts(Metrics):
         return [self._counts, self._rows]
 
     def compute(self) -> dict[str, Any]:
-        """Return the figures of scikit-learn: `f1_micro` over all labels, `f1_macro`
-        the mean of theirs, `accuracy` of whole rows; all in [0, 1]."""
+        """Return metrics in [0, 1], defined as in scikit-learn: `f1_micro` over all
+        labels, `f1_macro` averaged over labels, and `accuracy` of whole rows."""
         right, rows = self._rows.tolist()
         counts = self._counts.tolist()
         each = [f1_of(*label) for label in zip(*counts, strict=True)]
@@ -138,5 +138,5 @@ class LabelCounts(Metrics):
 
 
 def f1_of(right: int, given: int, true: int) -> float:
-    """Return F1; 0 without any true or predicted label."""
+    """Return the F1 score, or 0 if no label is true or predicted."""
     return 2 * right / (given + true) if given + true else 0.0
