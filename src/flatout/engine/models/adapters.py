@@ -1,5 +1,7 @@
-"""Parameters that are trained: with LoRA adapters by peft two small matrices next to
-each target layer, whose weights stay as they are; else all that are not frozen."""
+"""Select the parameters to train: LoRA adapters of peft, or all that are not frozen.
+
+LoRA adds two small trained matrices to each target layer, whose own weights stay fixed.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,27 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 MERGED = "merged"
-"""Folder of the merged model, below that of the adapter."""
+"""The subfolder of an adapter's folder that holds the merged model."""
 MARK = "flatout_merged_adapter"
-"""Key of a merged model's config."""
+"""The config key that marks a merged model."""
 PREFIX = "base_model.model."
-"""Prefix of names in peft's files."""
+"""The prefix of parameter names in peft's files."""
 TASK_TYPES = {
     "AutoModel": "FEATURE_EXTRACTION",
     "AutoModelForCausalLM": "CAUSAL_LM",
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
-"""Names of peft for classes of transformers; it finds others by their class."""
+"""peft's task types by transformers class. peft identifies other models by class."""
 
 
 def add_adapter(
     model: Any, settings: ModelSettings, task: Task, new: Sequence[str] = ()
 ) -> None:
-    """Freeze `model` except for a new adapter and the head; nothing without
-    `model.lora`. `new`: names of weights that the checkpoint does not have. Raises
-    SettingsError for targets without a layer and models that cannot have one."""
+    """Add an adapter to `model` and freeze everything except the adapter and the head.
+    Without `model.lora`, do nothing. `new` holds the names of weights that the
+    checkpoint lacks. Raises SettingsError if a target matches no layer, or if the model
+    cannot have an adapter."""
     lora = settings.lora
     if lora.rank is None:
         return
@@ -76,15 +79,16 @@ def add_adapter(
         }
     model.add_adapter(config)
     for layer in model.modules():
-        # Autocast casts what a product needs. DoRA's norms are fp32 by this cast.
+        # Autocast casts the inputs anyway. DoRA needs this cast for its fp32 norms.
         if isinstance(layer, LoraLayer) and not lora.use_dora:
             layer.cast_input_dtype_enabled = False
 
 
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Store matrices of frozen linear layers in `dtype`, in which autocast multiplies
-    with them. The results are equal, and no pass needs a copy. Matrices tied to
-    embeddings are not changed, nor any with DoRA, which computes their norms."""
+    """Store the matrices of frozen linear layers in `dtype`, the dtype to which
+    autocast casts them. The results are equal, and no forward pass needs a copy.
+    Matrices tied to embeddings are left alone, and so are all with DoRA, which needs
+    their norms."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:
@@ -97,7 +101,7 @@ def round_frozen(model: Any, dtype: torch.dtype) -> None:
 
 
 def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:
-    """The adapter's config in a local folder; None without one."""
+    """Return the config of the adapter in a local folder, or None if it has none."""
     file = Path(folder or "", CONFIG)
     if not folder or not file.is_file():
         return None
@@ -109,7 +113,7 @@ def has_adapter(model: Any) -> bool:
 
 
 def adapter_faults(settings: ModelSettings) -> list[str]:
-    """Faults of `model.lora` that are known without the model's weights."""
+    """Return the faults of `model.lora` that can be found without loading weights."""
     name, rank = settings.name_or_path, settings.lora.rank
     here = f"model.lora.rank={rank}"
     found = adapter_of(name)
@@ -138,7 +142,8 @@ def adapter_faults(settings: ModelSettings) -> list[str]:
 
 
 def _targets(model: Any, lora: LoraSettings) -> list[str]:
-    """Names of layers that `lora.targets` match. Raises SettingsError."""
+    """Return the names of the layers that `lora.targets` match. Raises SettingsError
+    if a target matches no layer, or if the model has no attention blocks."""
     layers = _linear_layers(model)
     if not (family_of(model.config).attends and any(layers.values())):
         raise SettingsError(
@@ -159,7 +164,8 @@ def _targets(model: Any, lora: LoraSettings) -> list[str]:
 
 
 def _linear_layers(model: Any) -> dict[str, bool]:
-    """Names of linear layers below the head; true for those in blocks."""
+    """Return the names of the linear layers below the head, each with whether the layer
+    is part of a block."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -178,8 +184,8 @@ def _ends(name: str, target: str) -> bool:
 
 
 def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
-    """Names of modules that are trained without an adapter: a head, except that of a
-    language model, and modules that the checkpoint does not have."""
+    """Return the names of modules that are trained without an adapter: the head, except
+    in language models, and modules that the checkpoint lacks."""
     if task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS):
         if new:
             raise SettingsError(
@@ -200,7 +206,7 @@ def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
 
 
 def name_in_file(name: str) -> str:
-    """Name that peft gives a parameter in the adapter's file."""
+    """Return the name that a parameter has in the adapter's file."""
     for ours, theirs in (
         (".modules_to_save.default", ""),
         (".lora_magnitude_vector.default.weight", ".lora_magnitude_vector"),
@@ -211,22 +217,24 @@ def name_in_file(name: str) -> str:
 
 
 def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """`weights` of an adapter's file, under peft's names in a model of transformers."""
+    """Rename the `weights` of an adapter's file to the names in transformers'
+    models."""
     return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
 
 
 def save_model(model: Any, folder: Path, weights: Any = None) -> None:
-    """Save with `save_pretrained`; of an adapter, also the config, which has the
-    labels, and which peft leaves to the base. `weights`: those of a sharded model."""
+    """Save `model` with `save_pretrained`. For an adapter, also save the config,
+    because it holds the labels and peft does not save it. `weights` is the gathered
+    state of a sharded model."""
     model.save_pretrained(folder, state_dict=weights)
     if has_adapter(model):
         model.config.save_pretrained(folder)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze parameters whose name matches one of `patterns` between two dots: autograd
-    then stops at the lowest trained one. Raises SettingsError for a pattern without a
-    match, and if no parameter is left to train."""
+    """Freeze the parameters of which a dotted part of the name matches one of
+    `patterns`, so that autograd stops at the lowest trained parameter. Raises
+    SettingsError if a pattern matches nothing, or if no parameter is left to train."""
     for pattern in patterns:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         found = [p for name, p in model.named_parameters() if fits(name)]

@@ -1,4 +1,4 @@
-"""Builds or loads a transformer, from a checkpoint or only from its config."""
+"""Build a transformers model from a checkpoint, or from scratch from its config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelError(ValueError):
-    """A model that cannot be built, loaded or used for the task."""
+    """Raised if a model cannot be built, loaded or used for the task."""
 
 
 def build(
@@ -50,20 +50,22 @@ def build(
     empty: bool = False,
     facts: Any = None,
 ) -> Any:
-    """Build a model with fp32 weights on the CPU; without `attn_implementation` it uses
-    the best one of transformers. `empty`: no weights, on the meta device, for a rank
-    that will receive its part. `facts`: those of the train rows. Raises ModelError,
-    SettingsError."""
+    """Build a model with fp32 weights on the CPU.
+
+    Without `attn_implementation`, transformers chooses one. If `empty`, the model is
+    built on the meta device, for a rank that receives its weights later. `facts`
+    describes the train rows. Raises ModelError if the model cannot be built, and
+    SettingsError if the settings do not fit it."""
     transformers = _quiet_transformers()
     attention.register()
-    families()  # registers their types with transformers
+    families()  # registers their model types with transformers
     import_own(settings)
     config = _config(settings, task, vocabulary, facts)
-    vars(config).pop(MARK, None)  # its weights will be others
+    vars(config).pop(MARK, None)  # training changes the weights
     _check_positions(config, max_length)
     auto = getattr(transformers, task.auto_class)
-    # Otherwise transformers uses the checkpoint's type, and a bf16 checkpoint would be
-    # trained without fp32 master weights.
+    # By default, transformers keeps the checkpoint's dtype, and a bf16 checkpoint would
+    # be trained without fp32 master weights.
     options: dict[str, Any] = {
         "dtype": torch.float32,
         "attn_implementation": attn_implementation,
@@ -76,8 +78,8 @@ def build(
 
 
 def _stop_at(end_id: int, model: Any) -> None:
-    """Let generation stop at the tokenizer's end token too, as after a training with
-    the Trainer: the checkpoint may have stopped at other tokens."""
+    """Make generation also stop at the tokenizer's end token, as the Trainer does. The
+    checkpoint may have stopped only at other tokens."""
     known = model.generation_config.eos_token_id
     ids = known if isinstance(known, list) else [known]
     if end_id not in ids:
@@ -95,7 +97,7 @@ def _made(
     *,
     empty: bool,
 ) -> Any:
-    """Build with `auto`, a class of transformers. Raises ModelError."""
+    """Build the model with `auto`, one of transformers' automatic classes."""
     if empty:
         if settings.trust_remote_code:
             options |= {"trust_remote_code": True, "code_revision": settings.revision}
@@ -109,7 +111,7 @@ def _made(
     name, adapter = settings.name_or_path, adapter_of(settings.name_or_path)
     try:
         saved, _ = PretrainedConfig.get_config_dict(name, **where)
-        if adapter:  # trained on whole, with the adapter merged into the weights
+        if adapter:  # merge it into the weights and train them all
             trusts = settings.trust_remote_code
             whole = load_pretrained(Path(name), trust_remote_code=trusts)
             options["state_dict"] = whole.state_dict()
@@ -133,17 +135,18 @@ def _from_scratch(
     try:
         return auto.from_config(config, **options)
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        # A size of 0 leads to a division by zero, a negative size to an invalid tensor.
+        # A size of 0 causes a division by zero, a negative size an invalid tensor.
         raise ModelError(_load_fault(settings, error)) from error
 
 
 def load_pretrained(
     folder: Path, *, trust_remote_code: bool = False, merge: bool = True, **options: Any
 ) -> Any:
-    """Load a model saved by `save_pretrained`, of the saved class, on the CPU; an
-    adapter with its base, merged into one model unless `merge` is false. Raises
-    ModelError if the class is code from the folder that is not trusted, and if an
-    adapter's base cannot be loaded."""
+    """Load a model that `save_pretrained` saved, with its saved class, on the CPU.
+
+    An adapter is loaded together with its base, and merged into it if `merge` is true.
+    Raises ModelError if the class is untrusted code from the folder, or if the base of
+    an adapter cannot be loaded."""
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)
@@ -165,15 +168,15 @@ def load_pretrained(
 def _with_adapter(
     kind: Any, folder: Path, adapter: Any, options: dict[str, Any], *, merge: bool
 ) -> Any:
-    """The base of the adapter in `folder`, of class `kind`, with it. Raises
-    ModelError."""
+    """Load the adapter in `folder` and its base model, of class `kind`. Raises
+    ModelError if the base cannot be loaded."""
     name = str(adapter["base_model_name_or_path"])
     where = {"revision": adapter.get("revision"), **where_to_look(name)}
     try:
         from peft import PeftConfig, PeftModel, set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
-        with no_notes():  # the adapter has the head that the base lacks
+        with no_notes():  # the head is missing in the base: the adapter has it
             model = kind.from_pretrained(
                 name, ignore_mismatched_sizes=True, **where, **options
             )
@@ -185,11 +188,11 @@ def _with_adapter(
             f"or correct base_model_name_or_path in {folder}/{ADAPTER_CONFIG}"
         ) from error
     if merge:
-        with warnings.catch_warnings():  # a property that transformers 5 renamed
+        with warnings.catch_warnings():  # about a property that transformers 5 renamed
             warnings.simplefilter("ignore", FutureWarning)
             model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     else:
-        # transformers' load_adapter does not find DoRA's lengths (5.23).
+        # load_adapter of transformers 5.23 does not find DoRA's magnitudes.
         model.add_adapter(PeftConfig.from_pretrained(str(folder)))
         set_peft_model_state_dict(model, own_names(load_peft_weights(str(folder))))
     model.config.name_or_path = str(folder)
@@ -199,7 +202,8 @@ def _with_adapter(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """Class that `config` names, or the automatic class that runs its code."""
+    """Return the class that `config` names, or the automatic class that runs the code
+    from the folder; None if there is neither."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own
@@ -211,8 +215,7 @@ def _saved_class(
 
 
 def _quiet_transformers() -> Any:
-    """Import the library without progress bars for loading weights and writing shards,
-    which would break up the log."""
+    """Import transformers without its progress bars, which would break up the log."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -249,7 +252,7 @@ def _config(
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
-    """Use the checkpoint's statistics; check that samples have its shape."""
+    """Use the checkpoint's statistics, and check that samples have its shape."""
     samples = family_of_type(config.model_type).samples
     name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):
@@ -287,8 +290,8 @@ def _fit_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
 def _special_tokens(
     kind: str, vocabulary: Vocabulary, vocab_size: int, transformers: Any
 ) -> dict[str, int | None]:
-    """Special token ids of the tokenizer; a default outside of a smaller vocabulary,
-    such as GPT-2's end of text, number 50,256, becomes None."""
+    """Return config keys for the tokenizer's special token ids. A default id that is
+    beyond the vocabulary, such as GPT-2's end of text (50,256), becomes None."""
     defaults = transformers.AutoConfig.for_model(kind)
     start, end = vocabulary.start_token_id, vocabulary.end_token_id
     known = {"bos_token_id": start, "cls_token_id": start}
@@ -335,7 +338,7 @@ def _load_config(
 
 def _load_fault(settings: ModelSettings, error: Exception) -> str:
     name, lines = settings.name_or_path, str(error).strip().split("\n")
-    # Checks of a config's fields describe the fault in their second line.
+    # Field validation errors of a config describe the fault in their second line.
     reason = " ".join(" ".join(lines[: 2 if lines[0].endswith(":") else 1]).split())
     if reason.startswith("Unrecognized configuration class"):
         reason = (
@@ -358,7 +361,7 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
 
 
 def _check_rope(config: Any, max_length: int) -> None:
-    """Raises SettingsError if positions depend on the longest row in a batch."""
+    """Raise SettingsError if positions depend on the longest row in a batch."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
     limit = known or getattr(config, "max_position_embeddings", None)

@@ -1,9 +1,9 @@
-"""torch.compile, applied to single blocks.
+"""Apply torch.compile to single blocks of a model.
 
-Equal blocks share a graph, so the number of layers does not multiply the compilation
-time of the first step: 28 layers of Qwen3-0.6B's shape needed over 240 s as one graph
-and 20 s as blocks (16 cores, H200). With several devices that reduce gradients in
-buckets, each block provides its gradients early, while the next blocks compute theirs.
+Equal blocks share a graph, so the compilation time of the first step does not grow with
+the number of layers: 28 layers of Qwen3-0.6B's shape took over 240 s as one graph and
+20 s as blocks (16 cores, H200). On several devices, gradients are reduced in buckets:
+each block has its gradients ready early, while the next blocks still compute theirs.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from torch import Tensor, nn
 from flatout.engine.families import family_of
 
 MOST_VARIANTS = 16
-"""Number of graphs of all blocks together: embeddings, the first and the last layer
-have different graphs, as have sizes of one row or token."""
+"""The maximum number of graphs for all blocks together. Embeddings, the first and the
+last layer have graphs of their own, and so have sizes of a single row or token."""
 
 LAYERS_A_PART = 3
-"""77 s for the 12 layers of ViT-S/16 and 101 s for the 16 of ResNet-50, including
-imports, first step and ten parallel compilations; blocks for all shapes needed 34 and
-139 s (H200, 2026-11-24)."""
+"""The number of layers, compiled for one shape, that take as long as one block for all
+shapes. ViT-S/16 (12 layers) took 77 s and ResNet-50 (16 layers) 101 s, including
+imports, the first step and ten parallel compilations; as blocks for all shapes they
+took 34 and 139 s (H200, 2026-11-24)."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
-    """Compile the model's blocks in place, with one dynamic graph for equal blocks:
-    totals differ from step to step, shapes stay bounded. A model without named blocks,
-    or with samples of one shape, is compiled as a whole."""
+    """Compile the model's blocks in place, with one dynamic graph for equal blocks,
+    because the number of tokens differs from step to step. A model that names no
+    blocks, or whose samples have one shape, is compiled as a whole."""
     _configure()
     if model.family.samples.one_shape:
         return OneShape(model, backend)
@@ -43,28 +44,28 @@ def compiled(model: Any, backend: str = "inductor") -> nn.Module:
 
 
 def _outside_blocks(base: nn.Module) -> list[nn.Module]:
-    """Modules before and after the blocks: GPT-2's dropout, a decoder's norm."""
+    """Return the modules around the blocks, such as a decoder's norm."""
     found = base.children()
     return [m for m in found if type(m).__name__.endswith(("Norm", "Dropout"))]
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile only the blocks, for weights that are sharded per block."""
+    """Compile only the blocks, because weights are sharded per block."""
     _configure()
     for module in blocks(model):
         module.compile(dynamic=True)
 
 
 def blocks(model: Any) -> list[nn.Module]:
-    """Layers, and embeddings if the model lists them among its blocks."""
+    """Return the layers, and the embeddings if the model lists them as a block."""
     names = set(getattr(model.model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def distinct_parts(model: Any) -> int:
-    """Number of compiled kinds of blocks of a Hugging Face model; of layers, if it
-    names no blocks and becomes one graph. In a graph of one shape, layers compile
-    faster than kinds of blocks for all shapes."""
+    """Return how many distinct parts of a Hugging Face model are compiled: its kinds of
+    blocks, or its layers if it names no blocks and becomes one graph. In a graph for
+    one shape, LAYERS_A_PART layers count as one part."""
     family = family_of(model.config)
     if family.samples.one_shape:
         return max(2, family.num_layers(model.config) // LAYERS_A_PART)
@@ -78,7 +79,7 @@ def distinct_parts(model: Any) -> int:
 
 @cache
 def sources_digest() -> str:
-    """Digest of the sources of kernels and graphs."""
+    """Return a digest of the sources of kernels and graphs."""
     digest = hashlib.blake2s(digest_size=8)
     engine = Path(__file__).parents[1]
     for file in sorted([*engine.glob("models/*.py"), *engine.glob("ops/**/*.py")]):
@@ -91,20 +92,20 @@ def _configure() -> None:
     config.cache_size_limit = MOST_VARIANTS
     # The last block may have a hook that gathers its targets (narrowing.py).
     config.skip_nnmodule_hook_guards = False
-    # A block's floats never change: as variables they are fixed only after tracing and
-    # differentiation, which then start again.
+    # The floats of a block never change. As variables, they would be made constant only
+    # after tracing and differentiation, which would then start again.
     config.specialize_float = True
-    # Otherwise each block is also split at DDP's buckets.
+    # By default, each block would also be split at DDP's buckets.
     config.optimize_ddp = False
     _avoid_slow_reductions()
     _find_graphs_again()
 
 
 def _find_graphs_again() -> None:
-    """Distinguish cached graphs by flatout's sources. PyTorch looks them up by the
-    kernels of the forward pass only, so a new version of flatout would use an old
-    backward pass. Graphs with custom gradients can then be cached too, which PyTorch
-    refuses by default."""
+    """Add a digest of flatout's sources to the key of cached graphs. PyTorch's own key
+    covers only the kernels of the forward pass, so a new version of flatout would use
+    an old backward pass. With the digest, graphs with custom gradients can be cached
+    too, which PyTorch does not do by default."""
     own = f"flatout-{sources_digest()}"
     config: Any = torch.compiler.config
     if own not in config.cache_key_tag:
@@ -114,8 +115,9 @@ def _find_graphs_again() -> None:
 
 
 def _avoid_slow_reductions() -> None:
-    """Compute LayerNorm's two backward reductions in one kernel: 1.46 ms with PyTorch
-    2.11's split for 69,000 x 768 on an H200, 0.15 ms with 32 rows per program."""
+    """Compute the two reductions of LayerNorm's backward pass in one kernel. For 69,000
+    x 768 on an H200, this takes 1.46 ms with the split of PyTorch 2.11, and 0.15 ms
+    with 32 rows per program."""
     import torch._inductor.config as inductor
 
     if hasattr(inductor.triton, "mix_order_reduction_split_size"):
@@ -128,8 +130,9 @@ Shapes = tuple[torch.Size, ...]
 
 
 class OneShape(nn.Module):
-    """Compiles for the first batch's shape, and for one that occurs twice in a row.
-    Others, such as an epoch's last batch, run uncompiled: compilation is slow."""
+    """A model that is compiled for the shape of the first batch, and for any shape that
+    occurs twice in succession. Batches of other shapes, such as the last one of an
+    epoch, run uncompiled, because compilation is slow."""
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
         super().__init__()
@@ -139,7 +142,7 @@ class OneShape(nn.Module):
         self._last: Shapes | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Run `model`, compiled or not."""
+        """Run the model, compiled or not."""
         shapes = tuple(tensor.shape for tensor in batch.values())
         if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)
@@ -148,5 +151,5 @@ class OneShape(nn.Module):
 
 
 def _is_recorded() -> bool:
-    """Return whether a CUDA graph is recorded, which compilation would break."""
+    """Return whether a CUDA graph is being recorded, which compilation would break."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,18 +1,18 @@
-"""Floating-point operations of a training step, and peak rates of devices.
+"""Count the floating-point operations of a training step, and list devices' peak rates.
 
-The count depends only on model and data, not on the code that runs. It includes the
-products of the model's mathematics, forward and backward, as two operations each:
+The count depends only on the model and the data, not on the code that runs. It covers
+the multiplications of the forward and backward pass, two operations each:
 
-- every matrix of a layer at every real token, 6 per weight (2 forward, 4 backward;
-  PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the others,
-  although flatout computes parts of it only for targets (narrowing.py);
-- the head, and a pooler, only at targets; once, even if tied to the embedding;
-- attention per pair of tokens that attend to each other, 12 x heads x head_dim:
-  causal layers count earlier tokens, windows their width, within rows and documents;
-- for frozen parameters (`train.freeze`) no gradients, and also none for layers below if
-  these have no trained parameters;
-- not: padding, embedding lookups, biases, norms, softmax, rotation, activations, and
-  recomputation in a backward pass.
+- Every matrix of a layer counts at every real token, with 6 operations per weight (2
+forward, 4 backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts
+like the others, although flatout computes parts of it only for targets (narrowing.py).
+- The head and a pooler count only at targets, and only once even if the head is tied to
+the embedding. - Attention counts 12 x heads x head_dim for each pair of tokens that
+attend to each other: earlier tokens in causal layers, the window in local ones, and
+always within the same row or document. - Gradients of frozen parameters
+(`train.freeze`) do not count. Neither do those of the layers below, if none of their
+parameters is trained. - Padding, embedding lookups, biases, norms, softmax, rotation,
+activations and recomputation in the backward pass do not count.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ PEAK_BF16_TFLOPS = {
     "V100": 125.0,
     "T4": 65.0,
 }
-"""Dense bf16 (fp16 for cards without bf16), from NVIDIA's data sheets."""
+"""Dense bf16 peaks, or fp16 for cards without bf16, from NVIDIA's data sheets."""
 
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """Counts the pairs of tokens that attend to each other, over all layers."""
+    """Count the pairs of tokens that attend to each other, summed over all layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
-    """Number of layers by the distance that they attend to; None: the whole row."""
+    """The number of layers per attention distance; None means the whole row."""
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
-        """Read a config; `causal`: tokens attend only to earlier ones."""
+        """Read a config. If `causal`, tokens attend only to earlier tokens."""
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
         if kinds is None:
             kinds = ["sliding_attention"] * getattr(config, "num_hidden_layers", 0)
-        # A causal window includes the token itself, a bidirectional one does not.
+        # A causal window includes the token itself, a bidirectional window does not.
         reach = window - 1 if window is not None and causal else window
         reaches = [reach if kind == "sliding_attention" else None for kind in kinds]
         return cls(causal, dict(Counter(reaches)))
 
     def __call__(self, lengths: Ints) -> int:
-        """Pairs in rows, or documents, of `lengths` (N,)."""
+        """Return the number of pairs in rows or documents of `lengths` (N,)."""
         found = 0
         for reach, layers in self.layers_by_reach.items():
             far = lengths - 1 if reach is None else np.minimum(lengths - 1, reach)
@@ -83,14 +83,14 @@ class AttentionPairs:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Operations of the forward and backward pass."""
+    """The operations of one forward and backward pass."""
 
     body: int
-    """Operations of products per token."""
+    """The number of operations per token."""
     head: int
-    """Operations of products per target."""
+    """The number of operations per target."""
     attention: float
-    """Operations per pair of tokens that attend to each other."""
+    """The number of operations per pair of tokens that attend to each other."""
 
     @classmethod
     def of(cls, model: Any) -> ModelFlops:
@@ -113,14 +113,15 @@ class ModelFlops:
         )
 
     def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
-        """FLOPs of forward and backward pass for these counts."""
+        """Return the operations of a forward and backward pass for these counts."""
         dense = self.body * tokens + self.head * targets
         return dense + int(self.attention * attention_pairs)
 
 
 def _operations(model: nn.Module) -> dict[nn.Module, int]:
-    """Operations per input of a module's own products: 2 per weight forward; backward 2
-    for its gradient, and 2 for its input's if any layer below is trained."""
+    """Return the operations of each module's own matrices per input. A weight needs 2
+    in the forward pass, 2 for its gradient if it is trained, and 2 for the gradient of
+    the input if any layer below is trained."""
     below, found = next(model.parameters()).requires_grad, {}
     for module in model.modules():
         own = list(module.parameters(recurse=False))
@@ -132,13 +133,14 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _passes(model: nn.Module) -> float:
-    """Forward and backward passes per product: 3 if all parameters are trained."""
+    """Return how often a matrix is used on average; 3 if all parameters are trained."""
     weights = sum(map(_product_weights, model.modules()))
     return sum(_operations(model).values()) / (2 * weights)
 
 
 def _share_with_backward(model: nn.Module) -> float:
-    """Share of layers with a backward pass: those above the first trained parameter."""
+    """Return the share of layers that have a backward pass, because a parameter in or
+    below them is trained."""
     layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     if layers is None:
         return 1.0
@@ -155,23 +157,25 @@ def _share_with_backward(model: nn.Module) -> float:
 
 
 def _product_weights(module: nn.Module) -> int:
-    """Elements of a module's own matrices; embeddings are lookups and count 0."""
+    """Count the elements of a module's own matrices; embeddings are lookups and count
+    as 0."""
     if isinstance(module, nn.Embedding):
         return 0
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
 HOST_S_PER_BLOCK = 2.2e-3
-"""Host time to launch a compiled block, forward and backward: 25 to 33 ms for the 12 of
-BERT-base."""
+"""The host time to launch a compiled block, forward and backward. BERT-base's 12 blocks
+take 25 to 33 ms."""
 USED_SHARE = 0.5
-"""Share of a data sheet's peak in an efficient step."""
+"""The share of the data sheet's peak that an efficient step reaches."""
 
 
 def launch_tokens(width: int, runtime: Runtime) -> int:
-    """Tokens that a GPU trains while the host launches a micro-batch; 0 on a CPU, in
-    fp32, where the host is seldom the limit, and if the GPU's peak is unknown. A block
-    of `width` has 12 x width^2 weights, so the number of blocks cancels out."""
+    """Return how many tokens a GPU trains while the host launches a micro-batch. The
+    result is 0 on a CPU, in fp32 (because the host is seldom the limit), and if the
+    GPU's peak is unknown. A block of `width` has 12 x width^2 weights, so the number of
+    blocks cancels out."""
     peak = peak_tflops(runtime.device_name) if runtime.is_cuda else None
     if peak is None or not width or runtime.precision == "fp32":
         return 0
@@ -180,7 +184,7 @@ def launch_tokens(width: int, runtime: Runtime) -> int:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Data-sheet peak of a device; None for one that is not in the table."""
+    """Return the data-sheet peak of a device, or None if it is not in the table."""
     for name, peak in PEAK_BF16_TFLOPS.items():
         if name in device_name:
             return peak
@@ -188,24 +192,26 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""Share of a data sheet's peak in plain products: 790 of 989.5 TFLOP/s (H200)."""
+"""The share of the data sheet's peak that torch.mm reaches: 790 of 989.5 TFLOP/s on an
+H200."""
 TRIED_S = 0.1
 
 
 def sheet_tflops(runtime: Runtime) -> float | None:
-    """A GPU's peak from its data sheet; for other cards and fp32 an estimate from plain
-    products. None without a GPU to measure."""
+    """Return a GPU's peak from its data sheet. For fp32 and GPUs that are not in the
+    table, estimate it from measured matrix products. Without a GPU, return None."""
     known = peak_tflops(runtime.device_name)
     if known is not None and runtime.precision != "fp32":
         return known
     if not (runtime.is_cuda and torch.cuda.is_available()):
         return None
-    with torch.random.fork_rng(devices=[runtime.device]):  # keep the training's noise
+    with torch.random.fork_rng(devices=[runtime.device]):  # keep the run's random state
         return measured_tflops(runtime, TRIED_S) / MEASURED_SHARE
 
 
 def measured_tflops(runtime: Runtime, seconds: float) -> float:
-    """Best rate of square products in the run's precision, within `seconds`."""
+    """Return the best rate of square matrix products within `seconds`, in TFLOP/s and
+    in the run's precision."""
     size, calls = (8192, 4) if runtime.is_cuda else (1536, 1)
     a, b = (
         torch.randn(size, size, device=runtime.device, dtype=DTYPES[runtime.precision])

@@ -1,5 +1,5 @@
-"""Memory of a training: estimated from the model's config, or predicted from allocated
-tensors and from passes with measured memory."""
+"""Compute how much memory a training run needs: estimated from the model's config, or
+predicted from the allocated tensors and from passes whose memory was measured."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATION_BYTES = 125
-"""Bytes per token, layer and hidden unit, with a feed-forward part four times as wide:
-reserved by BERT-base on an H200 (28.0 GiB at 24,600 tokens). A backward pass keeps 90
-bytes in fp32, and 79 with bf16 autocast."""
+"""Bytes per token, layer and hidden unit if the feed-forward layer is four times as
+wide. This is what BERT-base reserves on an H200 (28.0 GiB at 24,600 tokens). For the
+backward pass, 90 of these bytes are kept in fp32, or 79 with bf16 autocast."""
 STATE_BYTES, WEIGHT_BYTES = 16, 4
-"""Bytes per weight: with its gradient and Adam's two moments, all fp32; without."""
+"""Bytes of a trained weight, with its gradient and Adam's two moments, and of a frozen
+weight. All are fp32."""
 GIB = 2**30
 STEPS_AN_OCTAVE = 8
-"""Budgets are rounded down to one of this number of steps between two powers of two, so
-that a small change of free memory gives the same micro-batches."""
+"""The number of budgets between two powers of two. Budgets are rounded down to one of
+them, so that a small change in free memory gives the same micro-batches."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated bytes on one device."""
+    """The estimated memory on one device, in bytes."""
 
     parameters: int
     states: int
-    """Weights, gradients and Adam's moments."""
+    """The bytes of weights, gradients and Adam's moments."""
     activations: int
-    """Activations of a micro-batch, and the logits of language models."""
+    """The bytes of a micro-batch's activations, and of a language model's logits."""
     tokens: int
-    """Number of tokens of the micro-batch."""
+    """The number of tokens in the micro-batch."""
 
     @property
     def total(self) -> int:
@@ -47,37 +48,38 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Demand:
-    """Bytes of a training on one device, as a function of tokens per micro-batch."""
+    """The memory of a run on one device, in bytes, by the tokens of a micro-batch."""
 
     held: int
-    """Bytes between two steps: weights, buffers, workspaces of libraries."""
+    """Bytes in use between two steps: weights, buffers and workspaces of libraries."""
     gradients: int
     moments: int
     """Bytes of the optimizer's moments."""
     update: int
     """Temporary bytes of the optimizer's update."""
     fixed: float
-    """Bytes of a pass with any number of tokens: weights in the compute type."""
+    """Bytes that every pass needs, whatever its size: weights in the compute dtype."""
     per_token: float
-    """Bytes of a pass per token: activations, and temporary memory of kernels."""
+    """Bytes of a pass per token: activations and temporary memory of kernels."""
 
     @property
     def states(self) -> int:
-        """Bytes while the optimizer steps, which do not depend on the rows."""
+        """Bytes in use during an optimizer step, which do not depend on the rows."""
         return self.held + self.gradients + self.moments + self.update
 
     def passes(self, tokens: int) -> float:
-        """Bytes of forward and backward, without weights and gradients."""
+        """Return the bytes of a forward and backward pass over `tokens`, without
+        weights and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
 
     def peak(self, tokens: int) -> float:
-        """Peak bytes of steps with several micro-batches of at most `tokens`."""
+        """Return the peak bytes of steps with micro-batches of at most `tokens`."""
         kept = self.held + self.moments + self.gradients
         return kept + max(self.passes(tokens), self.update)
 
     def most_tokens(self, room: float) -> int:
-        """Maximum tokens of a micro-batch, so that a step stays within `room` bytes; 0
-        if no size does."""
+        """Return the largest number of tokens per micro-batch with which a step stays
+        within `room` bytes, or 0 if there is none."""
         own = room - self.held - self.moments - self.gradients
         if own < self.update or own < self.fixed:
             return 0
@@ -85,8 +87,9 @@ class Demand:
 
 
 def line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """(fixed, per token) of the line through the last two measurements (tokens, bytes);
-    through the origin and a single one."""
+    """Return (fixed, per token) of the line through the last two measurements in
+    `points`, which are pairs of tokens and bytes. A single measurement is joined with
+    the origin."""
     high, high_bytes = points[-1]
     low, low_bytes = points[-2] if len(points) > 1 else (0, 0.0)
     slope = max(0.0, (high_bytes - low_bytes) / (high - low))
@@ -94,7 +97,7 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """Round down to one of STEPS_AN_OCTAVE per octave, but not below `least`."""
+    """Round down to one of STEPS_AN_OCTAVE values per octave, but not below `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())
@@ -102,8 +105,8 @@ def rounded_down(tokens: int, least: int = 1) -> int:
 
 
 def moment_bytes(groups: list[dict[str, Any]]) -> int:
-    """Bytes that a torch.optim optimizer will keep for parameter `groups`: two copies
-    with Adam, one with momentum, hardly any with Adafactor."""
+    """Return the bytes that a torch.optim optimizer will keep for parameter `groups`:
+    two copies with Adam, one with momentum, and hardly any with Adafactor."""
     kept = 0
     for group in groups:
         copies = 2 if "betas" in group else int(bool(group.get("momentum")))
@@ -112,7 +115,8 @@ def moment_bytes(groups: list[dict[str, Any]]) -> int:
 
 
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
-    """`budget`: maximum tokens per micro-batch; `shards`: ranks that share states."""
+    """Estimate the memory of a run. `budget` is the maximum number of tokens per
+    micro-batch, and `shards` the number of ranks that share the states."""
     train = settings.train
     model = without_weights(config, settings.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -120,7 +124,7 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
     hidden, wide = config.hidden_size, feed_forward(config)
     unit = ACTIVATION_BYTES * tokens * (2 * hidden + wide) // 6
     layers = config.num_hidden_layers
-    if train.gradient_checkpointing:  # the input of each layer, and all of one layer
+    if train.gradient_checkpointing:  # inputs of all layers, everything of one layer
         activations = unit + 4 * layers * tokens * hidden
     else:
         activations = layers * unit
@@ -133,8 +137,9 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
 def guessed_tokens(
     settings: Settings, config: Any, room: float, shards: int = 1
 ) -> int | None:
-    """Tokens of a micro-batch that fits in `room` bytes according to `estimate`; None
-    if the config lacks a size that it needs, or rows are not tokens."""
+    """Return the tokens of a micro-batch that fits in `room` bytes, as `estimate`
+    computes it. The result is None if the config lacks a size that this needs, or if
+    rows do not consist of tokens."""
     if settings.train.rows != "tokens":
         return None
     try:
@@ -145,15 +150,17 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Number of weights of a model for its task; with an adapter, of trained ones."""
+    """Return the number of weights of a model for its task. With an adapter, only the
+    trained weights count."""
     model = without_weights(config, settings)
     every = not settings.lora.is_on
     return sum(p.numel() for p in model.parameters() if every or p.requires_grad)
 
 
 def _state_bytes(settings: Settings, model: nn.Module) -> int:
-    """Bytes of weights, and of gradients and Adam's moments of trained ones."""
-    with suppress(SettingsError):  # a pattern without a match is refused elsewhere
+    """Return the bytes of all weights, plus the gradients and Adam's moments of the
+    trained weights."""
+    with suppress(SettingsError):  # patterns without a match are rejected elsewhere
         freeze(model, settings.train.freeze)
     return sum(
         parameter.numel() * (STATE_BYTES if parameter.requires_grad else WEIGHT_BYTES)
@@ -162,12 +169,12 @@ def _state_bytes(settings: Settings, model: nn.Module) -> int:
 
 
 def without_weights(config: Any, settings: ModelSettings) -> Any:
-    """Model for `config` and its adapter, on the meta device. Raises SettingsError for
-    an adapter that the model cannot have."""
+    """Build the model for `config`, with its adapter, on the meta device. Raises
+    SettingsError if the model cannot have this adapter."""
     import torch
     import transformers
 
-    families()  # registers their types with transformers
+    families()  # registers their model types with transformers
     import_own(settings)
     auto = getattr(transformers, task_class(settings.task).auto_class)
     own = {"trust_remote_code": True} if settings.trust_remote_code else {}
@@ -178,7 +185,7 @@ def without_weights(config: Any, settings: ModelSettings) -> Any:
 
 
 def feed_forward(config: Any) -> int:
-    """Width of a layer's feed-forward part."""
+    """Return the inner width of a feed-forward layer."""
     names = ("intermediate_size", "n_inner", "hidden_dim")
     found = (getattr(config, name, None) for name in names)
     return int(next((size for size in found if size), 4 * config.hidden_size))

@@ -1,4 +1,4 @@
-"""Transformer with flatout's forward pass: states at the targets, and their loss."""
+"""Wrap a transformers model to compute hidden states and the loss only at targets."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, has_custom_head
 
 GRADIENT = "logits_gradient"
-"""Gradient (K, ...) of the logits in a micro-batch, instead of the task's loss."""
+"""The batch field with the gradient (K, ...) of the logits. If a micro-batch has it, it
+replaces the task's loss."""
 LOGITS_AT_ONCE = 2**27
-"""Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces need 37
-GiB, and their loss makes a copy."""
+"""The most logits that are computed at once, 512 MiB in fp32. For 65,536 tokens and a
+vocabulary of 151,936 they would need 37 GiB, and the loss makes a copy."""
 
 
 class TaskModel(nn.Module):
-    """Model and its loss over one micro-batch, padded or packed.
+    """A model with its loss over one micro-batch, padded or packed.
 
-    forward -> (loss, logits): the task's summed loss over the targets, fp32 (), and for
-    tasks with one target per row the logits (K, classes), detached.
+    The forward pass returns (loss, logits): the task's loss summed over the targets, an
+    fp32 scalar, and the detached logits (K, classes) for tasks with one target per row,
+    otherwise None.
     """
 
     def __init__(
         self, model: Any, task: Task, max_length: int, *, whole: bool = False
     ) -> None:
-        """`whole`: run the model as in transformers, with its head on all tokens."""
+        """If `whole` is true, the model runs as in transformers, with its head applied
+        to all tokens."""
         super().__init__()
         self.model = model
         self.task = task
@@ -48,21 +51,21 @@ class TaskModel(nn.Module):
         self._caches = bool(getattr(model.config, "use_cache", False))
         self._set_cache(False)
         self.fused_head = False
-        """Compute a language model's loss without its logits (linear_loss.py)."""
+        """Whether the loss is computed without storing the logits (linear_loss.py)."""
         self.fused_layers: Mapping[str, int] = {}
-        """Number of layers with each fused part (`Family.fuse`)."""
+        """The number of layers that have each fused part (`Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
         self.pools_mean = task.pooling == "mean" if task.pooling else usual
         one_state = self.head is not None and not self.pools_mean
         self.narrow_points = self.family.narrow(model) if one_state else ()
 
     def _set_cache(self, enabled: bool) -> None:
-        """Set generation's cache of keys and values, which training does not use."""
+        """Switch the cache of keys and values, which only generation uses."""
         if self._caches:
             self.model.config.use_cache = enabled
 
     def save_pretrained(self, folder: Path, weights: Any = None) -> None:
-        """Save like transformers does, with the model's original cache setting."""
+        """Save the model as transformers does, with its original cache setting."""
         self._set_cache(True)
         try:
             save_model(self.model, folder, weights)
@@ -74,13 +77,13 @@ class TaskModel(nn.Module):
         if self.fused_head:
             return self._fused_loss(batch), None
         logits = self.logits(batch)
-        if GRADIENT in batch:  # the loss compares it with other micro-batches
+        if GRADIENT in batch:  # the loss spans several micro-batches
             return (logits.float() * batch[GRADIENT]).sum(), logits.detach()
         loss = self.task.loss(logits, batch["labels"])
         return loss, logits.detach() if self.task.head_kind.one_a_row else None
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Logits (K, classes or vocabulary) at the batch's targets."""
+        """Return the logits (K, classes or vocabulary) at the batch's targets."""
         if self.head is None:
             return self._whole_model_logits(batch)
         return self.head(self.model, self._target_states(batch))
@@ -88,9 +91,9 @@ class TaskModel(nn.Module):
     def logits_in_parts(
         self, batch: dict[str, Tensor], take: Callable[[Tensor, Tensor], None]
     ) -> None:
-        """Call `take` with logits (k, classes or vocabulary) and labels (k,) of a few
-        targets at once, so that evaluation needs less memory than a step."""
-        # Rows whose tags are evaluated together must be in one part.
+        """Call `take` repeatedly with the logits (k, classes or vocabulary) and labels
+        (k,) of a few targets, so that evaluation needs less memory than a step."""
+        # Rows whose tags are evaluated together must stay in one part.
         pieces = getattr(self.model.config, "vocab_size", 1)
         several = pieces * math.prod(self.task.label_shape)
         size = max(1, LOGITS_AT_ONCE // (len(self.task.label_names) or several))
@@ -115,7 +118,7 @@ class TaskModel(nn.Module):
         return linear_cross_entropy(hidden, weight, labels, trained)[0]
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
-        """Last hidden states (K, hidden) of the targets, or the means of their rows."""
+        """Return the targets' last hidden states (K, hidden), or their rows' means."""
         inputs = self._inputs(batch)
         for module in self.narrow_points:
             module.target_index = batch["target_index"]
@@ -124,7 +127,7 @@ class TaskModel(nn.Module):
             return row_means(hidden, batch)
         hidden = hidden.flatten(0, 1)
         padded = "cu_seqlens" not in batch and not self.task.head_kind.one_a_row
-        # All positions may be targets, in the collator's order.
+        # If all positions are targets, they are already in the collator's order.
         takes_all = padded and len(batch["target_index"]) == len(hidden)
         if self.narrow_points or takes_all:
             return hidden
@@ -142,13 +145,13 @@ class TaskModel(nn.Module):
             self.task.head_kind.one_a_row
         ):  # (B, classes): the model itself selects the tokens
             return logits
-        # Perceiver has logits for all positions that it knows, also beyond the rows.
+        # Perceiver returns logits for all its positions, even beyond the rows.
         logits = logits[:, : batch["input_ids"].shape[1]]
         return logits.flatten(0, 1)[batch["target_index"]]
 
 
 def forget_failed_pass(model: nn.Module) -> None:
-    """Drop the state that layers of a failed pass saved for later layers."""
+    """Drop the state that layers saved for later layers in a pass that failed."""
     for module in model.modules():
         forget = getattr(module, "forget", None)
         if callable(forget):
@@ -159,7 +162,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, also while a CUDA graph was recorded."""
+    """Return whether memory ran out, including while a CUDA graph was recorded."""
     if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

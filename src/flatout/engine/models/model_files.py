@@ -1,5 +1,5 @@
-"""Files in a model's folder next to its weights: those that other libraries need, and
-the model that an adapter is merged into."""
+"""Save further files next to a model's weights: the files that other libraries need,
+and the model that results from merging an adapter."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import Settings
 
 MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken"}
-"""Keys of sentence-transformers for flatout's names."""
+"""sentence-transformers' pooling modes by flatout's names."""
 PREFIX = "sentence_transformers.models."
 RANKER = "reranking"
 """The task whose models `CrossEncoder` loads."""
 MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-"""Classes and their folders, in order of execution."""
+"""The classes of the modules and their folders, in order of execution."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Files for `model`, saved into its folder like a tokenizer. With an adapter also
-    its config, which peft leaves to the base, and the merged model."""
+    """Further files of `model`, saved into its folder like a tokenizer. With an
+    adapter, they include the config, which peft does not save, and the merged model."""
 
     model: Any
     parts: Sequence[Any]
-    """Parts that the folder of the merged model also needs, such as a tokenizer."""
+    """Objects to save with the merged model too, such as the tokenizer."""
     settings: Settings
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save next to the weights of the model."""
+        """Save the files next to the model's weights."""
         config, lora = self.model.config, self.settings.model.lora
         save_sample_files(config, Path(folder))
         save_sentence_files(config, Path(folder), self.settings.tokenize.max_length)
@@ -50,15 +50,15 @@ class ModelFiles:
 
 
 def save_sample_files(config: Any, folder: Path) -> None:
-    """Save the files that transformers needs to read samples, for example an image
-    processor."""
+    """Save the files that transformers needs to read samples, such as the config of an
+    image processor."""
     for name, content in family_of(config).samples.extra_files(config).items():
         _write(folder / name, content)
 
 
 def save_sentence_files(config: Any, folder: Path, max_length: int) -> None:
-    """Save modules of sentence-transformers, as JSON, for a model that computes pooled
-    and normalised vectors of texts, or scores of passages."""
+    """Save the JSON files that sentence-transformers needs, if the model computes
+    normalised vectors of texts or scores of passages."""
     pooling = getattr(config, "flatout_pooling", None)
     if pooling is not None:
         contents = _of_vectors(pooling, config.hidden_size, max_length)
@@ -91,7 +91,8 @@ def _of_vectors(pooling: str, width: int, max_length: int) -> dict[str, Any]:
 
 
 def _of_scores(max_length: int) -> dict[str, Any]:
-    """Versions before 6 read only the model and its tokenizer."""
+    """Return the files for a reranker. sentence-transformers before version 6 ignores
+    them and reads only the model and its tokenizer."""
     text = {"method": "forward", "method_output_name": "logits"}
     return {
         "modules.json": _modules({"Transformer": ""}),

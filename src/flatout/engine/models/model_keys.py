@@ -1,7 +1,7 @@
-"""Checks of names in `model.config` and `model.overrides`; transformers accepts any.
+"""Check the names in `model.config` and `model.overrides`.
 
-A misspelt name becomes an attribute that is never read, or is dropped, and the model
-has another shape than intended.
+transformers accepts any name. A misspelt one becomes an attribute that is never read,
+or is dropped, so that the model has a different shape than intended.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ INHERITED = frozenset(
         "max_position_embeddings",
     }
 )
-"""Keys that conf/base sets for every model. Types without a key ignore it."""
+"""Keys that conf/base sets for every model. Model types that lack a key ignore it."""
 OLDER = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
-"""transformers 5 translates them for models from scratch."""
+"""Older keys, which transformers 5 translates for models from scratch."""
 COMMON = frozenset({"model_type", "num_labels"})
 
 
 def check_model_keys(settings: ModelSettings) -> None:
-    """Raises SettingsError with all faults."""
+    """Raise SettingsError with all faults if there are any."""
     faults = model_key_faults(settings)
     if faults:
         raise refusal(faults)
 
 
 def model_key_faults(settings: ModelSettings) -> list[str]:
-    """One line per wrong key, or one for a missing folder. Checkpoints that are not on
-    this machine are checked after loading (`override_faults`)."""
+    """Return one line per wrong key, or a single line for a missing folder. Checkpoints
+    that are not on this machine are checked after loading (`override_faults`)."""
     try:
         task_class(settings.task)
     except SettingsError as error:
@@ -64,7 +64,7 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
     if keys <= INHERITED and is_known:  # saves a second of imports
         return []
     if not is_known:  # saves ten seconds: families import torch
-        families()  # registers their types with transformers
+        families()  # registers their model types with transformers
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
@@ -75,7 +75,7 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
 
 
 def is_of_transformers(kind: str) -> bool:
-    """Return whether transformers has models of this type, without importing it."""
+    """Return whether transformers has this model type, without importing it."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return False
@@ -84,7 +84,8 @@ def is_of_transformers(kind: str) -> bool:
 
 
 def override_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Faults of `model.overrides` according to the checkpoint's config."""
+    """Return the keys in `model.overrides` that the checkpoint's config rejects, one
+    line each."""
     valid = _names(type(config)) | {name for name in vars(config) if name[0] != "_"}
     valid |= _switches(config.model_type)
     keys = settings.overrides.keys() - COMMON
@@ -92,7 +93,7 @@ def override_faults(settings: ModelSettings, config: Any) -> list[str]:
 
 
 def inherited_names(config_class: Any) -> frozenset[str]:
-    """Keys of conf/base that models of this type do not have."""
+    """Return the keys of conf/base that models of this type do not have."""
     given = inspect.signature(config_class).parameters
     return INHERITED - _names(config_class) - given.keys()
 
@@ -110,18 +111,18 @@ def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
             local_files_only=True,
         )
     except (OSError, ValueError, KeyError):
-        return []  # not here, or custom code; loading it reports the fault
+        return []  # not cached, or custom code: loading it will report the fault
     return override_faults(settings, config) or _target_faults(settings, config)
 
 
 def _target_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Faults of `model.lora` for a model of `config`."""
+    """Return the faults of `model.lora` for a model with this config."""
     try:
         without_weights(config, settings)
     except SettingsError as error:
         return [str(error)]
     except (ImportError, KeyError, TypeError, ValueError):
-        return []  # loading it reports the fault
+        return []  # loading it will report the fault
     return []
 
 
@@ -138,7 +139,7 @@ def _faults(
 
 
 def _switches(kind: str) -> frozenset[str]:
-    """Keys that transformers reads for every decoder without naming them in a class."""
+    """Return keys that transformers reads although no config class declares them."""
     family = family_of_type(kind)
     return frozenset({"is_causal"} if family.causal and family.attends else ())
 

@@ -1,8 +1,8 @@
-"""Checkpoints for the task: the body is kept, and the head if its labels match.
+"""Load a checkpoint for a task. The body is kept, and the head too if its labels match.
 
-transformers keeps the rows of a head by number and renames them by the config, so that
-`positive, negative` silently becomes `negative, positive`. Here rows are moved with the
-names of their labels; a head with other labels starts from scratch.
+transformers keeps the order of a head's rows but takes their names from the config, so
+that `positive, negative` silently becomes `negative, positive`. This module moves each
+row with the name of its label. A head with other labels starts from scratch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ logger = logging.getLogger(__name__)
 
 
 class BodyMismatch(ValueError):
-    """Weights below the head have another shape than in the config."""
+    """Raised if weights below the head do not have the shape that the config states."""
 
 
 def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
-    """`auto.from_pretrained` with the labels of `options["config"]`; `saved` is the
-    checkpoint's config. Logs which weights start from scratch, and names them in the
-    model's `new_weights`. Raises BodyMismatch, and the errors of transformers."""
+    """Call `auto.from_pretrained` with the labels of `options["config"]`. `saved` is
+    the checkpoint's own config. The weights that start from scratch are logged, and
+    listed in the model's attribute `new_weights`. Raises BodyMismatch if other weights
+    do not fit, and transformers' own errors."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     places: list[int] | None = list(range(len(now)))
     sized: Mapping[str, int] = {}
-    if len(then) == len(now):  # else the head's shapes differ
+    if len(then) == len(now):  # otherwise the head's shapes differ
         places = _places(then, now, saved, config)
     if places != list(range(len(now))):
         sized = label_dimensions(auto, config, options)
@@ -56,7 +57,8 @@ def load_with_new_head(
 
 
 def saved_labels(saved: Mapping[str, Any]) -> list[str]:
-    """Names of a checkpoint's labels by number; LABEL_0, ... if it has no names."""
+    """Return the names of a checkpoint's labels in order of their number. Without
+    names, they are LABEL_0, LABEL_1 and so on."""
     named = saved.get("id2label")
     if named:
         return [str(named[key]) for key in sorted(named, key=int)]
@@ -67,7 +69,7 @@ def saved_labels(saved: Mapping[str, Any]) -> list[str]:
 def _places(
     then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
 ) -> list[int] | None:
-    """The old number of each label in `now`; None if the labels differ."""
+    """Return the old number of each label in `now`, or None if the labels differ."""
     kind, same = config.problem_type, list(range(len(now)))
     # transformers treats one output without a type as a regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)
@@ -88,8 +90,9 @@ def _places(
 def label_dimensions(
     auto: Any, config: Any, options: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Dimension of the labels in each tensor that has one, found by comparison with a
-    model with one more label; both on the meta device."""
+    """Return, for each tensor whose shape depends on the number of labels, which of its
+    dimensions does. It is found by comparison with a model that has one more label;
+    both are built on the meta device."""
     shapes = []
     for more in (0, 1):
         own = deepcopy(config)
@@ -114,11 +117,11 @@ def _move_rows(model: Any, sized: Mapping[str, int], places: Sequence[int]) -> N
 
 
 def _initialise_layers(model: Any, sized: Mapping[str, int]) -> None:
-    """Initialise the layers of these tensors with the model's own method."""
+    """Initialise the layers that hold these tensors with the model's own method."""
     for path in {key.rpartition(".")[0] for key in sized}:
         layer = model.get_submodule(path)
         for parameter in layer.parameters(recurse=False):
-            parameter._is_hf_initialized = False  # loading has set it
+            parameter._is_hf_initialized = False  # loading set it to True
         model._init_weights(layer)
 
 
@@ -131,9 +134,9 @@ def _warn(name: str, then: Sequence[str], now: Sequence[str]) -> None:
 
 
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
-    """Load the model; also return the names of weights missing in the checkpoint."""
+    """Load the model. Also return the names of weights that the checkpoint lacks."""
     kind, source = auto, cast("str | None", name)
-    if "state_dict" in options:  # an automatic class accepts none without a name
+    if "state_dict" in options:  # automatic classes accept it only with a name
         with torch.device("meta"):
             kind, source = type(auto.from_config(options["config"])), None
     with no_notes():
@@ -154,7 +157,8 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
 
 @contextmanager
 def no_notes() -> Iterator[None]:
-    """Hide transformers' table of new weights; flatout logs one line."""
+    """Hide transformers' table of new weights, because flatout logs them in one
+    line."""
     from transformers.utils import logging as library
 
     before = library.get_verbosity()

@@ -1,8 +1,9 @@
-"""Rows that models of transformers cannot read, found before a step of training.
+"""Find rows that a transformers model cannot read, before the first training step.
 
-Classifiers such as BART's read a text's state at its end token: a literal `</s>` gives
-two, which transformers refuses during a step. Types without a flatout family run on
-padded rows, and some change their outputs with the padding: a comparison detects it.
+Classifiers such as BART's read the state of a text at its end token. If a text contains
+a literal `</s>`, it has two, and transformers fails during a step. Model types without
+a family of flatout run on padded rows, and the outputs of some depend on the padding,
+which a comparison detects.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
-"""Lengths in tokens of rows that are read separately and together."""
+"""The lengths in tokens of rows that are run one by one and then as one batch."""
 TOLERANCE = 1e-4
-"""Share of the largest output; rounding in fp32 is a tenth of it."""
+"""The accepted difference as a share of the largest output, ten times fp32 rounding."""
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
-    """Row numbers and faults of rows that the model cannot read; the search ends with
-    the first block that has any."""
+    """Return the faults of rows that the model cannot read, by row number. The fewest
+    end tokens in any row are taken as the usual number."""
     end = getattr(model.config, "eos_token_id", None)
     if end is None or not _reads_ends(model):
         return {}
@@ -49,7 +50,7 @@ def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
 
 
 def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
-    """Raises ModelError with the first unreadable row of a split."""
+    """Raise ModelError if a split has unreadable rows. The message names the first."""
     for name, rows in splits.items():
         faults = end_faults(model, rows)
         if faults:
@@ -62,18 +63,19 @@ def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
 
 
 def _reads_ends(model: Any) -> bool:
-    """Detect it by a variable name in the code of transformers."""
+    """Return whether the model reads end tokens, which the name of a variable in
+    transformers' code shows."""
     forward = inspect.unwrap(type(model).forward)
     return "eos_mask" in forward.__code__.co_varnames
 
 
 def check_padding(model: Any, task: Task) -> None:
-    """Raises ModelError if a longer row in the batch changes a row's output."""
+    """Raise ModelError if a longer row in the same batch changes a row's output."""
     kind = model.config.model_type
     reads_tokens = "input_ids" in inspect.signature(model.forward).parameters
     is_empty = next(model.parameters()).is_meta
     if type(family_of(model.config)) is not Family or not reads_tokens or is_empty:
-        return  # tested by a family, or all samples have one shape
+        return  # a family's tests cover it, or there is nothing to pad or to run
     one_a_row = task.head_kind.one_a_row and not has_custom_head(task)
     if fault := _padding_fault(model, one_a_row=one_a_row):
         raise ModelError(
@@ -101,7 +103,7 @@ def _padding_fault(model: Any, *, one_a_row: bool) -> str | None:
             alone, together = _cut(alone, rows), _cut(together, rows)
         pairs = list(zip(alone, together, strict=True))
         furthest = max(float((one - other).abs().max()) for one, other in pairs)
-    except Exception as error:  # each type fails in its own way
+    except Exception as error:  # every model type fails in its own way
         return f"it cannot read them ({first_line(error)})"
     finally:
         model.train(was_training)
@@ -112,14 +114,14 @@ def _padding_fault(model: Any, *, one_a_row: bool) -> str | None:
 
 
 def _probe(model: Any, length: int) -> list[int]:
-    """Mostly ordinary tokens, and an end token if the model reads it."""
+    """Return a row of ordinary tokens, with an end token if the model reads it."""
     size = int(model.config.get_text_config().vocab_size)
     row = [size - 1 - (7 * n + length) % max(1, size // 2) for n in range(length)]
     return [*row[:-1], model.config.eos_token_id] if _reads_ends(model) else row
 
 
 def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
-    """Logits of each row, with padding on the right."""
+    """Return the logits of each row. Rows are padded on the right."""
     longest = max(map(len, rows))
     padding = getattr(model.config, "pad_token_id", None) or 0
     ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
@@ -131,5 +133,5 @@ def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
 
 
 def _cut(outputs: list[Tensor], rows: list[list[int]]) -> list[Tensor]:
-    """Outputs of real tokens."""
+    """Return the outputs of the real tokens, without padding."""
     return [part[: len(row)] for part, row in zip(outputs, rows, strict=True)]

@@ -1,7 +1,7 @@
-"""Record of the rows that a saved model was trained on, for later evaluations.
+"""Record which rows a saved model was trained on, for later evaluations.
 
-A split with another seed puts train rows into the test split. With hashes of its train
-rows, a model can report how many rows it has seen.
+A split with a different seed puts train rows into the test split. If the hashes of its
+train rows are saved with a model, flatout can report how many rows it has seen before.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from flatout.engine.rows.token_facts import SEQUENCES
 
 FACTS, HASHES = "trained_on.json", "trained_rows.npy"
 MOST_BYTES = 2**32
-"""Maximum size of rows that are hashed, which reads them again; for larger data only
-the key is stored."""
+"""The maximum size of train rows that are hashed, because hashing reads them again. For
+larger data, only the key is stored."""
 ROWS_AT_ONCE = 2**16
 Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class TrainedRows:
-    """Train rows of a model, saved to its folder like a tokenizer."""
+    """A record of a model's train rows, saved to its folder like a tokenizer."""
 
     key: str
-    """Key of the train rows, which also identifies the other splits."""
+    """The key of the train rows, which also identifies the other splits."""
     seed: int
-    """Value of `runtime.seed` in the training."""
+    """The value of `runtime.seed` in the training run."""
     num_rows: int
     hashes: Hashes | None
-    """(N,) sorted, without duplicates."""
+    """The distinct hashes of the rows in ascending order, or None for large data."""
 
     @classmethod
     def of(cls, train: Any, key: str, seed: int) -> TrainedRows:
-        """Record the `datasets.Dataset` of the training; `key` is its `token_key`."""
+        """Record the train rows, a `datasets.Dataset`. `key` is their `token_key`."""
         rows = rows_from_dataset(train)
         small = rows.table.nbytes <= MOST_BYTES
         hashes = np.unique(row_hashes(rows)) if small else None
@@ -50,7 +50,7 @@ class TrainedRows:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> TrainedRows | None:
-        """Read from a saved model's folder; None if it has no record."""
+        """Read the record in a saved model's folder, or return None without one."""
         path = Path(folder or "") / FACTS
         if not path.is_file():
             return None
@@ -60,7 +60,7 @@ class TrainedRows:
         return cls(facts["train_key"], facts["seed"], facts["train_rows"], hashes)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save next to the weights of the model."""
+        """Save the record next to the model's weights."""
         facts = {
             "train_key": self.key,
             "train_rows": self.num_rows,
@@ -72,15 +72,15 @@ class TrainedRows:
             np.save(Path(folder, HASHES), self.hashes, allow_pickle=False)
 
     def count(self, rows: SplitRows) -> int | None:
-        """Number of `rows` that were trained on; None if it is not known."""
+        """Return how many of `rows` the model was trained on, or None if unknown."""
         if self.hashes is None:
             return None
         return int(np.isin(row_hashes(rows), self.hashes).sum())
 
 
 def row_hashes(rows: SplitRows) -> Hashes:
-    """Hashes (N,) of each row's model inputs, without labels; of joined texts per
-    document (documents,), of images stored as files the hashes of the files."""
+    """Return the hashes (N,) of the rows' model inputs, without labels. Texts joined in
+    a row have a hash each. For images stored as files, the files are hashed."""
     if "encoded" in rows.column_names:
         files = rows.table.column("encoded")
         views: Iterator[Any] = (file.as_buffer() for file in files)
