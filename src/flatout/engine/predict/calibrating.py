@@ -1,4 +1,4 @@
-"""Temperature and thresholds of a saved model, fitted on the validation split."""
+"""Fitting the temperature and thresholds of a saved model on the validation split."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def calibrate(
     label_names: list[str],
     settings: Settings,
 ) -> None:
-    """Save the values for `evaluate.calibrate` and `model.label_threshold: auto` to the
-    model's folder, unless it has those of the same model, rows and settings. Raises
-    SettingsError, ModelError."""
+    """Fit the temperature (`evaluate.calibrate`) and thresholds
+    (`model.label_threshold: auto`) and save them to the model's folder, unless they are
+    already there for the same model, rows and settings. Raises SettingsError or
+    ModelError if the model cannot be calibrated."""
     calibrates = settings.evaluate.calibrate
     picks = settings.model.label_threshold == "auto"
     if not calibrates and not picks:

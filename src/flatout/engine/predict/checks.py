@@ -1,4 +1,4 @@
-"""Checks of a saved model before it predicts, and the facts in its config."""
+"""Checks of a saved model before it predicts, and facts read from its config."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 def task_of(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None, seed: int = 0
 ) -> Task:
-    """Return the task of a saved model, by its config. `seed`: that of its training,
-    which chose the masked tokens. Raises ModelError if there is no such task, or for a
-    custom task that the settings do not name."""
+    """Return the task of a saved model, read from its config. `seed` is the training
+    seed, which determines the masked tokens. Raises ModelError if no task is known, or
+    if it is a custom task that the settings do not name."""
     kind, config = type(model).__name__, model.config
     where = config.name_or_path or "the model"
     name = task_of_model(model)
@@ -46,7 +46,7 @@ def task_of(
 def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
-    """Return the task like `task_of`. Raises ModelError if it has no answer per row."""
+    """Return the task like `task_of`. Raises ModelError if rows get no predictions."""
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
         name = model.config.name_or_path or "the model"
@@ -55,8 +55,8 @@ def answering_task(
 
 
 def with_calibration(task: Task, model: Any) -> Task:
-    """Give `task` the calibration in the model's folder. Raises SettingsError if it has
-    no thresholds and `model.label_threshold` is auto."""
+    """Set the task's calibration from the model's folder. Raises SettingsError if
+    `model.label_threshold` is auto but no thresholds are stored."""
     if isinstance(task, Calibrated):
         task.calibration = Calibration.read(model.config.name_or_path)
         if task.settings.label_threshold == "auto" and not task.calibration.thresholds:
@@ -68,7 +68,7 @@ def with_calibration(task: Task, model: Any) -> Task:
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """Return the facts about a saved tokenizer that a task needs."""
+    """Return the facts that a task needs about a saved tokenizer."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -93,12 +93,12 @@ def no_row_answers_error(where: str, kind: str) -> ModelError:
 
 
 def label_names_of(config: Any) -> list[str]:
-    """Return the names of the classes in the order of the logits."""
+    """Return the class names in the order of the logits."""
     return [str(config.id2label[index]) for index in range(config.num_labels)]
 
 
 def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
-    """Raise ModelError if the tokenizer has more pieces than the model."""
+    """Raise ModelError if the tokenizer has more tokens than the model."""
     size = tokenizer.backend.get_vocab_size()
     if size > config.vocab_size:
         raise ModelError(
@@ -109,7 +109,8 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
 
 
 def shape_of(config: Any) -> tuple[int, ...]:
-    """Return the shape of a model's samples. Raises ModelError if it reads tokens."""
+    """Return the shape of a model's samples. Raises ModelError if the model reads
+    tokens."""
     where = config.name_or_path or "the model"
     try:
         shape = family_of(config).samples.shape(config)
@@ -126,7 +127,8 @@ def shape_of(config: Any) -> tuple[int, ...]:
 def longest_row(
     config: Any, tokenizer: TokenizerFile | None, settings: Settings
 ) -> int:
-    """Return the length of a row. Raises SettingsError if the model allows less."""
+    """Return the maximum length of a row in tokens, or 1 for samples. Raises
+    SettingsError if it exceeds the model's limit."""
     if tokenizer is None:
         return 1
     limits = [tokenizer.max_positions, usable_positions(config.to_dict())]
@@ -144,8 +146,8 @@ def longest_row(
 
 
 def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
-    """Raise ModelError if token ids in the rows mean other pieces of text. Rows made
-    elsewhere, or by an earlier version, have no tokenizer to compare."""
+    """Raise ModelError if the rows were tokenized with a different vocabulary. Rows
+    created elsewhere or by an earlier version do not record one and are not checked."""
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(
@@ -157,8 +159,8 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return hashes of a model's files; name and commit of one without a local
-    folder."""
+    """Return hashes of a model's files, or its name and commit if they are not
+    local."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

@@ -1,6 +1,8 @@
-"""Detection of abnormal sessions of log keys: those with a key that is not among the g
-likeliest after the keys before it (DeepLog, Du et al. 2017), and those that break
-off."""
+"""Detection of abnormal sessions of log keys.
+
+A session is abnormal if one of its keys is not among the g likeliest after the keys
+before it (DeepLog, Du et al. 2017), or if it breaks off.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 ENTRY = "detect_sessions"
 END = "the end"
-"""Listed instead of a key if the session ends before an expected key."""
+"""Reported instead of a key if the session ends too early."""
 MOST_TOP_KEYS = 30
-"""Largest `detect.top_keys` for which the report lists figures."""
+"""The report lists metrics for each `detect.top_keys` from 1 to this value."""
 NUMBERED = ["source", "row", "session"]
 COLUMNS = [
     *NUMBERED,
@@ -32,15 +34,16 @@ COLUMNS = [
 ]
 NULLABLE = {"abnormal": "boolean", "breaks_off": "boolean"}
 NULLABLE |= {"rank": "Int64", "place": "Int64"}
-"""Types of columns that are null for an unusable session."""
+"""The dtypes of columns that are null for unusable sessions."""
 
 
 def detect(
     model: Any, tokenizer: TokenizerFile, sessions: Any, settings: Settings
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Evaluate `sessions` (any input of `open_raw_texts`) with a saved model. Return a
-    table of COLUMNS, one row per session, and the report. Rank and place are those of
-    its least expected key. Raises ModelError, RawTextsError, SettingsError."""
+    """Judge `sessions` (any input of `open_raw_texts`) with a saved model. Return a
+    table with the columns COLUMNS and one row per session, and the report. `rank` and
+    `place` describe the least expected key of a session. Raises ModelError,
+    RawTextsError or SettingsError."""
     raw, session = open_raw_texts(sessions, ENTRY), settings.split.group_column
     own = settings.predict.model_copy(update={"id_column": session, "keep_text": True})
     found = predict(model, tokenizer, raw, settings.model_copy(update={"predict": own}))
@@ -66,7 +69,8 @@ def detect(
 def _labels(
     raw: RawTexts, column: str | None, session: str | None
 ) -> pd.DataFrame | None:
-    """Return labels by source, row and session: a line may begin several sessions."""
+    """Return labels by source, row and session, as one line may begin several
+    sessions."""
     if column is None:
         return None
     if column not in raw.column_names:
@@ -89,12 +93,12 @@ def _labels(
 def _judge_sessions(
     rows: pd.DataFrame, detect: DetectSettings, most: int
 ) -> pd.DataFrame:
-    """Return `rows` with further columns, which are null for an unusable session. A cut
-    session has no end."""
+    """Add the verdict on each session to `rows`. The new columns are null for unusable
+    sessions. A truncated session cannot break off."""
     good = rows[rows["rank"].notna()]
     keys = good["text"].str.split()
     count = keys.map(len)
-    is_cut = count + 2 > most  # start and end count, too
+    is_cut = count + 2 > most  # including the start and end tokens
     breaks_off = (good["end_probability"] < detect.min_end_probability) & ~is_cut
     unexpected = good["rank"] >= detect.top_keys
     at_the_end = breaks_off & ~unexpected
@@ -113,7 +117,7 @@ def _judge_sessions(
 
 
 def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
-    """Return the report. A session that breaks off is always abnormal."""
+    """Return the report, in which sessions that break off always count as abnormal."""
     usable = table[table["rank"].notna()]
     known = usable[usable["label"].notna()]
     ranks = known["rank"].mask(known["breaks_off"].astype(bool), np.inf)
@@ -132,7 +136,7 @@ def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
 
 
 def _figures(ranks: pd.Series, truth: pd.Series, top_keys: int) -> dict[str, Any]:
-    """Return figures of labelled sessions; None for a figure without any session."""
+    """Return metrics of labelled sessions. Metrics without any session are None."""
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
     missed, total = int((~found & truth).sum()), len(ranks)

@@ -1,6 +1,6 @@
-"""Predictions of rows turned into tables for people: by class, and wrong rows.
+"""Readable tables of predictions: metrics by class, and the worst errors.
 
-No torch: figures of a class are counts of columns.
+This module needs no torch, because metrics by class are computed from counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 SHOWN_NAMES = 10
 MOST_CONFUSED = 1_000
-"""Most classes of a confusion matrix, which grows with their square."""
+"""The largest number of classes for a confusion matrix, whose size is its square."""
 
 
 def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return a row per class: rows, predicted, precision, recall, f1; empty without
-    names. A division by zero gives zero, like in scikit-learn."""
+    """Return a table with the rows, predictions, precision, recall and F1 of each
+    class. It is empty without class names. As in scikit-learn, a division by zero gives
+    zero."""
     label, predicted = predictions["label"], predictions["prediction"]
     columns = {
         "rows": label,
@@ -52,8 +53,8 @@ def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
 
 
 def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]]:
-    """Return rows by true class, with columns by predicted class. Empty with more than
-    MOST_CONFUSED classes, for which it would be too large."""
+    """Return the confusion matrix, with a row per true class and a column per predicted
+    class. It is empty if there are more than MOST_CONFUSED classes."""
     count, number = len(names), {name: place for place, name in enumerate(names)}
     if not 0 < count <= MOST_CONFUSED:
         return []
@@ -65,9 +66,10 @@ def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]
 def baseline_figures(
     predictions: pd.DataFrame, classes: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return the most frequent label (or set of labels) of the split, the accuracy of
-    always predicting it, and the `classes` (of `class_table`) that have rows and are
-    never predicted (a warning). Empty for numbers, and without predictions."""
+    """Return the most frequent label (or set of labels) and the accuracy of always
+    predicting it. Classes that have rows but are never predicted are returned, too, and
+    logged as a warning. `classes` is the result of `class_table`. The result is empty
+    for numbers or without rows."""
     labels = predictions["label"]
     if not len(labels) or pd.api.types.is_float_dtype(labels):
         return {}
@@ -89,8 +91,9 @@ def baseline_figures(
 def wrong_rows(
     predictions: pd.DataFrame, rows: Any, tokenizer: TokenizerFile | None, most: int
 ) -> pd.DataFrame:
-    """Return the `most` wrong rows of the largest loss, with their texts decoded from
-    the tokens, or their source files. `rows`: `datasets.Dataset` of the split."""
+    """Return the `most` wrong predictions with the largest loss. Their texts are
+    decoded from the tokens; for samples, the source file is given. `rows` is the
+    `datasets.Dataset` of the split."""
     wrong = predictions[predictions["wrong"].astype(bool)]
     kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)
     opened, name = rows_from_dataset(rows), "text" if tokenizer else "source"

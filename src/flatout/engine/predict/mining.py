@@ -1,8 +1,9 @@
-"""Hard negatives: passages that a model confuses with the answer of an anchor.
+"""Mining of hard negatives: passages that a model confuses with the answer to an
+anchor.
 
-All passages of a corpus are ranked for each anchor by the exact product of the vectors,
-in blocks. A passage that scores above the positive less a margin is more likely another
-answer than a negative, and is left out.
+For each anchor, all passages of a corpus are ranked by the exact dot product of the
+vectors, block by block. A passage whose score exceeds that of the positive minus a
+margin is skipped, because it is more likely another answer than a negative.
 """
 
 from __future__ import annotations
@@ -58,22 +59,24 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Triplets:
-    """Lazy table of SCHEMA: the pairs of train with mined negatives, and those of
-    validation and test as they are. Reading `batches` once computes it."""
+    """Lazy table with the columns of SCHEMA. It contains the train pairs with mined
+    negatives, and the validation and test pairs unchanged. It is computed while
+    `batches` is read."""
 
     splits: Mapping[str, Any]
-    """Tables of the rows of each split, with `text` and `passages`."""
+    """The tables of all splits, with the columns `text` and `passages`."""
     corpus: Any
-    """Distinct passages (C,), Arrow."""
+    """The distinct passages of the corpus as an Arrow array (C,)."""
     vectors: Callable[[Any], list[Vectors]]
-    """Returns the vectors of texts (N,), Arrow."""
+    """Returns the vectors of an Arrow array of N texts."""
     device: torch.device
     options: MineSettings
 
     schema = SCHEMA
 
     def batches(self) -> Iterator[Any]:
-        """Yield RecordBatches. Raises SettingsError if no pair has a negative."""
+        """Yield RecordBatches of SCHEMA. Raises SettingsError if no pair has a
+        negative."""
         splits = dict(self.splits)
         train = splits.pop("train")
         texts, pairs = _numbered(self.corpus, *_pairs(train))
@@ -94,8 +97,8 @@ class Triplets:
                 yield _batch(*_pairs(batch), others, name)
 
     def _mined(self, vectors: list[Vectors], anchors: Ints, positives: Ints) -> Ints:
-        """Return numbers (N, negatives) of the negatives of N pairs, best first; -1
-        after the last."""
+        """Return the numbers of the negatives of N pairs as an array (N, negatives),
+        best first. Missing negatives are -1."""
         options = self.options
         found = np.full((len(anchors), options.negatives), -1)
         order = np.argsort(anchors, kind="stable")
@@ -109,7 +112,7 @@ class Triplets:
             left_out = np.hstack([np.stack([query, positives[rows]]), themselves])
             ours = chosen(vectors, own)
             cosines = (ours[query] * chosen(vectors, positives[rows])).sum(1)
-            limits = np.full((len(own), 1), np.inf)  # the lowest of several positives
+            limits = np.full((len(own), 1), np.inf)  # of several positives, the lowest
             np.minimum.at(limits[:, 0], query, cosines - options.margin)
             scores, numbers = best(
                 ours, vectors, len(self.corpus), options.top_k, left_out, self.device
@@ -129,9 +132,10 @@ def mine(
     corpus: Any,
     settings: Settings,
 ) -> Triplets:
-    """Return the triplets. `splits`: rows of pairs, each a `datasets.Dataset`;
-    `corpus`: such rows, or texts (any input of `open_raw_texts`). Raises ModelError,
-    RawTextsError, SettingsError."""
+    """Return the triplets for the given rows of pairs. `splits` maps split names to
+    `datasets.Dataset`s, and `corpus` is such a dataset or any input of
+    `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if they do not
+    fit."""
     for name, rows in splits.items():
         if PASSAGES not in rows.column_names or "label" in rows.column_names:
             raise SettingsError(
@@ -157,7 +161,7 @@ def mine(
 def _vectors(
     model: Any, tokenizer: TokenizerFile, settings: Settings
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
-    """Return a function that makes or reads the vectors of texts, and its device."""
+    """Return a function that computes or loads the vectors of texts, and its device."""
     digest = ContentKey(model_file_hashes(model.config)).digest
     predict = settings.predict.model_copy(update={"text_pair_column": None})
     settings = settings.model_copy(update={"predict": predict})
@@ -181,8 +185,9 @@ def _vectors(
 
 
 def corpus_texts(corpus: Any, column: str) -> Any:
-    """Return the distinct texts (C,) of a corpus, Arrow; of rows of pairs their
-    passages. Raises RawTextsError."""
+    """Return the distinct texts of a corpus as an Arrow array (C,). If the corpus
+    consists of pairs, these are their passages. Raises RawTextsError if the text column
+    is missing."""
     raw = open_raw_texts(corpus, "mine_corpus")
     present = raw.column_names
     if PASSAGES in present:
@@ -202,15 +207,15 @@ def _pairs(table: Any) -> tuple[Any, Any]:
 
 
 def _distinct(*columns: Any) -> Any:
-    """Return the distinct texts of Arrow arrays, in order, as one array."""
+    """Return the distinct texts of several Arrow arrays as one array, in order."""
     chunks = [c for one in columns for c in getattr(one, "chunks", [one])]
     large = [chunk.cast(pa.large_string()) for chunk in chunks]
     return pc.unique(pa.chunked_array(large, pa.large_string()))
 
 
 def _numbered(corpus: Any, *columns: Any) -> tuple[Any, list[Ints]]:
-    """Return all distinct texts, those of `corpus` first, and the numbers of the texts
-    of `columns`."""
+    """Return all distinct texts, starting with those of `corpus`, and for each of
+    `columns` the numbers of its texts."""
     texts = _distinct(corpus, *columns)
     found = (pc.index_in(column.cast(texts.type), texts) for column in columns)
     return texts, [numbers.to_numpy().astype(np.int64) for numbers in found]

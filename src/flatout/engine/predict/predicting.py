@@ -1,8 +1,7 @@
-"""A saved model applied to texts or samples: a row of predictions for every row, in
-order.
+"""Predictions of a saved model for texts or samples, one for every row, in order.
 
-Rows are read, predicted and passed on one window at a time, so that memory does not
-grow with the file. A row that cannot be used keeps its place, with the reason.
+Rows are read, predicted and passed on window by window, so that memory use does not
+grow with the file. A row that cannot be used keeps its place and gets a reason instead.
 """
 
 from __future__ import annotations
@@ -45,17 +44,18 @@ SHOWN_REASONS = 5
 REASON = pa.field("reason", pa.string())
 Item = TypeVar("Item")
 Window = tuple[Any, SplitRows | None]
-"""(table with `reason` and copied columns of each row, rows without a reason)."""
+"""A table with copied columns and `reason`, and the rows that have no reason."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Lazy table: source, row; id and texts if there are any; label, score and a
-    probability per class, or value; reason. Reading `batches` once computes it."""
+    """Lazy table of predictions. The columns are source and row, id and texts if
+    present, the task's answers (such as a label, score and probabilities), and reason.
+    It is computed while `batches` is read."""
 
     windows: Callable[[], Iterator[Window]]
     kept: Sequence[Any]
-    """Arrow fields of a window that are also columns of the table."""
+    """The Arrow fields that are copied from the windows to the table."""
     predictor: Predictor
 
     @property
@@ -63,7 +63,7 @@ class Predictions:
         return pa.schema([*self.kept, *self.predictor.task.answer_fields(), REASON])
 
     def batches(self) -> Iterator[Any]:
-        """Yield a RecordBatch per window, rows in their order."""
+        """Yield a RecordBatch for each window, with its rows in order."""
         started, rows, reasons = time.perf_counter(), 0, Counter[str]()
         for window, usable in self.predictor.prefetch(self.windows()):
             rows += window.num_rows
@@ -77,7 +77,7 @@ class Predictions:
         task, answers = self.predictor.task, dict[str, Any]()
         if rows is not None:
             answers |= task.row_answers(self.predictor.calibrated_logits(rows), rows)
-        # Number of each row's answer; null for a row without an answer.
+        # The index of each row's answer, or null if it has none.
         place = pa.array(np.cumsum(usable) - 1, mask=~usable)
         for field in task.answer_fields():
             column = pa.array(answers.get(field.name, []), field.type)
@@ -90,8 +90,9 @@ class Predictions:
 def predict(
     model: Any, tokenizer: TokenizerFile, texts: Any, settings: Settings
 ) -> Predictions:
-    """Return the predictions of `model` (of `from_pretrained`) for `texts` (any input
-    of `open_raw_texts`). Raises ModelError, RawTextsError, SettingsError."""
+    """Return the predictions of `model` (from `from_pretrained`) for `texts`, any input
+    of `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if they do
+    not fit."""
     raw = open_raw_texts(texts, "predict_texts")
     columns = _with_columns(raw, settings)
     settings = settings.model_copy(update={"predict": columns})
@@ -119,8 +120,8 @@ def predict(
 
 
 def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-    """Yield the windows of `predict.shard` (i/n): consecutive ones, so that the shards
-    in their order give all windows. `read` is called twice, first to count them."""
+    """Yield the windows of the shard `shard` ("i/n"; None means all). All shards in
+    order give all windows. `read` is called twice, first to count the windows."""
     if shard is None:
         return read()
     number, count = map(int, shard.split("/"))
@@ -137,8 +138,9 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
-    """Return the columns of the texts: the named ones; else those of split, or those
-    that split writes if these are its rows."""
+    """Return the settings with text columns filled in. By default they are the columns
+    named for `split`, or the columns that `split` writes if the texts are its
+    output."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     keys = ("text_column", "text_pair_column")
@@ -189,8 +191,9 @@ PLACES = [pa.field("source", pa.string()), pa.field("row", pa.int64())]
 def predict_samples(
     model: Any, path: Path, kind: str, settings: Settings
 ) -> Predictions:
-    """Return predictions of `model` (of `from_pretrained`) for the samples in `path`, a
-    file or folder. `kind`: as in `train.rows`. Raises ModelError, SettingsError."""
+    """Return the predictions of `model` (from `from_pretrained`) for the samples in
+    `path`, a file or folder. `kind` is a value of `train.rows`. Raises ModelError or
+    SettingsError."""
     predictor, own = Predictor(model, None, settings), getattr(settings, kind)
     if kind == "images":
         height, _, channels = shape_of(model.config)
@@ -215,7 +218,8 @@ def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
 
 
 def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, Any]:
-    """Return the task's answers, by column, to `samples` (N, ...) of its shape."""
+    """Return the task's answers for `samples` (N, ...) as columns. The samples must
+    have the shape that the model expects."""
     return predictor.task.answers(
         predictor.calibrated_logits(_rows(predictor, samples))
     )

@@ -1,8 +1,8 @@
-"""A saved model: rows in, logits out, at the full speed of all devices.
+"""Fast inference with a saved model on all devices: rows in, logits out.
 
-There is no randomness and no avoidable padding: rows are sorted by length, and
-concatenated (packed) or divided to minimise padding (grouped). The forward pass is that
-of training, without dropout and gradient.
+Rows are sorted by length and either concatenated (packed) or grouped to minimise
+padding (grouped). The forward pass is the one used in training, without dropout and
+gradients.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from flatout.engine.train.setup.budgets import (
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 1024
-"""Number of rows, of similar length, that are planned together."""
+"""The number of rows, of similar length, that are planned together."""
 GPU_MULTIPLE = 64
 
 Item = TypeVar("Item")
 
 
 class Predictor:
-    """`model` (of `from_pretrained`) on this machine's devices.
+    """Runs `model` (from `from_pretrained`) on the devices of this machine.
 
-    The model is changed in place: its attention, its device; further devices have
-    copies. Raises ModelError if it
-    has no answer per row, SettingsError if parameters do not fit it.
+    The model is modified in place: its attention implementation is replaced and it is
+    moved to the first device. Other devices get copies. Raises ModelError if it
+    predicts nothing for a row, or SettingsError if the parameters do not fit it.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Predictor:
         settings: Settings,
         task: Task | None = None,
     ) -> None:
-        """`tokenizer`: None if samples have one shape. `task`: that of a model without
-        answers per row, only to be evaluated."""
+        """`tokenizer` is None if all samples have the same shape. `task` is needed only
+        to evaluate a model that predicts nothing for a row."""
         vocabulary = vocabulary_of(tokenizer)
         self.task = task or answering_task(model, settings.model, vocabulary)
         self.label_names = label_names_of(model.config)
@@ -100,9 +100,9 @@ class Predictor:
         self._models = {self.devices[0]: self._model}
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
-        """Return the task's `target_outputs` (K, classes) of N rows, in their order;
-        most tasks have one target per row. The devices get micro-batches in turn; each
-        is waited for once."""
+        """Return the task's `target_outputs` (K, classes) for N rows in order. Most
+        tasks have one target per row. Micro-batches are distributed over the devices in
+        turn, and each device is synchronised only once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
             batches = self.prefetch(self.micro_batches(tokens))
@@ -116,7 +116,7 @@ class Predictor:
         return np.concatenate(parts)[order]
 
     def calibrated_logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
-        """Return `logits` divided by the model's temperature."""
+        """Return `logits` divided by the temperature of the model."""
         found, task = self.logits(tokens), self.task
         if isinstance(task, Calibrated):
             found /= np.float32(task.calibration.temperature)
@@ -137,22 +137,23 @@ class Predictor:
             return torch.cat(found)
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
-        """Return loss and figures of the task over all rows, in this process."""
+        """Return the loss and metrics over all rows, computed by this process alone."""
         alone, planner = replace(self.runtime, ranks=Ranks()), self._planner
         return evaluate(
             self._model, rows, planner, self._collator, alone, self.own_metrics
         )
 
     def prefetch(self, items: Iterator[Item]) -> Iterator[Item]:
-        """Yield the same items; on a GPU the next is made while it processes one. A CPU
-        has no free core for that."""
+        """Yield the same items. On a GPU, the next item is prepared in the background;
+        a CPU has no free core for that."""
         return prefetched(items) if self.runtime.is_cuda else items
 
     def micro_batches(
         self, tokens: SplitRows, size: int | None = None
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
-        """Yield the row (K,) of each target and the tensors of a forward pass, long
-        rows first. `size`: rows of each; None: as many as its budget allows."""
+        """Yield the row numbers (K,) of the targets and the input tensors of each
+        forward pass, longest rows first. `size` is the number of rows; if None, the
+        token budget decides."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), size or ROWS_AT_ONCE):
@@ -166,14 +167,15 @@ class Predictor:
                 yield self._rows_of_targets(tokens, rows[own]), tensors
 
     def _rows_of_targets(self, tokens: SplitRows, rows: Ints) -> Ints:
-        """Return `rows` (B,) with each row repeated for each of its targets, (K,)."""
+        """Return `rows` (B,) as an array (K,) that repeats each row once per target."""
         if self.task.head_kind.one_a_row:
             return rows
         found = self.task.targets(tokens, rows, 0, pools_last=self._collator.pools_last)
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, this process's first; its device if it is a rank."""
+        """Return all visible GPUs, with this process's own first. A rank gets only its
+        own."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
             return [own]
@@ -181,7 +183,8 @@ class Predictor:
         return [own, *(device for device in every if device != own)]
 
     def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
-        """Choose strategy and attention kernel; grouped if packing is not exact."""
+        """Choose the batching strategy and attention implementation. Rows are grouped
+        if packing would change results."""
         wanted, kernel = settings.predict.strategy, settings.runtime.attention
         config = model.config
         if self.shape is not None:
@@ -192,7 +195,7 @@ class Predictor:
         if kernel in ("eager", "sdpa"):
             fault = f"runtime.attention: {kernel} works on padded batches"
         if wanted == "auto":
-            # A CPU packs row by row: equally fast on long rows, slower on short ones.
+            # On a CPU packed rows run one by one, which is slower if they are short.
             wanted = "packed" if self.runtime.is_cuda else "grouped"
         if wanted == "grouped" or fault:
             if wanted == "packed":
@@ -238,7 +241,8 @@ class Predictor:
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items; the next is made in a thread while one is used."""
+    """Yield the same items, preparing each in a thread while the previous one is
+    used."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)

@@ -1,7 +1,7 @@
-"""Predictions of a saved model for a split with labels: one pass, cached by key.
+"""Predictions of a saved model for a labelled split, computed in one pass and cached.
 
-The table has a line for each row; the figures are the task's. Language models, which
-have no answer per row, give only figures.
+The table has one line per row, and the metrics are those of the task. Language models,
+which predict nothing for a row as a whole, only have metrics.
 """
 
 from __future__ import annotations
@@ -43,40 +43,39 @@ from flatout.engine.train.evaluate import Sums
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
-"""Increase it when the same input would give other predictions."""
+"""Increase this whenever the same input would give different predictions."""
 MOST_SEEN = 0.01
-"""Share of rows that may equal rows of the training by chance in other data."""
+"""The share of rows of other data that may equal training rows by chance."""
 SEPARATE = frozenset({"label", "score", "value"})
-"""Answers of a task that have separate columns here."""
+"""Answers that are already covered by other columns of the table."""
 
 
 @dataclass
 class SplitPredictions:
-    """A model's answers to all rows of a split; computed at the first access.
+    """Predictions and metrics of a model for all rows of a split.
 
-    It gives both a table of predictions, and the figures as a `value`. They are cached
-    for the `key` of model, tokens, precision and seed.
+    They are computed at the first access and cached by `key`.
     """
 
     model: Any
     tokenizer: TokenizerFile | None
-    """None: the rows are not tokens."""
+    """None if rows are not tokens."""
     tokens: Any
-    """`datasets.Dataset` of the split."""
+    """The `datasets.Dataset` of the split."""
     train: Any
-    """`datasets.Dataset` of the train split."""
+    """The `datasets.Dataset` of the train split."""
     label_names: Sequence[str]
     settings: Settings
 
     @cached_property
     def key(self) -> ContentKey:
-        """Key of everything that decides the predictions."""
+        """The cache key, a hash of everything that determines the predictions."""
         calibration = Calibration.read(self.model.config.name_or_path)
         return ContentKey({**self.inputs, "calibration": asdict(calibration)})
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Everything that decides the logits, and the task's options."""
+        """Everything that determines the logits, and the options of the task."""
         settings = self.settings
         return {
             "format": FORMAT_VERSION,
@@ -95,24 +94,25 @@ class SplitPredictions:
         }
 
     def _own_metrics(self) -> dict[str, str | None]:
-        """Return name and digest of a custom metrics function, if there is one."""
+        """Return the name and digest of the custom metrics function, if any."""
         path = self.settings.train.compute_metrics
         file = source_of(path.rpartition(".")[0]) if path else None
         return {f"code of {path}": digest_of([file])} if file else {}
 
     @cached_property
     def trained(self) -> TrainedRows | None:
-        """The record of its training in the model's folder."""
+        """The record of the training rows in the model's folder, if it exists."""
         return TrainedRows.read(self.model.config.name_or_path)
 
     @property
     def seed(self) -> int:
-        """Seed of the model's training, which chose the masked tokens."""
+        """The training seed of the model, which determines the masked tokens."""
         return self.trained.seed if self.trained else self.settings.runtime.seed
 
     @cached_property
     def opened(self) -> tuple[Predictor, SplitRows, int | None]:
-        """The model and the rows, checked, and how many rows it was trained on."""
+        """The predictor, the checked rows, and how many of them were used for
+        training."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -125,7 +125,7 @@ class SplitPredictions:
 
     @cached_property
     def _found(self) -> tuple[Any, dict[str, Any]]:
-        """Return the table of predictions, and the figures."""
+        """The table of predictions and the metrics."""
         predictor, rows, trained_on = self.opened
         task = with_calibration(predictor.task, self.model)
         named = {"task": task.settings.task, "trained_on": trained_on}
@@ -137,15 +137,15 @@ class SplitPredictions:
         return _table({}, {}, task), named | {"loss": found.loss, **found.metrics}
 
     def _trained_on(self, rows: SplitRows, task: Task) -> int | None:
-        """Return how many of the rows the model was trained on; None if unknown. Raises
-        ModelError if they are texts of another split than the training's."""
+        """Return how many of the rows the model was trained on, or None if unknown.
+        Raises ModelError if the model was trained on a different split of the texts."""
         split, trained = self.settings.evaluate.split, self.trained
         if trained is None:
             return None
         seen, same = trained.count(rows), trained.key == token_key(self.train)
         if split == "train" or same:
             return seen
-        # Sessions and numbers naturally repeat; split removes repeated texts.
+        # Sessions and samples naturally repeat, but `split` removes duplicate texts.
         if self.tokenizer is None or task.texts.whole_words:
             if seen:
                 logger.warning("%s", _seen(seen, len(rows), split))
@@ -155,11 +155,13 @@ class SplitPredictions:
         return seen
 
     def table(self) -> Any:
-        """Columns row, label, prediction, score, loss, wrong, and those of the task."""
+        """Return a table with the columns row, label, prediction, score, loss and
+        wrong, and the columns of the task."""
         return self._found[0]
 
     def value(self) -> dict[str, Any]:
-        """Loss and the task's metrics, and their origin: split, rows, model, task."""
+        """Return loss and metrics together with the split, its size, the model and
+        task."""
         split, config = self.settings.evaluate.split, self.model.config
         facts = {"split": split, "rows": len(self.tokens), "model": config.name_or_path}
         return {**facts, **self._found[1]}
@@ -176,7 +178,7 @@ def _seen(seen: int | None, rows: int, split: str) -> str:
 
 
 def _check_names(config: Any, label_names: Sequence[str]) -> None:
-    """Raise ModelError if the numbers in the tokens mean other classes."""
+    """Raise ModelError if label numbers in the tokens refer to other classes."""
     known = label_names_of(config) if label_names else []
     if known != list(label_names):
         raise ModelError(

@@ -1,5 +1,7 @@
-"""Texts to predict: windows, in which every row stays, with a reason if it cannot be
-used; and the tokens that a saved model reads."""
+"""Reading and encoding of texts to predict.
+
+Texts are read in windows that keep every row, with a reason if the row cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,9 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 def text_windows(
     raw: RawTexts, settings: PredictSettings, form: str = "text"
 ) -> Iterator[Any]:
-    """Yield tables of at most `window_rows` rows (fewer if they are large), in order:
-    source, row, id, text, text_pair, reason. A row with a reason has null texts.
-    `form`: that of `Texts`.
-    """
+    """Yield tables of at most `window_rows` rows (fewer if rows are large), in order.
+    The columns are those of `window_schema`. Rows with a reason have null texts. `form`
+    is `Texts.form`."""
     pending = window_schema(settings).empty_table()
     for batch in batches_of(raw, _wanted(settings)):
         pending = pa.concat_tables([pending, _checked(batch, settings, form)])
@@ -49,7 +50,8 @@ def text_windows(
 
 
 def window_schema(settings: PredictSettings) -> Any:
-    """Return the columns of a window; `id` and `text_pair` if the source has them."""
+    """Return the columns of a window. `id` and `text_pair` are present if
+    configured."""
     fields = [("source", pa.string()), ("row", pa.int64())]
     fields += [("id", pa.string())] if settings.id_column else []
     fields += [("text", pa.string())]
@@ -58,8 +60,9 @@ def window_schema(settings: PredictSettings) -> Any:
 
 
 def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
-    """Return `window` without the texts of some rows; `faults`: reasons by number among
-    the rows that had no reason yet."""
+    """Return `window` with reasons for additional rows, whose texts are not used.
+    `faults` maps the number of a row, counted among rows without a reason, to its
+    reason."""
     places = np.flatnonzero(window.column("reason").is_null().to_numpy())
     reasons = np.array(window.column("reason").to_pylist(), dtype=object)
     for number, fault in faults.items():
@@ -70,7 +73,7 @@ def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
-    """Raise RawTextsError that names each missing column and the nearest one."""
+    """Raise RawTextsError that names each missing column and the closest match."""
     keys = ("text_column", "text_pair_column", "id_column")
     wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
     present = raw.column_names
@@ -87,7 +90,8 @@ def _wanted(settings: PredictSettings) -> list[str]:
 
 
 def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
-    """Return a table of `window_schema`: the rows of `batch`, broken ones included."""
+    """Return a table of `window_schema` with all rows of `batch`, even unreadable
+    ones."""
     texts, checks = {}, []
     pair = settings.text_pair_column
     columns = {"text": str(settings.text_column)} | (
@@ -137,7 +141,7 @@ def _with_broken(table: Any, batch: RawBatch) -> Any:
 
 
 class TextEncoder:
-    """Encodes texts according to a predictor and its settings."""
+    """Encodes texts as the predictor and its settings require."""
 
     def __init__(
         self, predictor: Predictor, model: Any, tokenizer: TokenizerFile
@@ -156,7 +160,8 @@ class TextEncoder:
         )
 
     def encode(self, texts: Any, pairs: Any | None = None) -> TokenRows:
-        """Return token rows of N texts (and N second texts), Arrow, without nulls."""
+        """Return the token rows of N texts and, optionally, N second texts. Both are
+        Arrow arrays without nulls."""
         with tokenizer_parallelism(True):
             encoded = self._encoder.encode(texts, pairs)
         lengths = encoded.lengths
@@ -167,6 +172,6 @@ class TextEncoder:
             lists["num_words"] = pc.add(pc.count_substring(texts, " "), 1)
             labels = lists_of(encoded.marks, lengths)
         else:
-            # One unused target per row.
+            # Each row needs a target, whose label is not used.
             labels = pa.array(np.zeros(len(lengths), np.int64))
         return TokenRows(pa.table({**lists, "labels": labels}))

@@ -1,5 +1,5 @@
-"""Vectors of many texts, in files that a later run with the same model reads again, and
-the best of them for some queries."""
+"""Text vectors, stored in files for later runs with the same model, and exact
+search."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Vectors = npt.NDArray[np.float32]
 def stored_vectors(
     texts: Any, encode: Callable[[Any], Vectors], folder: Path, key: str
 ) -> list[Vectors]:
-    """Return the vectors of `texts` (N,), an Arrow array, memory-mapped in parts of
-    TEXTS_A_FILE rows. `encode` computes those that `folder` does not have. Files of
-    other texts or of another model (`key`) are removed."""
+    """Return the vectors of `texts`, an Arrow array, as memory-mapped parts of
+    TEXTS_A_FILE rows. Vectors that are not in `folder` are computed with `encode`.
+    Files for other texts or another model (identified by `key`) are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
     paths, made, count = [], 0, f"{len(texts):,}"
@@ -56,7 +56,7 @@ def _save(vectors: Vectors, path: Path) -> None:
 
 
 def chosen(parts: list[Vectors], numbers: Ints) -> Vectors:
-    """Return the vectors (n, H) of the texts with these numbers (n,)."""
+    """Return the vectors (n, H) of the texts with the given numbers (n,)."""
     found = np.empty((len(numbers), parts[0].shape[1]), np.float32)
     at, rows = np.divmod(numbers, TEXTS_A_FILE)
     for part in np.unique(at).tolist():
@@ -72,9 +72,9 @@ def best(
     left_out: Ints,
     device: torch.device,
 ) -> tuple[Vectors, Ints]:
-    """Return scores and numbers (Q, most) of the best of the first `size` vectors for
-    `queries` (Q, H), best first. `left_out` (2, n): pairs of a query and a number that
-    do not count. The score of a missing one is -inf."""
+    """Search the first `size` vectors for the best matches of `queries` (Q, H). Return
+    the scores and numbers (Q, most), best first. `left_out` (2, n) are pairs of a query
+    and a number to ignore. Missing matches have a score of -inf."""
     own = torch.from_numpy(queries).to(device)
     scores = own.new_full((len(queries), most), -torch.inf)
     numbers = torch.zeros_like(scores, dtype=torch.int64)
