@@ -198,7 +198,7 @@ class EndingBench(FormulaBench):
 
 def test_what_is_found_counts_where_no_time_is_left_for_further_processes(tmp_path):
     search = searched(tmp_path, kind=EndingBench, mode="tune", tune_minutes=1e-9)
-    assert search.picks.recommended == search.tuned.chosen.trial_id
+    assert search.recommended == search.tuned.chosen
     assert summarise(search)["tuned"] is not None
 
 
@@ -209,8 +209,7 @@ def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
     base, picks = search.bench.settings, search.picks
     wanted = tuned_parameters(base, search.tuned.chosen)
     assert [tuned_parameters(base, trial) for trial in last] == [wanted] * 3
-    chosen = {picks.fastest, picks.recommended, picks.most_efficient}
-    assert not chosen & {trial.trial_id for trial in last}
+    assert not any(trial in last for trial in picks.values())
 
 
 @pytest.mark.parametrize(
@@ -219,8 +218,7 @@ def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
 def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
     """`share`: of the recommended rate that the configured settings reach."""
     search = searched(tmp_path, mode="tune")
-    by_id = {trial.trial_id: trial for trial in search.bench.results}
-    rate = by_id[search.picks.recommended].samples_per_s
+    rate = search.recommended.samples_per_s
     figures = {**search.configured.figures, "samples_per_s": share * rate}
     configured = replace(search.configured, figures=figures)
     monkeypatch.setattr(Search, "configured", configured)
@@ -248,8 +246,7 @@ def test_a_host_that_slows_hides_no_gain(tmp_path):
     )
     expected, found = (s.tuned.rate / s.configured.rate for s in (quiet, slowing))
     assert found == pytest.approx(expected)
-    trials = {t.trial_id: t for t in slowing.bench.results}
-    chosen, configured = trials[slowing.picks.recommended], slowing.configured
+    chosen, configured = slowing.recommended, slowing.configured
     assert chosen.trial_id == slowing.tuned.chosen.trial_id
     assert chosen.rate < configured.rate < slowing.tuned.rate
     source = summarise(slowing)["tuned"]["provenance"]

@@ -194,7 +194,7 @@ def database_of_mlflow(file: Path) -> None:
         (lambda file: file.write_bytes(b'{"model": "mine"}'), "not a database"),
         (lambda file: file.write_bytes(b"SQLite format 3\x00\x10\xff\xfe"), ""),
         (lambda file: file.write_bytes(b"\x00" * 64), ""),
-        (database_of_mlflow, "its tables are experiments"),
+        (database_of_mlflow, "no such table: studies"),
     ],
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(make, cause, tmp_path):

@@ -460,6 +460,7 @@ def test_settings_tuned_elsewhere_warn_before_training(data, caplog):
         ["device", "H200,"],
         ["data", "other,"],
     ]
+    caplog.clear()
     hooks = SettingsHooks(run := Run())
     run.settings = settings
     node = create_pipeline().nodes[0]

@@ -30,9 +30,7 @@ class BenchmarkError(RuntimeError):
 
 def summarise(search: Search) -> dict[str, Any]:
     """Return everything except the tables."""
-    bench = search.bench
-    by_id = {trial.trial_id: trial for trial in bench.results}
-    picks, recommended = search.picks, search.recommended
+    bench, recommended = search.bench, search.recommended
     return {
         "mode": bench.options.mode,
         "complete": search.complete,
@@ -41,10 +39,7 @@ def summarise(search: Search) -> dict[str, Any]:
         "reused_trials": bench.reused,
         "skipped": search.skipped,
         "elapsed_s": bench.elapsed_s,
-        "picks": {
-            name: _shown(by_id.get(trial_id or ""))
-            for name, trial_id in asdict(picks).items()
-        },
+        "picks": {name: _shown(trial) for name, trial in search.picks.items()},
         "verdict": _verdict(search, recommended),
         "time_to_train": time_to_train(
             bench.train_rows,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from operator import attrgetter
 from statistics import median
@@ -17,16 +16,7 @@ from flatout import __version__
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.parameters import Settings
 
-
-@dataclass(frozen=True)
-class Picks:
-    """The three recommended trials, as trial_ids; None if no trial qualifies."""
-
-    fastest: str | None
-    most_efficient: str | None
-    """The trial with the most samples/s per GiB."""
-    recommended: str | None
-    """The fastest that leaves the head-room free."""
+PICKS = ("fastest", "most_efficient", "recommended")
 
 
 def pick(
@@ -37,30 +27,26 @@ def pick(
     headroom: float,
     free_global_batch: bool = False,
     rate_of: Callable[[TrialResult], float] = attrgetter("rate"),
-) -> Picks:
-    """Choose among whole trainings at the user's global batch, or at any if it is free.
-    `rate_of`: the rate by which they are compared."""
+) -> dict[str, TrialResult | None]:
+    """Choose among whole trainings at the user's global batch, or at any if it is free:
+    the fastest, the one with the most samples/s per GiB, and the fastest that leaves
+    the head-room free; None if no trial qualifies. `rate_of`: the rate by which they
+    are compared."""
     rated = [
         trial
         for trial in trials
         if trial.ok and trial.kind == "end_to_end" and trial.samples_per_s
         if free_global_batch or trial.global_batch_size == global_batch_size
     ]
+    known = [t for t in rated if t.reserved_memory_gib]
     limit = (1 - headroom) * memory_gib if memory_gib else math.inf
     safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit]
-    return Picks(
-        fastest=_best(rated, rate_of),
-        most_efficient=_best(
-            [t for t in rated if t.reserved_memory_gib],
-            lambda trial: rate_of(trial) / (trial.reserved_memory_gib or 1.0),
-        ),
-        recommended=_best(safe, rate_of),
+    found = (
+        max(rated, key=rate_of, default=None),
+        max(known, key=lambda t: rate_of(t) / t.reserved_memory_gib, default=None),
+        max(safe, key=rate_of, default=None),
     )
-
-
-def _best(trials: Sequence[TrialResult], key: Any) -> str | None:
-    best = max(trials, key=key, default=None)
-    return best.trial_id if best else None
+    return dict(zip(PICKS, found, strict=True))
 
 
 def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
@@ -75,17 +61,13 @@ def time_to_train(
 ) -> dict[str, Any] | None:
     """Return hours of step time with the configured settings and with those of `after`;
     evaluation, checkpoints and start-up are not included."""
-
-    def hours(trial: TrialResult | None) -> float | None:
-        return rows * epochs / trial.rate / 3600 if trial and trial.rate else None
-
     if after is None:
         return None
-    return {
-        "epochs": epochs,
-        "hours_before": hours(before),
-        "hours_after": hours(after),
-    }
+    hours = [
+        rows * epochs / trial.rate / 3600 if trial and trial.rate else None
+        for trial in (before, after)
+    ]
+    return {"epochs": epochs, "hours_before": hours[0], "hours_after": hours[1]}
 
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.benchmark.ladder import Step, ladder
-from flatout.engine.benchmark.recommend import Picks, pick
+from flatout.engine.benchmark.recommend import PICKS, pick
 from flatout.engine.benchmark.runner import Bench, OutOfTime, Watch
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.benchmark.tune import CONFIGURED, Tuned, tune
@@ -42,12 +42,12 @@ class Search:
         return next(found, None)
 
     @property
-    def picks(self) -> Picks:
+    def picks(self) -> dict[str, TrialResult | None]:
         """Return the picks for the user's training; empty in modes that only compare,
         and for an interrupted search."""
         bench, options = self.bench, self.bench.options
         if options.mode not in ADVISES or not self.complete:
-            return Picks(None, None, None)
+            return dict.fromkeys(PICKS)
         return pick(
             [t for t in bench.results if t.world_size == bench.processes],
             bench.settings.train.global_batch_size,
@@ -59,8 +59,7 @@ class Search:
 
     @property
     def recommended(self) -> TrialResult | None:
-        picked = self.picks.recommended
-        return next((t for t in self.bench.results if t.trial_id == picked), None)
+        return self.picks["recommended"]
 
     def rate_of(self, trial: TrialResult) -> float:
         """Return samples/s; for a trial paired with the configured settings, scaled to

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
     """Upload `folder` in one commit and return its address. `options`: `public`, and
-    `force`, to replace other content. Raises ModelError with the remedy."""
+    `force`, to replace what is there. Raises ModelError with the remedy."""
     token = token or get_token()
     if not token:
         raise ModelError(
@@ -125,10 +124,10 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
         )
     api, force = HfApi(token=token), options["force"]
     try:
-        if not force and (other := _other_files(api, repository, files_of(folder))):
+        if not force and (stored := _stored_files(api, repository)):
             raise ModelError(
-                f"{repository} has other content ({', '.join(other[:3])}): choose "
-                "another name, or replace it with --force"
+                f"{repository} has content ({', '.join(stored[:3])}): choose another "
+                "name, or replace it with --force"
             )
         api.create_repo(repository, private=not options["public"], exist_ok=True)
         done = api.upload_folder(
@@ -146,23 +145,13 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
     return str(done.commit_url)
 
 
-def _other_files(api: HfApi, repository: str, own: dict[str, Path]) -> list[str]:
-    """Return files of the repository, if it exists, that differ from `own`."""
+def _stored_files(api: HfApi, repository: str) -> list[str]:
+    """Return the files of the repository, if it exists."""
     try:
-        found = [*api.list_repo_tree(repository, recursive=True)]
+        found = api.list_repo_files(repository)
     except RepositoryNotFoundError:
         return []
-    stored = {one.path: one for one in found if hasattr(one, "blob_id")}
-    stored.pop(".gitattributes", None)
-    return [n for n, one in stored.items() if n not in own or _differs(one, own[n])]
-
-
-def _differs(stored: Any, path: Path) -> bool:
-    content = path.read_bytes()
-    if stored.lfs:
-        return bool(hashlib.sha256(content).hexdigest() != stored.lfs.sha256)
-    git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
-    return bool(git.hexdigest() != stored.blob_id)
+    return [name for name in found if name != ".gitattributes"]
 
 
 def _json(path: Path) -> dict[str, Any]:

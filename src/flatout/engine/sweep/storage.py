@@ -118,21 +118,14 @@ def _check_file(file: Path) -> None:
     if not file.exists() or not file.stat().st_size:
         return
     try:
-        with closing(
-            sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
-        ) as found:
-            tables = {
-                name for (name,) in found.execute("select name from sqlite_master")
-            }
+        address = f"{file.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as found:
+            found.execute("select study_name from studies")
     except sqlite3.DatabaseError as error:
-        tables, cause = set(), str(error)
-    else:
-        cause = f"its tables are {', '.join(sorted(tables)[:3]) or 'none'}"
-    if "studies" not in tables:
         raise SettingsError(
             f"sweep.storage: {file} is not the database of a sweep: name another file "
-            f"({cause}). It is left as it was"
-        )
+            f"({error}). It is left as it was"
+        ) from None
 
 
 def _server(options: SweepSettings, stale: Stale) -> RDBStorage:
