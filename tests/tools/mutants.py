@@ -47,12 +47,12 @@ MODULES = {
     "batches/collation": (*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),
     "batches/global_batches": (
         *(*PLAIN, *SHAPES),
-        *("test_batching.py", "test_statistics.py"),
+        *("test_batching.py", "test_statistics.py", "test_row_steps.py"),
     ),
     "rows/layout": (*PLAIN, *SHAPES, "test_collation.py"),
     "tasks/_shared/cross_entropy": (
-        *(*PLAIN, "test_evaluate.py"),
-        "test_loss_options.py",
+        *(*PLAIN, "test_evaluate.py", "test_loss_options.py"),
+        *("test_metrics.py", "test_predict.py"),
     ),
     "tasks/_shared/metrics": ("test_evaluate.py", "test_metrics.py"),
     "tasks/masked_lm": (*PLAIN, "test_collation.py", "test_model_parity.py"),
@@ -71,7 +71,10 @@ MODULES = {
         "test_distributed.py",
     ),
     "checkpoints/shards": ("test_checkpoint.py", "test_distributed.py"),
-    "checkpoints/checkpoint_folder": ("test_checkpoint.py", "test_resume.py"),
+    "checkpoints/checkpoint_folder": (
+        *("test_checkpoint.py", "test_resume.py"),
+        "test_early_stopping.py",
+    ),
     "checkpoints/checkpoint_writer": ("test_checkpoint.py", "test_resume.py"),
 }
 """Modules whose mutants are drawn, and the tests that stand for them."""
