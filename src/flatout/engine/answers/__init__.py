@@ -1,1 +1,1 @@
-"""Answers to a user's questions: is a step right, which rows were in it."""
+"""Answers to users' questions: is a step correct, and which rows does it have?"""

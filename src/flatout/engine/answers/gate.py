@@ -1,8 +1,8 @@
-"""A gate for continuous integration: is training as fast and as good as it was?
+"""Gate for continuous integration: is training still as fast and as good as before?
 
-A few short trainings, which differ in the seed only, are compared with those of a file
-in git. On a CPU it is the CPU time of one thread that counts, in units of a fixed piece
-of work that runs between the steps: what else runs on the machine slows down both.
+A few short runs, which differ only in their seed, are compared with a baseline file in
+git. On a CPU, the CPU time of one thread is measured relative to a fixed piece of work
+that runs between the steps, because other load on the machine slows down both.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from flatout.engine.train.setup.job import TrainJob
 RUNS = 3
 WINDOWS = 25
 LEAST_RATE, MOST_RATE = 0.1, 0.25
-"""Tolerated loss of rate: the spread between the trainings of one gate, at least the
-first; beyond the second the machine is too noisy to compare rates."""
+"""The tolerated slowdown is the spread between the runs of a gate, but at least
+LEAST_RATE. If the spread exceeds MOST_RATE, the machine is too noisy to compare
+rates."""
 LEAST_LOSS = 0.01
-"""Smallest tolerated relative rise of the validation loss."""
+"""The smallest tolerated relative increase of the validation loss."""
 COMPARABLE = ("device", "world_size", "token_key")
 UNCOMPARED = ("runtime.seed", "train.resume")
 WINDOW, WORK = "gate_window_s", "gate_work_s"
@@ -45,20 +46,20 @@ WINDOW, WORK = "gate_window_s", "gate_work_s"
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of the trainings of one gate."""
+    """The results of the runs of one gate."""
 
     steps: PositiveInt
     rates: Annotated[list[PositiveFloat], Field(min_length=1)]
-    """Rate of each training: on a CPU steps in the time of the fixed work, on a GPU
-    samples/s in the best window."""
+    """The rate of each run: on a CPU, steps in the time that the fixed work takes; on a
+    GPU, samples/s in the best window."""
     losses: Annotated[list[float], Field(min_length=1)]
-    """Validation loss at the end of each."""
+    """The validation loss at the end of each run."""
     params: dict[str, str]
     tags: dict[str, str]
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """Raises SettingsError without a usable file."""
+        """Read a baseline. Raises SettingsError if the file is missing or unusable."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
@@ -73,7 +74,7 @@ class Measured:
 
 
 class Yardstick:
-    """Training callback that times each window, and a fixed piece of work after it."""
+    """Training callback that times each window and a fixed piece of work after it."""
 
     def __init__(self) -> None:
         width = 128
@@ -93,13 +94,13 @@ class Yardstick:
         for _ in range(2):
             self._model(self._rows).square().mean().backward()
         self._begin_s = time.process_time()
-        if begin_s is None:  # the first window has the warm-up
+        if begin_s is None:  # the first window includes the warm-up
             return {}
         return {WINDOW: end_s - begin_s, WORK: self._begin_s - end_s}
 
 
 def measure(job: TrainJob, steps: int) -> Measured:
-    """Train `RUNS` times `steps` steps, in a temporary folder."""
+    """Train RUNS times for `steps` steps each, in temporary folders."""
     found = [_trained(job, steps, number) for number in range(RUNS)]
     report = found[0][0].report
     groups = job.settings.model_dump(mode="json", include={"runtime", "model", "train"})
@@ -150,8 +151,8 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
 
 
 def check_comparable(now: Measured, before: Measured) -> None:
-    """Raise SettingsError for a baseline of another machine, data or number of
-    steps."""
+    """Raise SettingsError if the baseline has another machine, dataset or step
+    count."""
     pairs = [(n, before.tags.get(n), now.tags.get(n)) for n in COMPARABLE]
     pairs.insert(0, ("--steps", str(before.steps), str(now.steps)))
     other = [f"{name}: {a} -> {b}" for name, a, b in pairs if a != b]
@@ -163,8 +164,9 @@ def check_comparable(now: Measured, before: Measured) -> None:
 
 
 def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
-    """Return a sentence on the rate, and the figures that are worse than the baseline
-    by more than its noise, with the settings that differ."""
+    """Return a sentence about the rate, and a list of faults. The list names the
+    metrics that are worse than the baseline by more than its noise, and the settings
+    that differ."""
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     limit, faults = 1 - max(LEAST_RATE, noise), []

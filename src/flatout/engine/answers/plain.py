@@ -1,8 +1,8 @@
-"""Losses of rows computed with transformers' model and PyTorch's loss functions.
+"""Reference losses, computed with the transformers model and PyTorch's loss functions.
 
-Rows of the same length share a forward pass, without padding and without masks.
-Tasks and models without a counterpart in transformers run their own module, in the same
-way; `Plain.described` names the reference.
+Rows of equal length share a forward pass, without padding and masks. If transformers
+has no counterpart of a task and model, their own module is run in the same way.
+`Plain.described` names the reference.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ TYPES = "token_type_ids"
 OF_ROWS = ("sequence-classification", "regression", "multi-label-classification")
 OF_NEXT = ("causal-lm", "next-key")
 OF_TOKENS = (*OF_NEXT, "token-classification", "masked-lm")
-"""Tasks with a counterpart in transformers, by their targets."""
+"""The tasks with a counterpart in transformers, grouped by their targets."""
 
 
 @dataclass
 class Part:
-    """Some rows of a step."""
+    """The loss and logits of some rows of a step."""
 
     row_ids: Ints
     loss: Tensor
-    """() sum over the targets."""
+    """The loss summed over the targets, a scalar."""
     targets: int
     divisor: float
-    """Number of the targets, or their total weight."""
+    """The number of targets, or their total weight."""
     logits: Tensor
-    """(K, ...) of the targets."""
+    """The logits (K, ...) of the targets."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """`model` (on its device) with the loss of `task` on `rows`."""
+    """Computes the loss of `task` on `rows` with `model`, which is on its device."""
 
     model: Any
     task: Task
@@ -56,7 +56,7 @@ class Plain:
 
     @property
     def _has_counterpart(self) -> bool:
-        """True if transformers has the model, and PyTorch the loss."""
+        """Whether transformers has this model and PyTorch this loss."""
         own = type(self.model).__module__.startswith("transformers.")
         return own and self.task.settings.task in {*OF_ROWS, *OF_TOKENS}
 
@@ -77,7 +77,7 @@ class Plain:
         return self.task.whole_batch or family.samples.batch_statistics
 
     def parts(self, row_ids: Ints, epoch: int = 0) -> Iterator[Part]:
-        """Yield the losses of `row_ids` (N,), a few rows at a time."""
+        """Yield the losses of the rows `row_ids` (N,), a few rows at a time."""
         part = self._plain_part if self._has_counterpart else self._own_part
         with sdpa_kernel(SDPBackend.MATH):
             rows, ids = self.rows.sequences(row_ids)
@@ -85,8 +85,8 @@ class Plain:
                 yield part(rows, own, epoch)
 
     def backward(self, row_ids: Ints) -> tuple[float, int, float]:
-        """Compute the gradients of the summed loss of `row_ids` (N,). Return that loss,
-        the number of its targets, and their divisor."""
+        """Compute the gradients of the loss summed over `row_ids` (N,). Return this
+        loss, the number of targets, and the divisor."""
         self.model.zero_grad(set_to_none=True)
         loss, targets, divisor = 0.0, 0, 0.0
         for part in self.parts(row_ids):
@@ -117,7 +117,7 @@ class Plain:
         return Part(ids, losses.sum(), len(labels), divisor, logits)
 
     def _outputs(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return logits and labels (K, ...) of rows `ids` (B,) of one length."""
+        """Return logits and labels (K, ...) of the rows `ids` (B,) of equal length."""
         name, further = self.task.settings.task, {}
         inputs = tokens = self._tensor(rows, ids)
         if name in OF_ROWS:
@@ -145,7 +145,7 @@ class Plain:
     def _masked(
         self, rows: Rows, ids: Ints, tokens: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels. The task draws the masked tokens at random."""
+        """Return masked inputs and labels. The task chooses the tokens to mask."""
         drawn = self.task.targets(rows, ids, epoch, pools_last=False)
         inputs = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
         labels = torch.full_like(tokens, IGNORED)
@@ -154,7 +154,7 @@ class Plain:
         return inputs.to(tokens.device), labels
 
     def _own_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
-        """Rows of one length through the module and the task's own loss."""
+        """Compute the loss of rows of equal length with the task's module and loss."""
         task, family = self.task, family_of(self.model.config)
         pad = task.vocabulary.pad_token_id if task.vocabulary else 0
         layout = Layout(pad_token_id=pad, max_length=self.max_length)
@@ -186,7 +186,7 @@ class Plain:
 
 
 def by_length(rows: Rows, ids: Ints) -> Iterator[Ints]:
-    """Yield parts (B,) of `ids` (N,) whose rows have one length."""
+    """Yield arrays (B,) of those `ids` (N,) whose rows have equal length."""
     lengths = rows.lengths(ids)
     for length in np.unique(lengths).tolist():
         own = ids[lengths == length]

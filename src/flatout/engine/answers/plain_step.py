@@ -1,4 +1,4 @@
-"""One optimizer step in plain PyTorch: the losses of plain.py, and torch.optim."""
+"""One optimizer step in plain PyTorch, with the losses of plain.py and torch.optim."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ Weights = dict[str, Tensor]
 
 @dataclass
 class Step:
-    """Figures of a step, on the CPU."""
+    """The results of a step, on the CPU."""
 
     loss: float
-    """Mean over the targets of the global batch."""
+    """The mean loss over the targets of the global batch."""
     targets: tuple[int, ...]
-    """Numbers of targets, which must all be equal."""
+    """The number of targets, counted in different ways. All counts must be equal."""
     gradients: Weights
-    """Of the parameters that received one, before clipping."""
+    """The gradients, before clipping, of the parameters that received one."""
     weights: Weights = field(default_factory=dict)
-    """Of the parameters that the optimizer has, after the step."""
+    """The weights, after the step, of the parameters that the optimizer updates."""
     ranks_agree: bool = True
 
 
 class PlainStep:
-    """The first step of `job` in plain PyTorch: `found` in fp32, and `rounded` like the
-    run."""
+    """The first step of `job` in plain PyTorch. `found` is computed in fp32, and
+    `rounded` in the precision of the run."""
 
     def __init__(self, job: TrainJob, runtime: Runtime) -> None:
-        """Raises SettingsError if the model drops anything."""
+        """Raises SettingsError if the model still uses dropout."""
         self._job, self.model = job, _started(job)
         self.before = _weights(self.model)
         module = self.model.to(runtime.device).train()
@@ -62,7 +62,7 @@ class PlainStep:
 
     @property
     def trained(self) -> Weights:
-        """Names of the parameters that the optimizer updates."""
+        """The parameters that the optimizer updates, by name."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _step(self, plain: Plain, precision: AbstractContextManager[Any]) -> Step:
@@ -76,13 +76,14 @@ class PlainStep:
         return Step(loss / divisor, (targets,), gradients)
 
     def weights_after(self, gradients: Weights) -> Weights:
-        """Return the weights after a torch.optim step with the clipped `gradients`."""
+        """Return the weights after a torch.optim step with `gradients`, once
+        clipped."""
         train = self._job.settings.train
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.before[name])
                 own = gradients.get(name)
-                parameter.grad = None if own is None else own.clone()  # it is clipped
+                parameter.grad = None if own is None else own.clone()  # clipped below
         optimizer = _optimizer(self.model, self._job)
         if train.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), train.max_grad_norm)
@@ -95,8 +96,8 @@ def _weights(model: nn.Module) -> Weights:
 
 
 def _started(job: TrainJob) -> Any:
-    """Return the model that the training starts from, with its parameters frozen.
-    Raises SettingsError if it drops anything."""
+    """Return the model that training starts from, with parameters frozen as configured.
+    Raises SettingsError if it uses dropout."""
     model = seeded_model(job)
     freeze(model, job.settings.train.freeze)
     for name, module in model.named_modules():
@@ -110,7 +111,7 @@ def _started(job: TrainJob) -> Any:
 
 @torch.no_grad()
 def _change_last_bits(model: nn.Module) -> None:
-    """Multiply each weight by about 1 plus or minus the roundoff of fp32."""
+    """Multiply each weight by 1 plus or minus about the roundoff of fp32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for parameter in model.parameters():
@@ -119,7 +120,7 @@ def _change_last_bits(model: nn.Module) -> None:
 
 
 def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
-    """Return AdamW or SGD of PyTorch; for any other, the run's own on this model."""
+    """Return AdamW or SGD of PyTorch, or the run's own optimizer if it is another."""
     train = job.settings.train
     rate = train.peak_learning_rate
     if train.optimizer not in ("adamw", "sgd"):
@@ -141,7 +142,8 @@ def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
 
 
 def roundoff_of(runtime: Runtime) -> float:
-    """Return half the distance from 1 to the next number, in matrix products."""
+    """Return the roundoff of matrix products (half the distance from 1 to the next
+    number)."""
     tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
     name = "tf32" if tf32 and runtime.precision == "fp32" else runtime.precision
     return ROUNDOFF[name]

@@ -1,7 +1,8 @@
-"""A comparison of steps by one rank: `python -m flatout.engine.answers.rank FOLDER`.
+"""Entry point of a rank that compares steps: `python -m flatout.engine.answers.rank
+FOLDER`.
 
-FOLDER/spec.json describes the training, as for `flatout.engine.launch.rank`. The main
-rank writes the verdict to FOLDER/verdict.json.
+FOLDER/spec.json describes the run, as for `flatout.engine.launch.rank`. The main rank
+writes the verdict to FOLDER/verdict.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loss and gradient norm of single rows, by the weights of the nearest checkpoint."""
+"""Loss and gradient norm of single rows, computed with the nearest saved weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from flatout.engine.train.setup.job import TrainJob
 def replay(
     job: TrainJob, runtime: Runtime, rows: Sequence[int], step: int
 ) -> tuple[str, list[tuple[float, float]]]:
-    """Return the name of the weights nearest to `step`, and for each row its mean loss
-    and the norm of its gradient, in fp32 and without dropout. Raises SettingsError for
-    a task whose rows have no separate loss, and without saved weights."""
+    """Return the name of the saved weights nearest to `step`, and the mean loss and
+    gradient norm of each row, in fp32 and without dropout. Raises SettingsError if no
+    weights are saved, or if the task's rows have no separate loss."""
     if job.task.whole_batch:
         raise SettingsError(
             f"--replay: a row of {job.settings.model.task} has no separate loss, "
@@ -50,7 +50,7 @@ def _replayed(plain: Plain, row: int) -> tuple[float, float]:
 
 
 def _saved(folder: Path) -> dict[float, Path]:
-    """Return checkpoints and saved models by their steps; the last has infinity."""
+    """Return checkpoints and saved models by step. The last model is at infinity."""
     found = {float(path.name[len("best-") :]): path for path in folder.glob("best-*")}
     if (folder / "last" / "config.json").is_file():
         found[float("inf")] = folder / "last"
@@ -59,9 +59,9 @@ def _saved(folder: Path) -> dict[float, Path]:
 
 
 def _loaded(job: TrainJob, folder: Path) -> Any:
-    """Return the model of the training, including adapter and frozen parts, with
-    weights from `folder`. Raises SettingsError if the weights belong to another model.
-    """
+    """Return the model of the run, including adapters and frozen parts, with the
+    weights from `folder`. Raises SettingsError if the weights belong to another
+    model."""
     model = seeded_model(job)
     if (folder / "config.json").is_file():
         trusted = job.settings.model.trust_remote_code
@@ -70,7 +70,7 @@ def _loaded(job: TrainJob, folder: Path) -> Any:
     else:
         stored = load_whole(folder, MODEL)
         weights = {name.removeprefix("model."): value for name, value in stored.items()}
-    # Tied weights, and those below an adapter, are not stored.
+    # Tied weights and the base weights of an adapter are not stored.
     unknown = model.load_state_dict(weights, strict=False).unexpected_keys
     if unknown:
         raise SettingsError(

@@ -1,7 +1,8 @@
-"""The rows of a step, and the steps of a row, of a past or coming run, as text.
+"""The rows of a step and the steps of a row, for past and future runs, as text.
 
-No log is needed: the order of rows is a permutation that is computed point by point,
-and so is its inverse. Steps are numbered from 1, as in the log and in the history.
+No log is needed: the order of rows is a permutation, and it and its inverse can be
+computed for single elements. Steps are numbered from 1, as in the log and in the
+history.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ DECIDE = (
     "train.global_batch_size",
     SKIPPED,
 )
-"""Names in an identity that decide which rows a step has."""
+"""The keys of a run's identity that determine which rows a step has."""
 SHOWN = 60
-"""Characters of a text."""
+"""The number of characters shown of a text."""
 
 
 def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (row, step) of the rows of `steps`. Raises SettingsError for a step that
-    the run lacks."""
+    """Return pairs (row, step) for the rows of `steps`. Raises SettingsError if the run
+    does not have one of the steps."""
     total = job.total_steps
     if outside := [step for step in steps if not 1 <= step <= total]:
         raise SettingsError(
@@ -52,8 +53,7 @@ def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def steps_of_row(job: TrainJob, row: int) -> list[int]:
-    """Return the steps that train `row`. Raises SettingsError if there is no such
-    row."""
+    """Return the steps that train `row`. Raises SettingsError if no such row exists."""
     count = len(job.train)
     if not 0 <= row < count:
         raise SettingsError(
@@ -68,8 +68,8 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
 
 
 def differences(job: TrainJob) -> list[str]:
-    """Return the settings that determine the rows of a step and had other values in the
-    last run recorded in the job's folder."""
+    """Return the settings that determine the rows of a step and differ from those of
+    the last run recorded in the job's folder."""
     now, before = result_identity(job), _last_identity(job.work_folder)
     names = [name for name in DECIDE if name in before]
     return differing({n: before[n] for n in names}, {n: now.get(n, []) for n in names})
@@ -86,8 +86,8 @@ def _last_identity(folder: Path) -> dict[str, Any]:
 
 
 def largest_rise(metrics_file: Path) -> tuple[range, str]:
-    """Return the steps of the largest rise of the training loss, and its description.
-    Raises SettingsError without one."""
+    """Return the steps in which the training loss rises most, and a description. Raises
+    SettingsError if it never rises."""
     found = read_points(metrics_file)
     losses = {p["step"]: p["metrics"].get("train_loss") for p in found}
     points = sorted((step, loss) for step, loss in losses.items() if loss is not None)
@@ -111,8 +111,8 @@ def largest_rise(metrics_file: Path) -> tuple[range, str]:
 def row_lines(
     job: TrainJob, *, step: int | None, row: int | None, replays: bool, most: int
 ) -> list[str]:
-    """Return the lines about `step`, or `row`, or, without both, the largest rise of
-    the loss. Raises SettingsError for what is not there."""
+    """Return lines that describe `step`, `row` or, without either, the largest rise of
+    the loss. Raises SettingsError if there is none."""
     note = _other_rows(job, refused=replays or (step is None and row is None))
     head, rows, at = _select_rows(job, step, row)
     columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", [""] * len(rows)
@@ -137,8 +137,8 @@ def row_lines(
 def _select_rows(
     job: TrainJob, step: int | None, row: int | None
 ) -> tuple[str, list[tuple[int, int]], int]:
-    """Return a headline, (row, step) of the rows, with step 0 for all steps, and the
-    step of whose weights a replay is."""
+    """Return a headline, pairs (row, step), and the step whose weights are used for a
+    replay. Step 0 stands for all steps."""
     if row is not None:
         steps = steps_of_row(job, row)
         shown = f"steps {', '.join(map(str, steps))}"
@@ -168,14 +168,14 @@ def _other_rows(job: TrainJob, *, refused: bool) -> list[str]:
 
 
 def _text(job: TrainJob, row: int, decode: Callable[..., str]) -> str:
-    """Return the start of a row's text, after the label of a row that has one."""
+    """Return the start of a row's text, preceded by its label if it has one."""
     text = cut(printable(job.train.readable(row, decode)), SHOWN)
     rows, names = job.train, job.label_names
     if not rows.has_labels or rows.has_token_labels:
         return text
     label = rows.labels_of(np.array([row]))[0]
     if isinstance(job.task, RankedRows):
-        label = label[0]  # the other number is the query's
+        label = label[0]  # the second value is the query number
     if label.ndim:
         shown = " ".join(n for n, on in zip(names, label, strict=False) if on)
     else:

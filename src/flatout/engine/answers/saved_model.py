@@ -1,4 +1,4 @@
-"""Predictions of a saved model against those of plain transformers."""
+"""Comparison of a saved model's predictions with those of plain transformers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ ROWS = 200
 
 
 def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
-    """Compare loss and outputs on the first rows of `tokens`, a `datasets.Dataset`.
-    Raises ModelError if there is no model in `folder`, or it cannot read the rows."""
+    """Compare the loss and outputs on the first ROWS rows of `tokens`, a
+    `datasets.Dataset`. Raises ModelError if `folder` has no model, or if the model
+    cannot read the rows."""
     begin_s = time.perf_counter()
     if not (folder / "config.json").is_file():
         raise ModelError(f"--model: {folder} has no config.json: name a saved model")
@@ -78,11 +79,11 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
 
 @torch.no_grad()
 def _outputs(plain: Plain) -> tuple[float, Tensor]:
-    """Return the mean loss and the outputs (K, ...), in the order of the rows."""
+    """Return the mean loss, and the outputs (K, ...) in the order of the rows."""
     parts = list(plain.parts(np.arange(len(plain.rows))))
     loss = sum(part.loss.item() for part in parts)
     logits = torch.cat([part.logits.float().cpu() for part in parts])
     order = np.argsort(np.concatenate([part.row_ids for part in parts]), kind="stable")
-    if len(order) == len(logits):  # one output a row
+    if len(order) == len(logits):  # one output per row
         logits = logits[torch.from_numpy(order)]
     return loss / max(1, sum(part.targets for part in parts)), logits

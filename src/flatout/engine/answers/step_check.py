@@ -1,4 +1,4 @@
-"""One optimizer step of a configured training against the same step in plain fp32."""
+"""Comparison of the first optimizer step of a run with the same step in plain fp32."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ from flatout.engine.train.setup.planned import plan
 RANK = "flatout.engine.answers.rank"
 VERDICT = "verdict.json"
 OVERFLOWS = 20
-"""Most steps of fp16 until its loss scale fits."""
+"""The largest number of fp16 steps until the loss scale fits."""
 
 
 def verify_job(job: TrainJob) -> Verdict:
-    """Compare the first step of `job`, in this process or in one per device. Raises
-    SettingsError for several machines, and the errors of a training at its start."""
+    """Compare the first step of `job`, in this process or in one process per device.
+    Raises SettingsError if several machines are configured, and any error that starting
+    a run can raise."""
     distributed = job.settings.train.distributed
     if launched_from_outside() or distributed.num_machines > 1:
         raise SettingsError(
@@ -67,9 +68,9 @@ def verify_job(job: TrainJob) -> Verdict:
 def verify(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> Verdict | None:
-    """Compute the first step of `job` without dropout, and compare it. Return the
-    verdict on the main rank, None on others. Writes no file. Raises SettingsError and
-    the other errors of a training's start."""
+    """Compute the first step of `job` without dropout and compare it with the plain
+    step. Return the verdict on the main rank and None on other ranks. No files are
+    written. Raises SettingsError and any other error that starting a run can raise."""
     begin_s = time.perf_counter()
     job = without_dropout(job)
     plain = fault = None
@@ -77,7 +78,7 @@ def verify(
         try:
             with heartbeat.phase("evaluate"):
                 plain = PlainStep(job, runtime)
-        except RuntimeError as error:  # a training explains what a device cannot do
+        except RuntimeError as error:  # starting the run may raise a clearer error
             fault = error
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     if fault is not None:
@@ -99,8 +100,8 @@ def verify(
 
 
 def _change(plain: PlainStep, found: Step) -> Check:
-    """Compare the change of weights with that of a plain update by the same gradients.
-    What fp32 rounds is tolerated."""
+    """Compare the change of weights with that of a plain optimizer given the same
+    gradients. Differences caused by fp32 rounding are tolerated."""
     after = plain.weights_after(found.gradients)
     before = {name: plain.before[name] for name in found.weights}
     own = [found.weights[name] - w for name, w in before.items()]
@@ -112,7 +113,7 @@ def _change(plain: PlainStep, found: Step) -> Check:
 
 
 def without_dropout(job: TrainJob) -> TrainJob:
-    """Return the job with all dropout of its model's config at 0, no resume."""
+    """Return the job without dropout in its model's config and without resuming."""
     config = build_model(job, empty=True).config.to_dict()
     off = {
         name: 0.0
@@ -131,8 +132,8 @@ def without_dropout(job: TrainJob) -> TrainJob:
 
 
 class NotedUpdater:
-    """Stands for an updater and keeps copies of the gradients that it receives, also
-    if a CUDA graph replays it."""
+    """Wraps an updater and keeps copies of the gradients that it receives, even if a
+    CUDA graph replays it."""
 
     def __init__(self, inner: Updater, named: Mapping[str, Tensor]) -> None:
         self.inner, self.named = inner, named
@@ -151,7 +152,7 @@ class NotedUpdater:
 
 
 def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
-    """Take the step of `trainer`, at the highest learning rate. All ranks call it."""
+    """Run the step of `trainer` at the peak learning rate. All ranks must call this."""
     held = {id(p) for p in trainer.stepper.updater.parameters}
     trained = {
         name.replace("_orig_mod.", ""): parameter
@@ -178,7 +179,8 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
 
 
 def _launch(trainer: Trainer, batch: StepBatch) -> None:
-    """Run the step; with CUDA graphs as a replay, with fp16 until its scale fits."""
+    """Run the step: as a replay of CUDA graphs, and in fp16 until the loss scale
+    fits."""
     stepper, optimizer = trainer.stepper, trainer.optimizer
     if trainer.resolved.cuda_graphs:  # each shape runs once before it is recorded
         set_learning_rate(optimizer, 0.0)
@@ -195,7 +197,6 @@ def _launch(trainer: Trainer, batch: StepBatch) -> None:
 
 
 def _whole(tensor: Any) -> Tensor:
-    """Return all of a tensor whose parts are on several ranks, on the CPU; all ranks
-    call it."""
+    """Return a possibly sharded tensor whole, on the CPU. All ranks must call this."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.float().cpu()

@@ -1,4 +1,4 @@
-"""Comparison of two steps, and its result as a table and a sentence."""
+"""Comparison of a step with its reference, and the result as a table and sentence."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from flatout.engine.answers.plain_step import PlainStep, Step
 
 ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Half the distance from 1 to the next number."""
+"""The unit roundoff of each precision, half the distance from 1 to the next number."""
 LEAST = 1e-4
-"""Tolerance of gradients in fp32: sums in another order; of a loss a tenth of it."""
+"""The smallest tolerance for fp32 gradients, whose sums may be taken in another order.
+The smallest tolerance for a loss is a tenth of it."""
 TIMES = 4
-"""Tolerated error, in units of roundoff and of the rounding error."""
+"""The tolerated error, in units of roundoff and of the reference's rounding error."""
 SMALL = 1e-3
-"""Share of the gradient's norm below which a module's own norm does not count."""
+"""Errors are relative to at least this share of the norm of the whole gradient."""
 SHOWN = 5
 UNSURE = 0.5
-"""Tolerance above which a gradient cannot show a fault."""
+"""If its tolerance is above this value, a wrong gradient would go unnoticed."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A figure and the plain one."""
+    """A value of the run compared with that of the plain step."""
 
     name: str
     found: str
@@ -48,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a comparison; can be sent as JSON."""
+    """The result of a comparison, which can be stored as JSON."""
 
     step: str
     reference: str
@@ -71,7 +72,7 @@ class Verdict:
         return f"Verdict: NOT sound, {self.faults[0]}{rest}."
 
     def lines(self) -> list[str]:
-        """Return the text for a console."""
+        """Return the lines to print on a console."""
         width = max((len(row.name) for row in self.checks), default=0)
         head = f"  {'':{width}}  {'flatout':>12}  {'plain':>12}  "
         table = [
@@ -105,8 +106,9 @@ def compared(
     size: float = 0.0,
     times: float = TIMES,
 ) -> Check:
-    """Compare norms. `rounded`: the plain tensors in the precision of the run, of whose
-    error `times` is tolerated; `size`: the least norm that errors are relative to."""
+    """Compare tensors by the norm of their difference. `rounded` are the plain tensors
+    in the precision of the run, whose error is tolerated `times` times. `least` is the
+    smallest tolerance, and `size` the smallest norm to which errors are relative."""
     norm = _norm(plain)
     size = max(norm, size) or 1.0
     tolerance = max(least, times * _distance(rounded, plain) / size)
@@ -117,7 +119,7 @@ def compared(
 def compared_loss(
     losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
-    """Compare the first of `losses` (found, plain, rounded) with the other two."""
+    """Compare the losses (found, plain, rounded) in the same way as `compared`."""
     found, plain, rounded = (
         [torch.tensor(loss, dtype=torch.float64)] for loss in losses
     )
@@ -128,7 +130,8 @@ def compared_loss(
 def compare(
     plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
-    """Return checks, faults and notes about a step. `change`: that of the weights."""
+    """Return checks, faults and notes about a step. `change` is the check of
+    weights."""
     expected = plain.found.targets[0]
     apart = max(abs(count - expected) for count in found.targets)
     shown = " and ".join(sorted({str(count) for count in found.targets}))
@@ -156,8 +159,8 @@ def wrong(checks: list[Check]) -> list[str]:
 
 
 def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
-    """Name gradients in which no fault can be seen: those that are mostly rounding or
-    zero, such as the first matrix of an adapter while its second one is zero."""
+    """Describe gradients in which no fault can be seen because they are zero or mostly
+    rounding errors, such as the first matrix of an adapter while the second is zero."""
     if unsure := [c.name.partition(" ")[2] for c in modules if c.tolerance > UNSURE]:
         yield (
             f"a fault would not be seen in {len(unsure)} of {len(modules)} modules, "
@@ -191,7 +194,7 @@ def _some(names: list[str]) -> str:
 def _modules(
     plain: PlainStep, found: Step, least: float, times: float
 ) -> Iterator[Check]:
-    """Compare the gradients by module."""
+    """Compare the gradients of each module."""
     exact = plain.found.gradients
     size = SMALL * _norm(exact.values())
     modules: dict[str, list[str]] = {}

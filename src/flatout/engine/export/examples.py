@@ -1,5 +1,5 @@
-"""Files next to an exported model: tokenizer, labels, calibration, and ten lines of
-Python that load it without flatout."""
+"""The files stored alongside an exported model: the tokenizer, labels, calibration and
+a short Python example that loads the model without flatout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 
 ABOUT = "export.json"
 LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*")
-"""Files of the model's folder that an exported one does not need."""
+"""Files in the model's folder that are not copied to the export."""
 START = """import json, numpy as np
 from scipy.special import expit, softmax
 about = json.load(open("export.json"))"""
@@ -56,14 +56,15 @@ print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shar
     "scores": "print(expit(outputs[:, 0]))",
     "numbers": "print(outputs)",
 }
-"""Ends of the code by the meaning of the outputs."""
+"""The last lines of the example code, by the meaning of the model's outputs."""
 
 
 class Example:
-    """The facts about a model that a program needs, and rows to trace it with."""
+    """Facts that a program needs to use the exported model, and rows to trace it."""
 
     def __init__(self, predictor: Predictor, config: Any, inputs: Inputs) -> None:
-        rows = 3 - any(3 in t.shape[1:2] for t in inputs.values())  # other than tokens
+        # The number of rows must differ from the number of tokens.
+        rows = 3 - any(3 in t.shape[1:2] for t in inputs.values())
         self.inputs = {
             n: t.repeat(3, *[1] * (t.dim() - 1))[:rows] for n, t in inputs.items()
         }
@@ -93,7 +94,7 @@ class Example:
         }
 
     def write(self, name: str, folder: Path) -> None:
-        """Write the files into the folder of the format `name`."""
+        """Write the files for the format `name` into `folder`."""
         source = Path(self._config.name_or_path)
         for file in source.iterdir() if source.is_dir() else ():
             if file.is_file() and not any(file.match(one) for one in LEFT):
@@ -105,7 +106,8 @@ class Example:
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     def code(self, name: str) -> str:
-        """Return Python that predicts with the format `name`, in its folder."""
+        """Return Python code that predicts with the format `name`; it runs in its
+        folder."""
         kind = next((kind for kind in SAMPLES if kind in self.inputs), None)
         texts = TEXTS.replace("TEXTS", FORMS.get(self._form, FORMS["text"]))
         rows = {None: texts, "inputs": ARRAYS, "pixel_values": IMAGES}[kind]
@@ -114,7 +116,7 @@ class Example:
 
 
 def _kind(task: Any) -> str:
-    """Return the meaning of the outputs: a key of ANSWERS."""
+    """Return the meaning of the outputs, a key of ANSWERS."""
     if isinstance(task, RankedRows):
         return "scores"
     if isinstance(task, Calibrated) and getattr(task, "label_shape", None):

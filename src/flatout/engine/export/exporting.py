@@ -1,4 +1,4 @@
-"""A saved model in other formats, each measured on this machine's processor."""
+"""Export of a saved model to other formats, each measured on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def export(
     label_names: list[str],
     settings: Settings,
 ) -> dict[str, Any]:
-    """Write `export.formats` of `model` (of `from_pretrained`), and return their
-    report. `splits`: `datasets.Dataset`s; the test rows are predicted. A format that
-    cannot store the model has only the fault. Raises ModelError, SettingsError."""
+    """Export `model` (from `from_pretrained`) to all of `export.formats` and return a
+    report. `splits` are `datasets.Dataset`s, whose test rows are predicted with each
+    format. For formats that cannot represent the model, only the fault is reported.
+    Raises ModelError or SettingsError."""
     plain = deepcopy(model).cpu().eval()
     plain.config.use_cache = False
     padded = settings.predict.model_copy(update={"strategy": "grouped"})
@@ -53,7 +54,7 @@ def export(
 
     def measured(name: str, loading: Callable[[], Run], size: int) -> Line:
         start, run = time.perf_counter(), loading()
-        run(example.inputs)  # compiles
+        run(example.inputs)  # may compile
         loaded = {"size_mib": size / 2**20, "load_s": time.perf_counter() - start}
         return {"format": name, **loaded, **measure.line(run), "fault": None}
 
@@ -92,16 +93,16 @@ def export(
 
 
 def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
-    """Write a format's folder; return why it cannot be written, if so."""
+    """Write the folder of a format. Return why this failed, or None."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(target.parent)
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # notes about packages that are not needed
+    logging.disable(logging.WARNING)  # exporters mention packages that are not needed
     try:
         write_folder(target, fill)
     except ImportError as error:
         return f"{error}: pip install 'flatout[export]', or change export.formats"
-    except OSError:  # a full disk
+    except OSError:  # such as a full disk
         raise
     except Exception as error:  # each exporter fails in its own way
         return f"it cannot store this model ({first_line(error)})"
@@ -111,8 +112,9 @@ def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
 
 
 def _pick(lines: list[Line], figure: str) -> dict[str, str]:
-    """Return the fastest format at batch 1 whose figure is not clearly worse, and why:
-    the interval of its change is not on the worse side of 0."""
+    """Return the fastest format at batch size 1, with the reason. A format is skipped
+    if its metric is significantly worse, that is, if the whole interval of its change
+    is."""
     sign, good = -1 if figure == LOSS else 1, lines[:1]  # PyTorch
     for line in lines[1:]:
         ends = [line["change_low"], line["change_high"]]

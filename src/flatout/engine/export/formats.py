@@ -1,4 +1,4 @@
-"""A model as transformers runs it on padded rows, traced for other programs."""
+"""Tracing a model, as transformers runs it on padded rows, for other programs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from flatout.engine.tasks import HeadKind, Task, has_custom_head
 
 OUTPUT, ONNX, PROGRAM = "output", "model.onnx", "model.pt2"
 SAMPLES = ("inputs", "pixel_values")
-"""Inputs of one shape; those of tokens (B, T) have any length."""
+"""Inputs that have a fixed shape. Inputs of tokens (B, T) may have any length."""
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
-"""Tensors by name -> the output of `Forward`."""
+"""Maps named input tensors to the output of `Forward`."""
 
 
 class Forward(nn.Module):
-    """Tensors by name -> logits (B, ...), or the vectors (B, H) of an embedding.
-    Raises ModelError for a task that one forward pass of the model does not answer."""
+    """Computes the logits (B, ...), or the vectors (B, H) of an embedding model, from
+    named tensors. Raises ModelError if one forward pass does not yield the task's
+    predictions."""
 
     def __init__(self, model: Any, task: Task) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class Exported:
         )
 
     def write(self, name: str, folder: Path) -> None:
-        """Write the format `name`."""
+        """Write the model in the format `name` to `folder`."""
         if name == "onnx":
             self._onnx.save(folder / ONNX)
         elif name == "onnx_int8":
@@ -98,7 +99,7 @@ class Exported:
 
 
 def load(name: str, folder: Path) -> Run:
-    """Load the format `name`, with the number of threads of PyTorch."""
+    """Load the format `name`, to run with as many threads as PyTorch uses."""
     if (folder / ONNX).is_file():
         import onnxruntime
 

@@ -1,4 +1,4 @@
-"""A saved model's folder on the Hugging Face Hub, with a model card."""
+"""Uploading a saved model with a model card to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
-    """Write the card of the model in `folder`, unless it has a card without MARK.
-    Reports in `reporting` that are older than the model are left out. Raises
-    ModelError without a model."""
+    """Write the card of the model in `folder`, unless it already has a card without
+    MARK. Reports in `reporting` that are older than the model are ignored. Raises
+    ModelError if there is no model trained by flatout."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
     card = folder / CARD
@@ -64,13 +64,13 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Return whether `folder` has a model that flatout has trained."""
+    """Return whether `folder` contains a model that flatout trained."""
     path = folder / "config.json"
     return path.is_file() and "flatout_task" in _json(path)
 
 
 def _training(trained: dict[str, Any]) -> list[str]:
-    """Return the lines on speed and versions; none without a report."""
+    """Return lines about training speed and versions, or none without a report."""
     if not trained:
         return []
     speed = {n: trained[n] for n in SPEED if n in trained}
@@ -82,7 +82,7 @@ def _training(trained: dict[str, Any]) -> list[str]:
 
 
 def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
-    """Return a table of the figures, with intervals of those that are means."""
+    """Return a Markdown table of the metrics, with confidence intervals for means."""
     known = {
         n: evaluated[n] for n in task.figures if isinstance(evaluated.get(n), float)
     }
@@ -108,14 +108,15 @@ def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Return the files of a saved model by their names in a repository."""
+    """Return the files of a saved model, keyed by their names in a repository."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     return {n: p for n, p in sorted(found.items()) if p.is_file() and n[0] != "."}
 
 
 def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
-    """Upload `folder` in one commit and return its address. `options`: `public`, and
-    `force`, to replace what is there. Raises ModelError with the remedy."""
+    """Upload `folder` in one commit and return the commit's URL. The options are
+    `public` and `force`, which replaces other content. Raises ModelError if this
+    fails."""
     token = token or get_token()
     if not token:
         raise ModelError(
@@ -137,7 +138,7 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
             delete_patterns="*" if force else None,
             commit_message="Model by flatout",
         )
-    except (OSError, HFValidationError) as error:  # the network's errors are OSErrors
+    except (OSError, HFValidationError) as error:  # network errors are OSErrors
         raise ModelError(
             f"{repository} was not pushed: {first_line(error)}. Check the name, the "
             "token's rights, the network and HF_HUB_OFFLINE"

@@ -1,4 +1,4 @@
-"""Outputs, rates and figures of a model in some format, on rows with labels."""
+"""Measuring outputs, throughput and metrics of an exported model on labelled rows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from flatout.engine.tasks import Calibrated, RankedRows
 
 LOSS, NAN, SECONDS, RESAMPLES = "loss", math.nan, 1.0, 500
 BATCHES = (1, 32)
-"""Numbers of rows in a batch whose rates are measured, for SECONDS each."""
+"""The batch sizes at which throughput is measured, for SECONDS each."""
 Floats = npt.NDArray[np.float64]
 
 
 class Measure:
-    """Rows in padded batches, long ones first, with the outputs of the plain model."""
+    """Measures formats on padded batches, longest rows first, against the plain
+    model."""
 
     def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
-        """`predictor`: one that pads rows."""
+        """`predictor` must pad rows instead of packing them."""
         self._task, config = predictor.task, plain.model.config
         parts: Any = rows.sequences(np.arange(len(rows)))[0]
         batches = list(predictor.micro_batches(parts, BATCHES[-1]))
         self._micro = [micro for _, micro in batches]
         family, most = family_of(config), predictor.max_length
         given = (family.inputs(config, micro, most) for micro in self._micro)
-        # As tokenizers of transformers give them; its models count positions.
+        # Tokenizers of transformers return integer masks and no positions.
         self.inputs = [
             {
                 name: (t.long() if t.dtype == torch.bool else t).contiguous()
@@ -52,12 +53,13 @@ class Measure:
         found = self._all(self._plain, torch.arange(len(self._plain)))
         higher = (name for name, is_so in self._task.figures.items() if is_so)
         self.name = next((n for n in higher if math.isfinite(found.get(n, NAN))), LOSS)
-        """The task's first figure that is better if higher, else the loss."""
+        """The task's first metric for which higher is better, or else the loss."""
         self._before = self._figures(self._plain)
 
     def line(self, run: Run) -> dict[str, float | None]:
-        """Return the figures of a format: rates, difference of outputs, value with its
-        95 % interval, and the change from the plain model with its interval."""
+        """Return the measurements of one format: throughput, the largest difference of
+        outputs, the metric, and its change from the plain model, the last two with 95 %
+        intervals."""
         outputs = self._outputs(run)
         figures = self._figures(outputs)
         difference = (outputs - self._plain).abs().max()
@@ -69,7 +71,7 @@ class Measure:
         }
 
     def _outputs(self, run: Run) -> Tensor:
-        """Return the outputs (K, ...) at all targets."""
+        """Return the outputs (K, ...) of all targets."""
         found = []
         for micro, inputs in zip(self._micro, self.inputs, strict=True):
             part = run(inputs)
@@ -91,8 +93,9 @@ class Measure:
         return rows / passed
 
     def _figures(self, outputs: Tensor) -> Floats:
-        """Return (1 + RESAMPLES,): the figure over all rows, and over samples of rows
-        (of queries), the same in every call; only the first if rows are compared."""
+        """Return the metric over all rows, followed by its values over RESAMPLES
+        bootstrap samples of rows (or queries), the same in every call. If the loss
+        compares rows, there are no samples."""
         samples = (torch.arange(len(outputs)), *self._draws)
         return np.array([self._all(outputs, at).get(self.name, NAN) for at in samples])
 
@@ -111,7 +114,8 @@ class Measure:
 
 
 def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
-    """Return targets (K',) of samples of `units` (K,), with replacement."""
+    """Draw bootstrap samples of `units` (K,), the unit of each target. Return the
+    targets (K',) of each sample."""
     _, unit, counts = np.unique(units, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(unit, kind="stable"), np.cumsum(counts)[:-1])
     random = np.random.default_rng(0)
@@ -120,7 +124,7 @@ def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the first value, and the ends of the interval of the others, if any."""
+    """Return the first value, and the 95 % interval of the other values if any."""
     known = values[1:][np.isfinite(values[1:])]
     ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
     return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}
