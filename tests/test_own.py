@@ -119,6 +119,7 @@ def test_lists_of_numbers_are_read_from_every_kind_of_file(conf, frame, file):
     assert found == dict(zip(frame["text"], frame["label"], strict=True))
 
 
+@pytest.mark.slow
 def test_neither_the_task_nor_its_labels_load_torch(conf, empty_store, tmp_path):
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     code = f"""

@@ -147,6 +147,7 @@ assert "flatout" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_saved_ones_load_here_and_where_flatout_is_not(tmp_path, monkeypatch):
     """Those of both directions too."""
     monkeypatch.chdir(tmp_path)

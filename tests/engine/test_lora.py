@@ -176,7 +176,9 @@ def test_gradients_and_ten_steps_are_those_of_peft(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)]
+)
 def test_two_ranks_train_an_adapter_as_one(tmp_path, starts, plain, strategy):
     task = "sequence-classification"
     options = {"distributed": {"strategy": strategy}, "token_budget": 60}
