@@ -1,12 +1,12 @@
-"""Choice of the attention kernel, and attention without padding.
+"""Choose the attention kernel, and compute attention without padding.
 
-transformers accepts registered attention functions, which receive q, k, v of shape
-(1, heads, P, head_dim) and every extra keyword given to the model; this one reads
-`cu_seqlens` and limits attention to one row. On a GPU it is PyTorch's flash-attention
-kernel (Dao 2023), called below `varlen_attn` because that wrapper has no dropout and a
-model's attention dropout is part of its optimisation; for short rows or windows it is
-a Triton kernel with narrow tiles (kernels/row_attention/). On a CPU it processes one
-row at a time (row_by_row.py).
+transformers accepts registered attention functions. They receive q, k and v of shape
+(1, heads, P, head_dim) and every extra keyword argument of the model. The function in
+this module reads `cu_seqlens` and limits attention to one row. On a GPU, it calls
+PyTorch's flash-attention kernel (Dao 2023) directly, because the public `varlen_attn`
+has no dropout, which is part of a model's optimisation. For short rows or windows, it
+uses a Triton kernel with narrow tiles (kernels/row_attention/). On a CPU, it processes
+one row at a time (row_by_row.py).
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from flatout.engine.machine.runtime import has_triton
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 
 PACKED = "flatout_packed"
-"""Name of the attention without padding among transformers' implementations."""
+"""The name under which attention without padding is registered with transformers."""
 ROWS = "flatout_rows"
-"""The same on a GPU, with the kernel chosen by the rows' lengths."""
+"""Attention without padding on a GPU, with the kernel chosen by the rows' lengths."""
 PADDED = "flatout_sdpa"
-"""transformers' sdpa with a mask that is built without a query to the device, on which
-the host would wait at every step."""
+"""transformers' sdpa with a mask that is built without reading from the device, which
+would make the host wait at every step."""
 ROWS_MAX_LENGTH = 512
-"""Longest rows for which narrow tiles win (measured to 320; flash tiles: 128)."""
+"""The longest rows, in tokens, for which narrow tiles are faster than the tiles of 128
+in flash attention. Measured for rows of up to 320 tokens."""
 ROWS_MAX_WINDOW = 256
-"""Largest window for which they win in rows of any length, in tokens."""
+"""The largest window, in tokens, for which narrow tiles are faster in any row."""
 ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
 
 FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -39,8 +40,8 @@ MAX_FLASH_HEAD_DIM = 256
 
 
 def register() -> None:
-    """Register the names with transformers. The packed ones get no mask, because its
-    mask interface does not know their names."""
+    """Register the attention functions with transformers. Packed attention gets no
+    mask, because its names are not registered with the mask interface."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -51,14 +52,14 @@ def register() -> None:
 
 
 def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """transformers' mask for sdpa (B, 1, T, T); None without an attention mask."""
+    """Return transformers' mask for sdpa (B, 1, T, T), or None if none is needed."""
     from transformers.masking_utils import sdpa_mask
 
     if kwargs.get("attention_mask") is not None:
         kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
     elif kwargs.get("allow_is_bidirectional_skip") and not kwargs.get("local_size"):
-        # In a graph transformers makes a mask that hides no token, for which sdpa has
-        # no fast kernel: 79 ms per step of ViT-S/16 instead of 52.
+        # In a compiled graph, transformers creates a mask that hides no token. sdpa has
+        # no fast kernel for masks: a step of ViT-S/16 takes 79 ms instead of 52.
         return None
     return sdpa_mask(*args, **kwargs)
 
@@ -75,15 +76,16 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     by_length: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """(1, H, P, D) query, (1, G, P, D) key and value -> (1, P, H, D).
+    """Return the attention (1, P, H, D) of a query (1, H, P, D) to a key and value
+    (1, G, P, D).
 
-    `kwargs` has `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as given to the model.
+    `kwargs` has `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as passed to the model.
     """
     causal = is_causal(module, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     span = seen_span(module, sliding_window, causal)
     rule = Rule(scale, dropout, causal, *window(span, causal))
-    # Rotary embeddings are fp32 under autocast; kernels need one dtype.
+    # Rotary embeddings are fp32 under autocast, but the kernels need a single dtype.
     dtype = value.dtype
     query, key, value = (
         t.squeeze(0).transpose(0, 1).to(dtype) for t in (query, key, value)
@@ -102,22 +104,22 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 
 
 def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Return whether tokens attend only to earlier ones. `given`: keywords of the model
-    for its attention; `is_causal` of its config wins over the module's."""
+    """Return whether tokens attend only to earlier tokens. `given` holds the keyword
+    arguments for attention. `is_causal` among them overrides the module's attribute."""
     wanted = given.get("is_causal")
     return bool(getattr(module, "is_causal", False) if wanted is None else wanted)
 
 
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
-    """Argument of `window`. For a decoder with bidirectional attention by config,
-    transformers' mask does not count the token itself."""
+    """Return the span to pass to `window`. In a decoder whose config makes attention
+    bidirectional, transformers' mask does not count the token itself."""
     if span is None or causal or not getattr(module, "is_causal", False):
         return span
     return span + 1
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
-    """Values of `Rule.left` and `Rule.right`; transformers counts the token itself."""
+    """Return `Rule.left` and `Rule.right` for a window that counts the token itself."""
     if sliding_window is None:
         return (-1, 0) if causal else (-1, -1)
     return (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -131,7 +133,8 @@ def _flash(
     max_seqlen: int,
     rule: Rule,
 ) -> Tensor:
-    """(P, H, D), (P, G, D) -> (P, H, D); the kernel handles grouped heads."""
+    """Return the attention (P, H, D) of a query (P, H, D) to keys and values (P, G,
+    D)."""
     result = torch.ops.aten._flash_attention_forward(
         query,
         key,
@@ -151,8 +154,8 @@ def _flash(
 
 
 def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    """`row_by_row` in fp32. oneDNN compiles a bf16 product for each new shape, and
-    every length of a row is one: 20 of 45 to 110 ms per step of a small BERT. fp32
+    """Call `row_by_row` in fp32. In bf16, oneDNN would compile a product for each new
+    row length, which took 20 of the 45 to 110 ms per step of a small BERT. fp32
     products (MKL) are not compiled."""
     with torch.autocast("cpu", enabled=False):
         return row_by_row(query.float(), key.float(), value.float(), *rest)
@@ -161,8 +164,8 @@ def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
 def joined_attention(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """Attention on a GPU for query, key and value concatenated as (P, H + 2 G, D), with
-    the kernel chosen by the rows' lengths; returns (P, H, D)."""
+    """Compute attention (P, H, D) on a GPU for query, key and value concatenated as
+    (P, H + 2 G, D), with the kernel chosen by the rows' lengths."""
     if row_tiles_are_faster(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
@@ -179,8 +182,8 @@ def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
 def row_tiles(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """`_flash` with tiles for short rows, for query, key and value concatenated as (P,
-    H + 2 G, D)."""
+    """Compute attention (P, H, D) with narrow tiles for short rows, for query, key and
+    value concatenated as (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
     return row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
@@ -194,12 +197,12 @@ def head_dimension(config: Any) -> int:
 
 
 def row_tiles_fit(config: Any) -> bool:
-    """Return whether the tiles of row attention support this model."""
+    """Return whether the row attention kernel supports this model."""
     return has_triton() and head_dimension(config) in ROWS_HEAD_DIMS
 
 
 def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:
-    """Reason why the flash kernel does not support the model's heads, or None."""
+    """Return why the flash kernel does not support the model, or None if it does."""
     if device_type != "cuda":
         return None
     if dtype not in FLASH_DTYPES:

@@ -1,8 +1,8 @@
 """Fused feed-forward and output blocks for BERT.
 
-The operations between two matrix products move memory and compute little: a bias and
-GELU; a bias, dropout, the residual and LayerNorm. Each group becomes one kernel, and
-all of its gradients one more (kernels/bias_gelu.py and residual_norm.py).
+The operations between two matrix products move much memory and compute little. They are
+bias and GELU, or bias, dropout, residual and LayerNorm. Each group becomes one kernel,
+and all of its gradients one more (kernels/bias_gelu.py and residual_norm.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flatout.engine.ops.dropout import HashDropout, Noise
 from flatout.engine.ops.plain import are_matrices, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
-"""Largest hidden size for which a row fits a warp's registers (residual_norm.py)."""
+"""The largest hidden size at which a row fits a warp's registers (residual_norm.py)."""
 
 
 class _Carry:
-    """Passes a residual's gradient from one block to the block before it."""
+    """Carry a residual's gradient from one block to the block before it."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -30,8 +30,9 @@ class _Carry:
         return tensor
 
     def begin(self, encoder: nn.Module, states: tuple[Tensor, ...]) -> None:
-        """Begin with the states of the encoder (B, T, N). So the first layer receives
-        a residual's gradient like all others, and shares their compiled graph."""
+        """Begin with the encoder's input states (B, T, N). The first layer then
+        receives a residual's gradient like all other layers and shares their compiled
+        graph."""
         from flatout.engine.ops.kernels.residual_norm import first_carry
 
         if encoder.training:
@@ -39,7 +40,7 @@ class _Carry:
 
 
 class _Intermediate(nn.Module):
-    """Linear layer and GELU."""
+    """A linear layer followed by GELU."""
 
     dense: nn.Linear
 
@@ -52,8 +53,9 @@ class _Intermediate(nn.Module):
 
 
 class _Output(nn.Module):
-    """Linear, dropout, residual and LayerNorm. Its residual's gradient returns through
-    `carry` if `takes`; that of the next block's residual arrives there if `gives`."""
+    """A linear layer followed by dropout, residual and LayerNorm. If `takes`, the
+    gradient of its residual is returned through `carry`. If `gives`, the gradient of
+    the next block's residual arrives there."""
 
     dense: nn.Linear
     dropout: nn.Module
@@ -64,7 +66,7 @@ class _Output(nn.Module):
     gives: bool
 
     def forget(self) -> None:
-        """Drop the state of a failed pass, which would keep activations in memory."""
+        """Drop the state of a failed pass, because it keeps activations in memory."""
         self.carry.take()
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
@@ -98,8 +100,8 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:
-    """Replace the blocks, after `replace_dropout` and `narrow_last_layer`; return the
-    number of layers."""
+    """Replace the blocks and return the number of layers. Call this after
+    `replace_dropout` and `narrow_last_layer`."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
@@ -110,7 +112,7 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
     for module in outputs:
         module.__class__ = _Output
         module.noise, module.carry = noise, carry
-        # A narrowed residual has only the targets, so it is not a block's output.
+        # A narrowed residual holds only the targets, so it is no block's output.
         module.takes = not hasattr(module, "target_index")
         module.gives = module is not outputs[-1]
     model.base_model.encoder.register_forward_pre_hook(carry.begin)
@@ -123,7 +125,7 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Return whether a block is standard; all must be, for the carried gradients."""
+    """Return whether a block is standard. Carried gradients require that all are."""
     usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
     none = type(output.dropout) is nn.Dropout and not output.dropout.p
     drops = none or isinstance(output.dropout, HashDropout)
@@ -131,7 +133,8 @@ def _is_usual(output: Any) -> bool:
 
 
 def _can_fuse(config: Any) -> bool:
-    """Return whether blocks run one after another, each once per pass."""
+    """Return whether blocks run one after another, once per pass, and are not too wide
+    for the kernel."""
     if config.hidden_size > MAX_WIDTH:
         return False
     unusual = ("chunk_size_feed_forward", "add_cross_attention")

@@ -1,10 +1,10 @@
-"""Dropout whose random numbers are almost free inside a compiled kernel.
+"""Dropout whose random numbers cost almost nothing inside a compiled kernel.
 
-PyTorch draws each number with ten rounds of Philox; compiled into the kernel of a
-residual and LayerNorm that is three times the kernel's memory traffic (428 us instead
-of about 130 for 70,000 x 768 on an H200). Here a number is a 32-bit hash of (seed,
-index): two multiplications. The seed changes with every forward pass; each element is
-kept with probability 1 - p, independently according to the tests of the hash.
+PyTorch draws each number with ten rounds of Philox. In a compiled kernel for residual
+and LayerNorm, this takes three times as long as the memory traffic (428 us instead of
+about 130 for 70,000 x 768 on an H200). Here, a number is a 32-bit hash of (seed,
+index), which needs two multiplications. The seed changes with every forward pass. Each
+element is kept with probability 1 - p, and the tests of the hash found no dependence.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 GOLDEN = -1640531527
-"""2**32 / golden ratio as a signed 32-bit number."""
+"""2**32 divided by the golden ratio, as a signed 32-bit number."""
 MULTIPLIERS = (0x7FEB352D, -2073254261)
-"""Multipliers of lowbias32 (C. Wellons 2018), signed."""
+"""The multipliers of lowbias32 (C. Wellons 2018), as signed numbers."""
 
 
 class Noise:
-    """Seed shared by all dropouts of a model, () int32 on the device."""
+    """A seed shared by all dropout layers of a model, an int32 scalar on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.seed = torch.zeros((), dtype=torch.int32, device=device)
@@ -30,22 +30,24 @@ class Noise:
 
 
 def keep_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
-    """Boolean tensor of `shape`, True with probability 1 - p. `seed` () int32."""
+    """Return a boolean tensor of `shape` whose elements are True with probability 1 -
+    p. `seed` is an int32 scalar tensor."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
     bits = scramble(bits ^ scramble(seed))
     return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
 
 
 def scramble(bits: Tensor) -> Tensor:
-    """Elementwise hash of int32 numbers; shifts are logical."""
+    """Hash int32 numbers element by element. The masks make the shifts logical."""
     bits = (bits ^ ((bits >> 16) & 0xFFFF)) * MULTIPLIERS[0]
     bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * MULTIPLIERS[1]
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
 class HashDropout(nn.Module):
-    """Replacement for nn.Dropout; models read `p` to pass it to attention. The offset
-    of its seed is a tensor: a number would give each layer a separate graph."""
+    """A replacement for nn.Dropout. Models read `p` to pass it to attention. The offset
+    of the seed is a tensor, because with a number each layer would get its own
+    graph."""
 
     offset: Tensor
 
@@ -59,7 +61,7 @@ class HashDropout(nn.Module):
 
     @property
     def seed(self) -> Tensor:
-        """Seed () int32 of this dropout in this forward pass."""
+        """The int32 scalar seed of this layer in the current forward pass."""
         return self._noise.seed + self.offset
 
     def forward(self, states: Tensor) -> Tensor:
@@ -70,10 +72,11 @@ class HashDropout(nn.Module):
 
 
 def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
-    """(count,) 0 if dropped, else 1 / (1 - p), of the type of `like`.
+    """Return dropout factors (count,) in the dtype and on the device of `like`: 0 for
+    dropped elements and 1 / (1 - p) for the others.
 
-    A 64-bit draw of PyTorch's generator gives four numbers of 16 bits: a CPU draws
-    sequentially, and PyTorch's dropout needs a draw for each number. p is rounded to a
+    Each 64-bit draw of PyTorch's generator gives four 16-bit numbers, because a CPU
+    draws sequentially and PyTorch's dropout needs a draw per element. p is rounded to a
     multiple of 1 / 65,536."""
     draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
     draws.random_(-(2**63), None)
@@ -84,7 +87,8 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
 
 
 class DrawnDropout(nn.Module):
-    """Replacement for nn.Dropout on a CPU; models read `p` to pass it on."""
+    """A replacement for nn.Dropout on a CPU. Models read `p` to pass it to
+    attention."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -97,8 +101,8 @@ class DrawnDropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module, noise: Noise | None) -> int:
-    """Replace each nn.Dropout by HashDropout, or by DrawnDropout without noise; return
-    the number of replacements."""
+    """Replace each nn.Dropout with HashDropout, or with DrawnDropout if `noise` is
+    None. Return the number of replacements."""
     places = [
         (parent, name, child)
         for parent in model.modules()

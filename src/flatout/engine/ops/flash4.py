@@ -1,8 +1,8 @@
-"""FlashAttention 4 for long rows, if the package flash-attn-4 is installed.
+"""Use FlashAttention 4 for long rows if the package flash-attn-4 is installed.
 
-PyTorch uses it instead of its own flash kernel in the whole process. It then raises an
-error for dropout, and for windows in a backward pass, so a model with either of them
-uses PyTorch's kernel.
+PyTorch then uses it instead of its own flash kernel in the whole process. It raises an
+error for dropout, and for windows in a backward pass, so models with either of them
+keep PyTorch's kernel.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 PACKAGE, NAME = "flash_attn.cute", "FA4"
 CAPABILITIES = (9, 10)
-"""Hopper and Blackwell."""
+"""The major compute capabilities of Hopper and Blackwell GPUs."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
-"""Names of the attention dropout in the configurations of models."""
+"""The names that model configs use for the attention dropout."""
 
 
 def choose_flash_kernel(config: Any, device: torch.device, longest: int) -> None:
-    """Choose the kernel for packed rows of up to `longest` tokens."""
+    """Choose the flash kernel for packed rows of up to `longest` tokens."""
     if device.type != "cuda":
         return
     is_active = current_flash_attention_impl() == NAME
@@ -45,7 +45,7 @@ def choose_flash_kernel(config: Any, device: torch.device, longest: int) -> None
 def _activate() -> None:
     try:
         activate_flash_attention_impl(NAME)
-    except Exception as error:  # a broken package raises anything
+    except Exception as error:  # a broken package may raise anything
         reason = first_line(error)
         logger.warning("FlashAttention 4 is unavailable (%s): using PyTorch", reason)
         return
@@ -53,10 +53,10 @@ def _activate() -> None:
 
 
 def fits_flash4(config: Any, device: torch.device) -> bool:
-    """Return whether FlashAttention 4 supports the model, the device and the settings
-    (it is not deterministic), and is installed."""
+    """Return whether FlashAttention 4 is installed and supports the model and device.
+    It is not deterministic, so it does not fit deterministic algorithms."""
     window = getattr(config, "sliding_window", None)
-    # Narrow tiles handle shorter windows, which some models count to each side.
+    # Narrow tiles handle shorter windows. Some models count the window on each side.
     windowed = window is not None and 2 * window + 1 > ROWS_MAX_WINDOW
     return not (
         windowed
@@ -68,7 +68,7 @@ def fits_flash4(config: Any, device: torch.device) -> bool:
 
 
 def _is_installed() -> bool:
-    """FlashAttention 2 has the same import name, without this module."""
+    """Look for the module that FlashAttention 2, with the same package name, lacks."""
     try:
         return find_spec(PACKAGE) is not None
     except ImportError:

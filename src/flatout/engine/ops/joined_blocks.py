@@ -1,10 +1,11 @@
-"""Attention and feed-forward over packed rows with fused projections.
+"""Attention and feed-forward layers over packed rows, with fused projections.
 
-Products with the same input are one: query, key and value; gate and up. A 768 x 768
-product runs at 460 of the 710 TFLOP/s that a 768 x 3072 one reaches on an H200. The
-layers keep their weights, so checkpoints do not change. Layers with adapters are called
-one by one. The joined product is passed to attention directly; in models with rotary
-embeddings one kernel instead of seven normalises and rotates it (kernels/rotary.py).
+Projections of the same input become one matrix product: query, key and value, or gate
+and up. On an H200, a 768 x 768 product runs at 460 TFLOP/s, but a 768 x 3072 product at
+710. The layers keep their weights, so checkpoints do not change. Layers with adapters
+are called one by one. The joined product is passed to attention directly. In models
+with rotary embeddings, one kernel instead of seven normalises and rotates it
+(kernels/rotary.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from flatout.engine.ops.row_by_row import Rule
 
 
 def joined_product(layers: Sequence[Any], states: Tensor) -> Tensor:
-    """(..., in) -> (..., outputs of all layers, concatenated)."""
+    """Return the outputs of all linear `layers` for `states` (..., in), concatenated
+    along the last dimension."""
     if not all(type(layer) is nn.Linear for layer in layers):
         return torch.cat([layer(states) for layer in layers], -1)
     biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -36,7 +38,7 @@ def joined_product(layers: Sequence[Any], states: Tensor) -> Tensor:
 
 
 class _BertAttention(nn.Module):
-    """Attention of BERT and RoBERTa."""
+    """The attention of BERT and RoBERTa."""
 
     query: nn.Linear
     key: nn.Linear
@@ -52,7 +54,8 @@ class _BertAttention(nn.Module):
         past_key_values: Any = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """(1, P, N) -> (1, P, N). `packed` has cu_seqlens (R + 1,) and max_seqlen."""
+        """Return the new states (1, P, N) for `hidden_states` (1, P, N). `packed` holds
+        `cu_seqlens` (R + 1,) and `max_seqlen`."""
         product = joined_product((self.query, self.key, self.value), hidden_states)
         heads = product.view(product.shape[1], 3 * self.num_attention_heads, -1)
         return _attended(self, heads, self.dropout.p, packed), None
@@ -72,14 +75,14 @@ class _DistilBertAttention(nn.Module):
         attention_mask: Tensor | None = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """See _BertAttention.forward."""
         product = joined_product((self.q_lin, self.k_lin, self.v_lin), hidden_states)
         heads = product.view(product.shape[1], 3 * self.n_heads, -1)
         return self.out_lin(_attended(self, heads, self.dropout.p, packed)), None
 
 
 class _DecoderAttention(nn.Module):
-    """Attention of Llama-like models; causal unless the config disables it."""
+    """The attention of Llama-like models. It is causal unless the config disables
+    it."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -96,7 +99,6 @@ class _DecoderAttention(nn.Module):
         past_key_values: Any = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """See _BertAttention.forward."""
         layers = (self.q_proj, self.k_proj, self.v_proj)
         heads = _rotate_heads(
             self, joined_product(layers, hidden_states), position_embeddings
@@ -117,14 +119,13 @@ class _ModernBertAttention(nn.Module):
         attention_mask: Tensor | None = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """See _BertAttention.forward."""
         heads = _rotate_heads(self, self.Wqkv(hidden_states), position_embeddings)
         out = _attended(self, heads, self.attention_dropout, packed)
         return self.out_drop(self.Wo(out)), None
 
 
 class _FeedForward(nn.Module):
-    """down(activation(gate) * up)."""
+    """A gated feed-forward layer, down(activation(gate) * up)."""
 
     gate_proj: nn.Linear
     up_proj: nn.Linear
@@ -132,7 +133,7 @@ class _FeedForward(nn.Module):
     act_fn: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., N) -> (..., N)."""
+        """Return the new states (..., N) for the states `x` (..., N)."""
         gate, up = joined_product((self.gate_proj, self.up_proj), x).chunk(2, -1)
         return self.down_proj(self.act_fn(gate) * up)
 
@@ -140,7 +141,8 @@ class _FeedForward(nn.Module):
 def _attended(
     module: Any, heads: Tensor, dropout: float, packed: dict[str, Any]
 ) -> Tensor:
-    """Attention for joined query, key and value (P, H + 2 G, D) -> (1, P, H D)."""
+    """Return the attention (1, P, H * D) for joined query, key and value
+    (P, H + 2 G, D)."""
     causal = is_causal(module, packed)
     span = seen_span(module, module.span, causal)
     kept_whole = dropout if module.training else 0.0
@@ -151,7 +153,8 @@ def _attended(
 
 
 def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate query and key: (1, P, (H + 2 G) D) -> (P, H + 2 G, D)."""
+    """Rotate query and key in the joined `product` (1, P, (H + 2 G) * D). Return it as
+    (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.rotary import rotary
 
     norms = _norms(module)
@@ -163,12 +166,12 @@ def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) ->
 
 
 def _norms(attention: Any) -> list[Any]:
-    """Norms of query and key; None if a model does not have them."""
+    """Return the norms of query and key, each None if the model does not have it."""
     return [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of each layer; return the number of replacements."""
+    """Replace the attention of each layer, and return the number of replacements."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
@@ -176,7 +179,7 @@ def fuse_bert(model: Any) -> int:
 
 
 def fuse_distilbert(model: Any) -> int:
-    """Fuse the layers of DistilBERT like those of `fuse_bert`."""
+    """Like `fuse_bert`, for DistilBERT."""
     layers = [layer.attention for layer in model.base_model.transformer.layer]
     fitting = [m for m in layers if _joins(m, m.q_lin, m.k_lin, m.v_lin)]
     return _replace(fitting, _DistilBertAttention, model.config.n_heads)
@@ -198,7 +201,8 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Join gate and up projection in each layer; return the number of layers."""
+    """Join the gate and up projections of each layer, and return the number of
+    layers."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:
@@ -207,7 +211,7 @@ def fuse_gates(model: Any) -> int:
 
 
 def fuse_encoder(model: Any) -> int:
-    """See `fuse_bert`; for ModernBERT."""
+    """Like `fuse_bert`, for ModernBERT."""
     fitting = [layer.attn for layer in model.base_model.layers if is_plain(layer.attn)]
     for attention in fitting:
         attention.scaling = attention.head_dim**-0.5
@@ -221,30 +225,31 @@ def _fits(module: nn.Module, *layers: nn.Module) -> bool:
 
 
 def _joins(attention: nn.Module, *layers: nn.Module) -> bool:
-    """Return whether the outputs of `layers` may be joined for attention, which its
-    kernels need in any case."""
+    """Return whether the outputs of `layers` may be joined. The attention kernels
+    always need them joined, even if the layers are called one by one."""
     return _fits(attention, *layers) or (is_plain(attention) and are_called(*layers))
 
 
 def _replace(
     modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
 ) -> int:
-    """`spans`: number of tokens that a query sees, itself included; None for all."""
+    """Replace the class of `modules` with `kind`. A span is the number of tokens that a
+    query attends to, including itself; None means all tokens."""
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)
 
 
 def _rotates_whole_heads(model: Any) -> bool:
-    """Return whether rotation covers whole heads, not only a part of each."""
+    """Return whether the rotation covers each head completely."""
     attention = model.base_model.layers[0].self_attn
     frequencies: Tensor = model.base_model.rotary_emb.inv_freq
     return 2 * len(frequencies) == int(attention.head_dim)
 
 
 def _span(attention: Any) -> int | None:
-    """Window of the attention: Mistral's is in the configuration, Qwen's in the layer;
-    Llama has no window, even if its configuration has one."""
+    """Return the attention window. Mistral stores it in the config, Qwen in the layer.
+    Llama has no window, even if its config states one."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
     return getattr(source, "sliding_window", None)

@@ -1,9 +1,9 @@
-"""Limit the last layer to the targets, after its attention.
+"""Restrict the last layer to the targets, from the end of its attention onwards.
 
-Only the head reads the last layer's output, and only at the targets: one token per row,
-or the masked ones. In BERT-like layers the operations after attention work on single
-tokens, so they receive only the targets; the loss and every gradient stay the same, and
-for one target per row about 9/12 of a layer is saved.
+Only the head reads the output of the last layer, and only at the targets: one token per
+row, or the masked tokens. In BERT-like layers, the operations after attention work on
+single tokens, so they can receive only the targets. The loss and all gradients stay the
+same. With one target per row, this saves about 9/12 of a layer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from flatout.engine.ops.plain import is_plain
 
 
 def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
-    """Gather the targets in a last layer that is attention.self, then
-    attention.output(attended, input). Return the modules that read the targets
-    (K,) of each forward pass from `target_index` (attention on a CPU computes only
-    these); none if the layer has another structure. Repeated calls change nothing."""
+    """Make a last layer of BERT's structure gather the targets after attention.
+
+    Return the modules that read the targets of each forward pass from `target_index`
+    (K,), among them attention, which on a CPU computes only the targets. If the layer
+    has another structure, return (). Repeated calls change nothing."""
     layer = model.base_model.encoder.layer[-1]
     point = layer.attention.output
     if not hasattr(point, "target_index"):
@@ -32,8 +33,8 @@ def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
 
 
 def narrow_last_gated_layer(model: Any) -> tuple[nn.Module, ...]:
-    """`narrow_last_layer` for ModernBERT, whose layer adds the results of attention and
-    feed-forward, with a norm before each."""
+    """Like `narrow_last_layer`, for ModernBERT, whose layer adds the results of
+    attention and feed-forward, with a norm before each."""
     layer = model.base_model.layers[-1]
     if not hasattr(layer, "target_index"):
         if not is_plain(layer, layer.attn):
@@ -50,7 +51,8 @@ def _gated_layer(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Last layer for the targets: (B, T, hidden) -> (1, K, hidden)."""
+    """Compute the last layer's output (1, K, hidden) only at the targets, from the
+    states (B, T, hidden) of all tokens."""
     normed = layer.attn_norm(hidden_states)
     attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
     (states,) = _gather(layer, (hidden_states,))
@@ -59,6 +61,6 @@ def _gated_layer(
 
 
 def _gather(module: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Select the targets: (B, T, hidden) each -> (1, K, hidden) each."""
+    """Select the targets in each of `states` (B, T, hidden), as (1, K, hidden)."""
     index: Any = module.target_index
     return tuple(state.flatten(0, 1)[index].unsqueeze(0) for state in states)

@@ -1,8 +1,8 @@
-"""Convolutions whose patches do not overlap, as one product.
+"""Compute convolutions whose patches do not overlap as one matrix product.
 
-cuDNN pads three channels to eight and runs a convolution: 2.9 ms forward and backward
-for the patches of 512 images in ViT-S/16 on an H200. If a kernel writes the pixels
-anyway, it can arrange patches as the rows of a product at no cost.
+cuDNN pads three channels to eight and runs a convolution. For the patches of 512 images
+in ViT-S/16, this takes 2.9 ms forward and backward on an H200. The kernel that writes
+the pixels can arrange the patches as the rows of a matrix product at no extra cost.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 
 class PatchProduct(nn.Conv2d):
-    """Replacement for such a convolution, with the same weights."""
+    """A replacement for such a convolution, with the same weights."""
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, H / p, W / p), channels last in memory."""
+        """Return (B, N, H / p, W / p), with channels last in memory, for `pixels`
+        (B, C, H, W) and patches of p x p."""
         (high, wide), (rows, columns) = self.kernel_size, pixels.shape[2:]
         pixels = pixels[..., : rows // high * high, : columns // wide * wide]
         down, across = rows // high, columns // wide
-        # Patch values in memory order: the other order would read every third value.
+        # Keep the order in memory: PyTorch's order would read every third value.
         laid = pixels.permute(0, 2, 3, 1)
         parts = laid.reshape(len(laid), down, high, across, wide, -1)
         patches = parts.permute(0, 1, 3, 2, 4, 5).flatten(3)
@@ -28,7 +29,7 @@ class PatchProduct(nn.Conv2d):
 
 
 def replace_patches(model: nn.Module) -> int:
-    """Replace such convolutions; return their number."""
+    """Replace such convolutions, and return how many were replaced."""
     places = [m for m in model.modules() if type(m) is nn.Conv2d and _is_product(m)]
     for place in places:
         place.__class__ = PatchProduct

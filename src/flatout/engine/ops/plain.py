@@ -1,8 +1,8 @@
-"""Check that a part of a model is the unchanged class of PyTorch or transformers.
+"""Check that a part of a model is an unchanged class of PyTorch or transformers.
 
-Fused parts read weights without calling the layer that has them. They would silently
-bypass replacements (adapters, quantised or parametrised layers, code of a checkpoint),
-so every fused part checks this first.
+Fused parts read weights without calling the layers that own them. They would silently
+bypass replaced layers (adapters, quantised or parametrised layers, a checkpoint's
+custom code), so every fused part performs this check first.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from typing import Any
 from torch import nn
 
 OWN = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
-"""Prefixes of modules with layers of PyTorch and transformers."""
+"""The prefixes of the modules that define PyTorch's and transformers' layers."""
 
 
 def is_plain(*layers: nn.Module) -> bool:
-    """Return whether each is a layer of PyTorch or transformers with an unchanged
-    forward method: some libraries set another one on the layer itself."""
+    """Return whether each layer is from PyTorch or transformers and has its original
+    forward method, which some libraries replace on the layer itself."""
     own = (type(layer).__module__.startswith(OWN) for layer in layers)
     return all(own) and not any("forward" in vars(layer) for layer in layers)
 
 
 def are_matrices(*layers: Any) -> bool:
-    """Return whether each is a Linear without hooks, with a bias in all or in none."""
+    """Return whether each layer is a Linear without hooks, and whether either all or
+    none of them have a bias."""
     plain = all(type(layer) is nn.Linear and _is_alone(layer) for layer in layers)
     return plain and len({layer.bias is None for layer in layers}) == 1
 
 
 def are_called(*layers: Any) -> bool:
-    """Return whether each is a Linear or has an adapter of peft, so that calling them
-    one by one gives the outputs of linear layers."""
+    """Return whether each layer is a Linear or has a peft adapter, so that calling the
+    layers one by one gives the outputs of linear layers."""
     return all(are_matrices(layer) or _is_adapted(layer) for layer in layers)
 
 
@@ -39,7 +40,7 @@ def _is_adapted(layer: nn.Module) -> bool:
 
 
 def is_exact_gelu(layer: nn.Module) -> bool:
-    """Return whether this is GELU with the error function, not an approximation."""
+    """Return whether `layer` is GELU with the error function, not an approximation."""
     from transformers.activations import GELUActivation
 
     is_gelu = type(layer) in (GELUActivation, nn.GELU) and _is_alone(layer)
@@ -47,6 +48,6 @@ def is_exact_gelu(layer: nn.Module) -> bool:
 
 
 def _is_alone(layer: nn.Module) -> bool:
-    """Return whether calling the plain `layer` runs only its forward pass."""
+    """Return whether calling `layer` runs only its original forward method."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     return is_plain(layer) and not hooks

@@ -1,10 +1,10 @@
-"""Precision other than autocast's: the residual stream in the type of the matrix
-products, and a last layer in fp32.
+"""Change the precision that autocast chooses: the residual stream uses the dtype of the
+matrix products, and the last layer of a regression uses fp32.
 
 Autocast runs LayerNorm in fp32 and keeps its output in fp32, so everything except a
-matrix product moves twice the bytes: a third of a BERT-base step on an H200. Here a
-block's output and a norm's output are rounded to the autocast type, like in models that
-train in bf16 throughout; norms, softmax, loss, weights and optimizer stay fp32.
+matrix product moves twice as many bytes, a third of a BERT-base step on an H200. This
+module rounds the outputs of blocks and norms to the autocast dtype, as in models that
+train entirely in bf16. Norms, softmax, loss, weights and optimizer stay in fp32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 
 def round_residual_stream(model: Any) -> int:
-    """Round the outputs of hidden-size norms and of blocks; return their number."""
+    """Round the outputs of blocks and of norms of the hidden size. Return how many
+    modules are rounded."""
     hidden = getattr(model.config, "hidden_size", None)
     blocks = getattr(model, "_no_split_modules", None) or ()
     places = [
@@ -37,7 +38,7 @@ def _is_norm(module: nn.Module, hidden: int | None) -> bool:
 
 
 def _round(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """Convert states, also in a tuple, to autocast's type if it is active."""
+    """Convert the states in `output` to autocast's dtype if autocast is active."""
     if isinstance(output, tuple):
         return (_rounded(output[0]), *output[1:])
     return _rounded(output)
@@ -52,15 +53,16 @@ def _rounded(states: Tensor) -> Tensor:
 
 class _FullPrecision(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
-        """(K, hidden) of any type -> (K, outputs) fp32."""
+        """Return fp32 outputs (K, outputs) for `input` (K, hidden) of any dtype."""
         bias = None if self.bias is None else self.bias.float()
         with torch.autocast(input.device.type, enabled=False):
             return F.linear(input.float(), self.weight.float(), bias)
 
 
 def keep_output_precise(model: Any) -> None:
-    """Compute the last layer, whose output is a quantity, in fp32 for any precision of
-    the model: bf16 would give 276 for 274.54, and steps of 8 from 1,024 on."""
+    """Compute the last layer in fp32, whatever the model's precision, because its
+    output is a quantity. bf16 would round 274.54 to 276, and values above 1,024 to
+    multiples of 8."""
     outputs = [
         module
         for module in model.modules()

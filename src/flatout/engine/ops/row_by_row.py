@@ -1,7 +1,8 @@
-"""Attention inside concatenated rows, one row at a time: for CPUs.
+"""Compute attention inside concatenated rows on a CPU, one row at a time.
 
-Plain products and softmax: `scaled_dot_product_attention` also scales keys, guards each
-row against having no keys, and draws dropout one number at a time.
+The code uses plain products and softmax, because `scaled_dot_product_attention` also
+scales keys, guards each row against having no keys, and draws dropout one number at a
+time.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from flatout.engine.ops.dropout import drawn_mask
 
 
 class Rule(NamedTuple):
-    """Visibility between tokens, and scale and dropout of the weights."""
+    """Which tokens attend to each other, and the scale and dropout of attention."""
 
     scale: float
     dropout: float
     causal: bool
     left: int
-    """Tokens seen to the left and right; -1 is unbounded."""
+    """The number of visible tokens to the left, or -1 for all; `right` is like it."""
     right: int
 
 
@@ -33,10 +34,11 @@ def row_by_row(
     rule: Rule,
     targets: Tensor | None = None,
 ) -> Tensor:
-    """(P, H, D), (P, G, D), (P, G, D), cu_seqlens (R + 1,) -> (P, H, D).
+    """Return the attention (P, H, D) of `query` (P, H, D) to `key` and `value`
+    (P, G, D), within the rows that `cu_seqlens` (R + 1,) bounds.
 
-    `targets` (K,): only these tokens are computed, the others are zeros; ignored if
-    the rule masks tokens.
+    If `targets` (K,) is given, only these tokens are computed and the others are zero.
+    It is ignored if the rule masks tokens.
     """
     group = query.shape[1] // key.shape[1]
     q, k, v = (t.transpose(0, 1) for t in (query * rule.scale, key, value))
@@ -44,7 +46,7 @@ def row_by_row(
         k, v = (t.repeat_interleave(group, 0) for t in (k, v))
     if targets is None or rule.causal or rule.left >= 0:
         return _rows(q, k, v, cu_seqlens, cu_seqlens, rule).transpose(0, 1)
-    targets = torch.unique(targets)  # sorted, and padding only once
+    targets = torch.unique(targets)  # sorted, and with padding only once
     bounds = torch.searchsorted(targets, cu_seqlens.to(targets.dtype))
     asked = _rows(q[:, targets], k, v, bounds, cu_seqlens, rule)
     return torch.zeros_like(query).index_copy(0, targets, asked.transpose(0, 1))
@@ -53,10 +55,11 @@ def row_by_row(
 def _rows(
     q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, bounds: Tensor, rule: Rule
 ) -> Tensor:
-    """Attention of queries (H, Q, D) to keys and values (H, P, D) of the same row."""
+    """Return the attention (H, Q, D) of queries to keys and values (H, P, D) of the
+    same row."""
     lengths, asked = bounds.diff().tolist(), q_bounds.diff().tolist()
     heads = q.shape[0]
-    # One split: its backward pass is one cat, that of slices a sum of zeros.
+    # The backward pass of a split is one cat; that of slices would add many zeros.
     parts = (
         torch.split(q, asked, 1),
         torch.split(k.transpose(1, 2), lengths, 2),  # (H, D, n) each
@@ -66,8 +69,8 @@ def _rows(
     masks = _masks(sizes, rule.dropout, q)
     rows = []
     for queries, keys, values, mask in zip(*parts, masks, strict=True):
-        # `@` would put five views and their gradients around each product: 16 ms for
-        # 16 rows instead of 12, forward and backward, on 2 cores.
+        # `@` would put five views and their gradients around each product: 16 rows take
+        # 16 ms instead of 12, forward and backward, on 2 cores.
         scores = torch.bmm(queries, keys)
         hidden = _hidden(keys.shape[2], rule, q.device)
         if hidden is not None:
@@ -80,14 +83,15 @@ def _rows(
 
 
 def _masks(sizes: list[int], dropout: float, like: Tensor) -> list[Tensor | None]:
-    """Dropout factors of each row's weights, drawn for all rows at once."""
+    """Return the dropout factors of each row's weights, drawn for all rows at once."""
     if dropout == 0:
         return [None] * len(sizes)
     return list(torch.split(drawn_mask(sum(sizes), dropout, like), sizes))
 
 
 def _hidden(length: int, rule: Rule, device: torch.device) -> Tensor | None:
-    """(length, length) True if a token is masked; None if all are visible."""
+    """Return a mask (length, length) that is True for hidden tokens, or None if all
+    tokens are visible."""
     bounded = 0 <= rule.left < length - 1
     if not rule.causal and not bounded:
         return None

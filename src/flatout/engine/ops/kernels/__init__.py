@@ -1,2 +1,2 @@
-"""Triton kernels, each tested against plain PyTorch. Imported only if a GPU build of
-PyTorch has installed Triton."""
+"""Triton kernels, each tested against plain PyTorch. They are imported only if Triton
+is installed, which GPU builds of PyTorch include."""

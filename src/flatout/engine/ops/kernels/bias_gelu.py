@@ -1,8 +1,7 @@
-"""Bias and GELU after a matrix product; all gradients in one pass.
+"""Bias and GELU after a matrix product, with all gradients in a single pass.
 
-tests/engine/kernel_checks.py compares the formula with the exact GELU.
-
-Legend: P tokens, N columns.
+tests/engine/kernel_checks.py compares the formula with the exact GELU. In the shapes
+below, P is the number of tokens and N the number of columns.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from torch import Tensor
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 ROWS, COLUMNS = 16, 128
-"""Size of a tile."""
+"""The size of a tile."""
 PROGRAMS = 1056
-"""Eight per multiprocessor of an H200; half and double are slower."""
+"""Eight programs per multiprocessor of an H200. Half and twice as many are slower."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
-"""Measured on an H200: without sums, more and wider programs are faster."""
+"""The forward pass computes no sums, so more and wider programs are faster (H200)."""
 
 
 def splits(
     rows: int, columns: int, width: int = COLUMNS, programs: int = PROGRAMS
 ) -> tuple[int, int]:
-    """Number of parts of the rows, and rows per part (a multiple of ROWS). The last
-    part is empty, so that the number is never one: see operators.py."""
+    """Return the number of parts into which rows are divided, and the rows per part, a
+    multiple of ROWS. The last part is empty, so that the number of parts is never one,
+    which operators must avoid (operators.py)."""
     wanted = max(1, programs // triton.cdiv(columns, width))
     each = triton.cdiv(triton.cdiv(max(rows, 1), wanted), ROWS) * ROWS
     return triton.cdiv(max(rows, 1), each) + 1, each
@@ -34,9 +34,10 @@ def splits(
 
 @triton.jit
 def _cumulative(x):
-    """Normal distribution function of x. The logarithm of its tail is nearly a
-    parabola: seven powers of |x| give the distribution within 2e-6, and the tail within
-    a relative 5e-6, 1/400 of bf16's rounding, with one exponential."""
+    """Return the CDF of the normal distribution at x. The logarithm of its tail is
+    nearly a parabola, so a polynomial of degree seven and one exponential are enough.
+    The CDF is exact within 2e-6, and its tail within a relative error of 5e-6, which is
+    1/400 of bf16's rounding error."""
     a = tl.minimum(tl.abs(x), 6.0)
     tail = -1.88962622e-06 * a + 6.26813999e-05
     tail = tail * a - 0.000938867917
@@ -50,8 +51,9 @@ def _cumulative(x):
 
 @triton.jit
 def _inside(token, column, tokens, width: tl.constexpr, columns: tl.constexpr):
-    """Mask (R, C). If tiles divide the width, columns are not compared: that needs five
-    registers, and costs one of the eight programs of a multiprocessor."""
+    """Return the mask (R, C) of elements inside the tensor. Columns are compared only
+    if tiles do not divide the width, because the comparison needs five registers, with
+    which only seven instead of eight programs fit on a multiprocessor."""
     inside = (token < tokens)[:, None]
     if width % columns != 0:
         inside = inside & (column < width)[None, :]
@@ -101,7 +103,7 @@ def _backward_kernel(
 
 @operator("bias_gelu")
 def bias_gelu(states: Tensor, bias: Tensor) -> Tensor:
-    """(P, N) and (N,) -> (P, N): exact GELU (erf) of states + bias."""
+    """Return the exact GELU (erf) of `states` (P, N) plus `bias` (N,)."""
     states = states.contiguous()
     tokens, width = states.shape
     out = torch.empty_like(states)
@@ -122,7 +124,7 @@ def _(states, bias):  # type: ignore[no-untyped-def]
 def _bias_gelu_backward(
     grad: Tensor, states: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients (P, N) of states and (N,) fp32 of the bias."""
+    """Return the gradients of the states (P, N) and of the bias (N,), in fp32."""
     states, grad = states.contiguous(), grad.contiguous()
     tokens, width = states.shape
     out = torch.empty_like(states)

@@ -1,10 +1,10 @@
-"""Cross entropy of a language model's head without its logits in memory.
+"""Compute a language model's cross entropy without keeping the logits in memory.
 
-The logits of 65,000 tokens over 32,000 pieces are 4 GiB, their gradient the same
-again. Here they exist for a chunk of tokens at a time, and the forward pass computes
-the gradients of the hidden states and of the weight, which the backward pass only
-scales (the idea of Liger-Kernel, Hsu et al. 2024, whose kernel needs 1.04 to 2.6 times
-this time: docs/log.md).
+The logits of 65,000 tokens over a vocabulary of 32,000 need 4 GiB, and their gradient
+needs the same again. Here, they exist for only one chunk of tokens at a time. The
+forward pass already computes the gradients of the hidden states and of the weight, and
+the backward pass only scales them. The idea is from Liger-Kernel (Hsu et al. 2024),
+whose kernel takes 1.04 to 2.6 times as long (docs/log.md).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from flatout.engine.tasks import IGNORED
 CHUNK_TOKENS = 8_192
 BLOCK = 4_096
 PIECES = 64
-"""The vocabulary is padded to a multiple, so that rows are aligned for tensor cores:
-32,768 states of 512 over 30,003 words need 6.4 ms on an H200, else 28.2."""
+"""The vocabulary is padded to a multiple of this number, so that rows are aligned for
+tensor cores. For 32,768 states of 512 over 30,003 words, an H200 then needs 6.4 ms
+instead of 28.2."""
 
 
 @triton.jit
@@ -28,8 +29,8 @@ def _softmax_gradient_kernel(
     logits_ptr, labels_ptr, loss_ptr, width, pieces, ignored,
     block: tl.constexpr,
 ):  # fmt: skip
-    """One token: store its loss, and overwrite its logits by softmax - one-hot, and by
-    zeros after the vocabulary."""
+    """Process one token: store its loss, and overwrite its logits with softmax minus
+    one-hot, and with zeros beyond the vocabulary."""
     token = tl.program_id(0).to(tl.int64)
     logits_ptr += token * width
     label = tl.load(labels_ptr + token)
@@ -61,9 +62,11 @@ def _softmax_gradient_kernel(
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, trained: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden (K, H), weight (V, H), labels (K,) -> loss () fp32, summed over labels
-    other than IGNORED, and its gradients (K, H) and (V, H) fp32; without the second,
-    (0, H), if the weight is not `trained`."""
+    """Return the loss for `hidden` (K, H), `weight` (V, H) and `labels` (K,), and its
+    gradients with respect to the hidden states (K, H) and the weight (V, H).
+
+    The loss is an fp32 scalar, summed over all labels other than IGNORED. If the weight
+    is not `trained`, its fp32 gradient is empty, (0, H)."""
     pieces = len(weight)
     half = hidden.new_zeros((-(-pieces // PIECES) * PIECES, weight.shape[1]))
     half[:pieces] = weight

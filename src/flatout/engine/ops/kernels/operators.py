@@ -1,9 +1,9 @@
-"""Registration of functions that launch Triton kernels as operators, and the hash of
-dropout in Triton (dropout.py has it in PyTorch).
+"""Register functions that launch Triton kernels as PyTorch operators, and implement the
+dropout hash in Triton (dropout.py implements it in PyTorch).
 
-A compiled graph traces into them and launches the kernels itself. As opaque operators,
-each called from Python, they occupied the host longer than the device: BERT-base at
-global batch 256 needed 51 ms per step, of which an H200 worked 27.
+A compiled graph traces into these operators and launches their kernels itself. Opaque
+operators, each called from Python, would keep the host busy longer than the device:
+BERT-base at a global batch of 256 took 51 ms per step, in which an H200 worked 27 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 @triton.jit
 def scramble(bits):
-    """32-bit hash with small bias (lowbias32, C. Wellons 2018)."""
+    """Hash 32-bit numbers with little bias (lowbias32, C. Wellons 2018)."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
     return bits ^ (bits >> 16)
@@ -27,31 +27,36 @@ def scramble(bits):
 
 @triton.jit
 def dropout_stream(seed_ptr):
-    """Stream of this dropout in this forward pass, different from all others."""
+    """Return a random stream for only this dropout layer in this forward pass."""
     return scramble(tl.load(seed_ptr).to(tl.uint32))
 
 
 @triton.jit
 def kept(place, stream, threshold):
-    """True if the element at `place` is kept: `dropout.keep_mask`, bit for bit."""
+    """Return whether the element at offset `place` is kept. The result matches
+    `dropout.keep_mask` bit for bit."""
     bits = scramble(place.to(tl.uint32) ^ stream)
     return (bits & 0x7FFFFFFF) >= threshold
 
 
 INTERPRETED = not isinstance(scramble, JITFunction)
-"""Interpreted kernels (TRITON_INTERPRET) cannot be traced."""
+"""Whether TRITON_INTERPRET is set. Interpreted kernels cannot be traced."""
 
 
 def wrap_triton(kernel: Any) -> Any:
-    """Wrap a kernel for a compiled graph. The name is the same as PyTorch's, which
-    searches operators' source for it; PyTorch 2.11 refuses interpreted kernels."""
+    """Wrap a kernel for a compiled graph. This function must have the name of PyTorch's
+    own, which PyTorch searches for in the source of operators. Interpreted kernels are
+    returned as they are, because PyTorch 2.11 rejects them."""
     return kernel if INTERPRETED else torch.library.wrap_triton(kernel)
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Register `flatout::name`. Its kernels are launched through `wrap_triton`, and
-    write whole tensors that were made there: a view would be copied. If a helper
-    returns a pointer, PyTorch 2.11 confuses inputs and outputs. Sizes that depend on
-    the number of rows are never one: a graph for many rows would not work for few."""
+    """Register a function as the operator `flatout::name`.
+
+    The function must launch its kernels through `wrap_triton` and let them write whole
+    tensors that it creates, because a view would be copied. No helper may return a
+    pointer, because PyTorch 2.11 then confuses inputs and outputs. Sizes that depend on
+    the number of rows must never be one, or a graph for many rows would fail for
+    few."""
     register = torch.library.custom_op if INTERPRETED else torch.library.triton_op
     return register(f"flatout::{name}", mutates_args=())

@@ -1,10 +1,10 @@
-"""LayerNorm(residual + dropout(states + bias)) as one kernel, and its gradients as one.
+"""Compute LayerNorm(residual + dropout(states + bias)) in one kernel, and all of its
+gradients in another.
 
-Inductor's kernels for the same need 0.16 and 0.19 ms for 67,600 x 768 in bf16, these
-0.11 and 0.15 (H200): Inductor splits a row over several warps, which wait for each
-other, stores the mask, and sums the bias's gradient in a separate pass.
-
-Legend: P tokens, N columns.
+For 67,600 x 768 in bf16 on an H200, the kernels take 0.11 and 0.15 ms, and Inductor's
+0.16 and 0.19 ms. Inductor splits a row over several warps, which wait for each other,
+stores the mask, and sums the bias's gradient in a separate pass. In the shapes below, P
+is the number of tokens and N the number of columns.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from flatout.engine.ops.kernels.operators import (
 )
 
 PROGRAMS = 1056
-"""Programs of the backward pass, eight per multiprocessor of an H200, for any number of
-tokens. Each processes its share sequentially and loads the next token while one is
-computed (0.15 instead of 0.17 ms). The forward pass has one token per program."""
+"""The number of programs of the backward pass, for any number of tokens: eight per
+multiprocessor of an H200. Each processes its share of tokens in sequence, and loads the
+next token while it computes one (0.15 instead of 0.17 ms). The forward pass has one
+program per token."""
 OPTIONS = {"num_warps": 1}
-"""A row in one warp: its sums need no other warp."""
+"""One warp processes a row, so that its sums need no other warp."""
 
 
 @triton.jit
@@ -126,12 +127,13 @@ def residual_norm(
     dropout: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """states, residual (P, N); bias, weight, shift (N,); seed () int32 ->
-    out (P, N), carry (P, N), sum (P, N), mean and 1 / deviation (P,) fp32.
+    """Return the normalised output, `carry` and the sum (each P, N), and the mean and
+    the reciprocal deviation of each token (each P, fp32).
 
-    `carry` has no values: it routes the residual's gradient. Pass it as `carried` to
-    the call whose residual is `out`, detached: the backward pass then receives both
-    gradients of `out` separately and adds them while it reads them.
+    `states` and `residual` have shape (P, N), `bias`, `weight` and `shift` (N,), and
+    `seed` is an int32 scalar. `carry` has no values and only routes a gradient. Pass it
+    as `carried` to the call whose residual is the detached output. The backward pass
+    then receives both gradients of the output and adds them while it reads them.
     """
     states, residual = states.contiguous(), residual.contiguous()
     tokens, width = states.shape
@@ -162,14 +164,15 @@ class _FirstCarry(torch.autograd.Function):
 
 
 def first_carry(states: Tensor) -> Tensor:
-    """states (P, N) -> `carried` (P, N) of a call whose residual is `states`, detached:
-    the residual's gradient becomes that of `states`."""
+    """Return the `carried` tensor (P, N) for a call whose residual is `states` (P, N),
+    detached. The gradient of the residual then becomes the gradient of `states`."""
     return _FirstCarry.apply(states)
 
 
 def _dropout_arguments(dropout: float) -> tuple[int, float]:
-    """Constants of the kernels, because a compiled graph passes numbers as fp64: the
-    31-bit number below which a hash drops, and 1 / (1 - p)."""
+    """Return the 31-bit threshold below which a hash drops its element, and 1 / (1 -
+    p). They are constants of the kernels, because a compiled graph passes numbers as
+    fp64."""
     return int(dropout * 2**31), 1 / (1 - dropout)
 
 
@@ -197,7 +200,8 @@ def _residual_norm_backward(
     seed: Tensor,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of states, residual (P, N); of weight, shift and bias (3, N) fp32."""
+    """Return the gradients of states (P, N) and residual (P, N), and those of weight,
+    shift and bias as one fp32 tensor (3, N)."""
     grad = grad.contiguous()
     tokens, width = summed.shape
     parts = torch.empty((PROGRAMS, 3, width), dtype=torch.float32, device=grad.device)

@@ -1,12 +1,12 @@
-"""RMSNorm and rotary embeddings of query and key, in place in their joined product.
+"""Apply RMSNorm and rotary embeddings to query and key within their joined product.
 
-Decoders do this between the product for query, key and value and attention: a RMSNorm
-over each head (Qwen3), rotary embeddings (Su et al. 2021), and concatenating the three
-again. Inductor's kernels for it, and for the sum over query heads that share a key,
-needed 22 of a step's 185 ms (24,600 tokens of Qwen3-0.6B's shape, H200).
+Before attention, decoders apply an RMSNorm to each head (Qwen3) and rotary embeddings
+(Su et al. 2021), and concatenate query, key and value again. Inductor's kernels for
+these operations, and for the sum over query heads that share a key, took 22 of the 185
+ms of a step (24,600 tokens of Qwen3-0.6B's shape, H200).
 
-Legend: P tokens, H query heads, G key heads, D head dimension. The first half of a head
-rotates with the second.
+In the shapes below, P is the number of tokens, H of query heads, G of key heads, and D
+the head dimension. The first half of a head rotates with the second half.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 PROGRAMS = 1584
-"""Programs of the backward pass, twelve per multiprocessor of an H200, for any number
-of tokens. Each processes its share sequentially, and sums its gradients of the
-weights."""
+"""The number of programs of the backward pass, for any number of tokens: twelve per
+multiprocessor of an H200. Each processes its share of tokens in sequence, and sums the
+weight gradients of its share."""
 
 
 def _backward_options(places: int) -> dict[str, int]:
-    """`places`: values of a token per program, (H + 2 G) D rounded up. For 4,096 of
-    them 2 warps needed 0.175 ms, 4 warps 0.193 (H200); with more values 2 warps run out
-    of registers (492 bytes spilled at 8,192), 4 do not."""
+    """Return launch options. `places` is the number of values of a token, (H + 2 G) * D
+    rounded up. For 4,096 values, 2 warps took 0.175 ms and 4 warps 0.193 ms (H200). For
+    8,192 values, 2 warps spill 492 bytes of registers, and 4 warps spill none."""
     return {"num_warps": min(8, max(2, places // 2048))}
 
 
@@ -37,7 +37,7 @@ def _forward_kernel(
     heads: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
     eps: tl.constexpr, norms: tl.constexpr,
 ):  # fmt: skip
-    """Process one token: (H + 2 G, D / 2) twice."""
+    """Process one token as two halves of its heads, (H + 2 G, D / 2) each."""
     token = tl.program_id(0).to(tl.int64)
     head, half = tl.arange(0, block), tl.arange(0, dim // 2)
     place = (token * (heads + 2 * keys) + head)[:, None] * dim + half[None, :]
@@ -127,8 +127,9 @@ def rotary(
     heads: int,
     eps: float,
 ) -> Tensor:
-    """Rotate query and key: query, key and value joined (P, H + 2 G, D), cos and sin
-    (P, D), norm weights (D,) or None, H -> (P, H + 2 G, D), with unchanged value."""
+    """Return `product` (P, H + 2 G, D) with query and key normalised and rotated and
+    the value unchanged. `cos` and `sin` have shape (P, D). The norm weights (D,) are
+    None for models without these norms. `heads` is H."""
     product, cos, sin = product.contiguous(), cos.contiguous(), sin.contiguous()
     out = torch.empty_like(product)
     wrap_triton(_forward_kernel)[(product.shape[0],)](
@@ -141,7 +142,7 @@ def rotary(
 def _pointers(
     query_weight: Tensor | None, key_weight: Tensor | None, other: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The weights; without them, placeholders that are not read."""
+    """Return the norm weights, or placeholders that are not read if there are none."""
     if query_weight is None or key_weight is None:
         return other, other
     return query_weight, key_weight
@@ -169,7 +170,8 @@ def _rotary_backward(
     heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients (P, H + 2 G, D) of the product and (2, D) fp32 of the norm weights."""
+    """Return the gradients of the product (P, H + 2 G, D) and of both norm weights, as
+    one fp32 tensor (2, D)."""
     grad, product = grad.contiguous(), product.contiguous()
     tokens, dim, norms = product.shape[0], product.shape[2], query_weight is not None
     parts = torch.empty(

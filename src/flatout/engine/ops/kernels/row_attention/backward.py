@@ -1,4 +1,4 @@
-"""Kernels of row attention's backward pass, and their operator."""
+"""The kernels of row attention's backward pass, and their operator."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from flatout.engine.ops.kernels.row_attention.tiles import (
 )
 
 FEWEST_PROGRAMS = 8
-"""Minimum number of programs per row in the backward pass, so that a small batch can
-fill a GPU. Measured only with 16 query heads on 8 key heads."""
+"""The minimum number of programs per row in the backward pass, so that a small batch
+can fill a GPU. It was measured only with 16 query heads on 8 key heads."""
 SECTION = 512
-"""Tokens of a windowed row per program of the backward pass, which also reads their
-windows: with whole rows a GPU would wait for the longest."""
+"""The number of tokens of a windowed row per program of the backward pass, which also
+reads the tokens in their windows. With whole rows, the GPU would wait for the
+longest."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def _backward_options(dim: int) -> dict[str, int]:
-    """Launch options. At 128 dimensions 4 warps lack registers for all sums: 0.79 ms
-    instead of 0.71 (256 rows, 16 query heads on 8 key heads, H200)."""
+    """Return launch options. At 128 dimensions, 4 warps have too few registers for all
+    sums: 0.79 ms instead of 0.71 (256 rows, 16 query heads on 8 key heads, H200)."""
     return {"num_warps": 4 if dim <= 64 else 8, "num_stages": 3 if dim <= 64 else 2}
 
 
@@ -39,8 +40,8 @@ def _backward_options(dim: int) -> dict[str, int]:
 def _weights_and_grad_scores(
     scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr
 ):
-    """Weights (M, N) after dropout, not yet divided by 1 - p, and the gradient of the
-    scores (M, N) without their scale."""
+    """Return the weights (M, N) after dropout, not yet divided by 1 - p, and the
+    gradient of the scores (M, N), not yet scaled."""
     weights = tl.exp2(scores - lse[:, None])
     grad_weights = tl.dot(grad, tl.trans(v))
     dropped = weights
@@ -55,8 +56,8 @@ def _add_query_gradient(
     dq, place, sum_ptr, result_ptr, q_token, head, inside, dims, begun, last,
     dim: tl.constexpr, row_stride: tl.constexpr,
 ):  # fmt: skip
-    """Add `dq` (M, D) to the sum of earlier key tiles at `place` of `sum_ptr`; after
-    the last one the sum is the gradient."""
+    """Add `dq` (M, D) to the sum over earlier key tiles at `place` of `sum_ptr`. After
+    the last key tile, store the sum as the gradient."""
     if begun:
         dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
     if last:
@@ -78,10 +79,10 @@ def _backward_kernel(  # noqa: PLR0915
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     section: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one row and `each` query heads that share a key; with
-    windows, of one `section` of the row. dq of a query tile is summed over key tiles in
-    fp32 at `sum_ptr`, which only this program accesses. If other programs share the
-    key, dk and dv are written to `apart_ptr`."""
+    """Compute all gradients of one row, or of one `section` of it if there are windows,
+    for `each` query heads that share a key. The dq of a query tile is summed over key
+    tiles in fp32 at `sum_ptr`, which only this program accesses. If other programs
+    share the key, dk and dv are written to `apart_ptr`."""
     keys: tl.constexpr = heads // group
     row_stride: tl.constexpr = (heads + 2 * keys) * dim
     q_ptr, k_ptr = qkv_ptr, qkv_ptr + heads * dim
@@ -172,7 +173,7 @@ def _delta_kernel(
     out_ptr, grad_ptr, delta_ptr, g_row, g_head, tokens,
     heads: tl.constexpr, dim: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Sum over D of output x gradient, for one tile of tokens and one head."""
+    """Sum output x gradient over D, for one tile of tokens and one head."""
     token = tl.program_id(0) * tile + tl.arange(0, tile)
     head, dims = tl.program_id(1), tl.arange(0, dim)
     inside = token < tokens
@@ -198,7 +199,7 @@ def row_attention_backward(
     left: int,
     right: int,
 ) -> Tensor:
-    """Gradient (P, H + 2 G, D) of `qkv`."""
+    """Return the gradient of `qkv` (P, H + 2 G, D)."""
     qkv = qkv.contiguous()
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     tokens, width, dim = qkv.shape
@@ -230,8 +231,8 @@ def row_attention_backward(
 
 
 def heads_of_a_program(heads: int, groups: int) -> int:
-    """Query heads of one key that a program of the backward pass processes in sequence:
-    the most that leave FEWEST_PROGRAMS per row; else one."""
+    """Return how many query heads of one key a program of the backward pass processes
+    in sequence: the most that leave FEWEST_PROGRAMS per row, or one if none does."""
     group = heads // groups
     fitting = [
         n

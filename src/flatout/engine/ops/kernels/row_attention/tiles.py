@@ -1,5 +1,5 @@
-"""Operations of both passes on a tile of a row: load, score, drop weights; and which
-tiles interact in the backward pass."""
+"""Operations on a tile of a row for both passes (loading, scores, dropout), and
+functions that determine which tiles interact in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ LOG2_E = 1.4426950408889634
 
 
 def constants(scale: float, dropout: float) -> dict[str, float]:
-    """Constants of the kernels, because a compiled graph passes numbers as fp64: the
-    scale in units of log2, the 16-bit number below which a hash drops, and 1 / (1 - p)
-    with p rounded to a multiple of 1 / 65,536."""
+    """Return constants of the kernels: the scale in units of log2, the 16-bit threshold
+    below which a hash drops its weight, and 1 / (1 - p), with p rounded to a multiple
+    of 1 / 65,536. They are constants because a compiled graph passes numbers as
+    fp64."""
     threshold = round(dropout * 2**16)
     inverse = 2**16 / (2**16 - threshold)
     return {"scale": scale * LOG2_E, "inverse": inverse, "threshold": threshold}
@@ -23,14 +24,15 @@ def constants(scale: float, dropout: float) -> dict[str, float]:
 
 @triton.jit
 def head_stream(seed_ptr, head):
-    """Stream of this head's dropout in this forward pass, different from all others."""
+    """Return a random stream for only this head's dropout in this forward pass."""
     return scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
 
 
 @triton.jit
 def kept_weights(stream, q_token, begin, span, threshold, tile: tl.constexpr):
-    """(M, N) True if a weight is kept, for keys from `begin` on: a function of seed,
-    head and index. A 32-bit hash decides about two neighbouring keys."""
+    """Return which weights (M, N) are kept, for keys from `begin` onwards, as a
+    function of seed, head and index. One 32-bit hash decides about two neighbouring
+    keys."""
     k_index = begin + 2 * tl.arange(0, tile // 2)
     place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
     bits = scramble(place ^ stream)
@@ -43,8 +45,8 @@ def masked_scores(
     q, k, q_index, k_index, length, scale, left, right,
     causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """Scores (M, N) in units of log2, -inf if masked. Queries beyond the row are not
-    masked: they and their gradients are zeros, which are never stored."""
+    """Return scores (M, N) in units of log2, with -inf for masked keys. Queries beyond
+    the row need no mask: they and their gradients are zeros, which are never stored."""
     beyond = tl.where(k_index < length, 0.0, float("-inf"))
     scores = tl.dot(q, tl.trans(k)) * scale + beyond[None, :]
     if causal:
@@ -58,13 +60,13 @@ def masked_scores(
 
 @triton.jit
 def tile_begin(index, tile: tl.constexpr):
-    """Begin of the tile that has this index; the first tile for negative ones."""
+    """Return where the tile of `index` begins; 0 if the index is negative."""
     return tl.maximum(index, 0) // tile * tile
 
 
 @triton.jit
 def load_tile(ptr, token, row, head, inside, dims):
-    """Load (M, D) of one head, zeros beyond the row."""
+    """Load the tokens of one head (M, D), with zeros beyond the row."""
     place = token[:, None] * row + head + dims[None, :]
     return tl.load(ptr + place, mask=inside[:, None], other=0.0)
 
@@ -74,8 +76,8 @@ def section_of(
     length, left, right,
     tile: tl.constexpr, windowed: tl.constexpr, section: tl.constexpr,
 ):  # fmt: skip
-    """Begin and end of the tokens whose gradients this program stores, and of the keys
-    that contribute to them."""
+    """Return the begin and end of the tokens whose gradients this program stores, and
+    the begin and end of the keys that contribute to them."""
     own, behind = 0, length
     first, end = 0, length
     if windowed:
@@ -91,8 +93,8 @@ def queries_of(
     k_begin, length, own, behind, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """First and end of the queries that attend to the key tile from `k_begin` on. If it
-    is outside of the section from `own` to `behind`, only queries of the section."""
+    """Return the begin and end of the queries that attend to the key tile at `k_begin`.
+    If the tile is outside the section (`own` to `behind`), only its queries count."""
     first = 0
     if causal:
         first = k_begin
@@ -111,8 +113,8 @@ def is_begun_and_last(
     k_begin, begin, length, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """Return whether earlier key tiles than that of `k_begin` have added to the
-    gradient of the queries from `begin` on, and whether this tile is the last one."""
+    """Return whether key tiles before the one at `k_begin` have already added to the
+    gradient of the queries at `begin`, and whether this key tile is the last to add."""
     last = k_begin + tile >= length
     begun = k_begin > 0
     if windowed:
