@@ -1,4 +1,4 @@
-"""`kedro doctor`: checks the setup of a run with the same options, in one table."""
+"""`kedro doctor`: check the setup for a run with the same options and print a table."""
 
 from flatout.doctor.examination import examination
 from flatout.doctor.finding import as_json, as_table

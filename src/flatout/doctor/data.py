@@ -1,4 +1,5 @@
-"""Checks the catalog's data: columns, labels, and tokens that fit the parameters."""
+"""Checks of the catalog's data: columns, labels, and tokens that match the
+parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ MANY_LABELS = 1000
 
 
 def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
-    """Return two findings: on the columns and the first rows, and on the labels."""
+    """Return a finding about the columns and first rows, and one about the labels."""
     raw = raw_entry(settings)
     source = catalog.get(raw)
     if isinstance(source, DocstringCorpus) and not source.is_parsed:
@@ -45,7 +46,8 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
 
 
 def split_findings(data: Any, settings: Settings) -> list[Finding]:
-    """Check the loaded entry `raw_texts`. Raises RawTextsError."""
+    """Check the data loaded from the entry `raw_texts`. Raises RawTextsError if it has
+    missing columns or no rows."""
     raw = open_raw_texts(data)
     task = settings.model.task
     columns = columns_of(settings.split, task).among(raw.column_names)
@@ -93,7 +95,7 @@ def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Find
 
 
 def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
-    """Compare token rows on the disk with the parameters that determine them."""
+    """Check whether token rows on disk match the parameters that determine them."""
     source = catalog.get("train_tokens")
     if not source.exists():
         return Finding("tokens", "ok", "none yet: kedro run makes them")

@@ -1,4 +1,4 @@
-"""Checks the device, and the requirements of torch.compile on it."""
+"""Checks of the device and of what torch.compile needs on it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ COMPILERS = ("g++", "gcc", "clang++", "clang")
 
 @dataclass(frozen=True)
 class Torch:
-    """Facts about PyTorch. `cuda`: the version it was built for, None for a CPU build;
-    `gpus`: the number of usable GPUs."""
+    """Information about PyTorch. `cuda` is the CUDA version of the build, or None for a
+    CPU build, and `gpus` is the number of usable GPUs."""
 
     version: str
     cuda: str | None
@@ -28,7 +28,8 @@ class Torch:
 
 
 def query_torch() -> Torch:
-    """Import torch, after the environment was set, and return facts about it."""
+    """Import torch once the environment is set, and return information about the
+    installation."""
     import torch
 
     from flatout.engine.machine.runtime import fast_bf16
@@ -45,7 +46,7 @@ def query_torch() -> Torch:
 
 
 def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
-    """Check the device of the training, its driver and its precision."""
+    """Check the training device with its driver and the requested precision."""
     if driver and torch.cuda and driver.cuda[0] < int(torch.cuda.split(".")[0]):
         # Within a major version, an older driver runs code built for a newer CUDA.
         newest = f"{driver.cuda[0]}.{driver.cuda[1]}"
@@ -92,7 +93,8 @@ def _precision(text: str, torch: Torch, wanted: str) -> Finding:
 
 
 def compiler(torch: Torch, settings: Settings) -> Finding:
-    """Check for torch.compile: a C++ compiler; on a GPU, Triton and a C compiler."""
+    """Check that torch.compile has a C++ compiler or, on a GPU, Triton and a C
+    compiler."""
     wanted = settings.train.compile
     gpu = torch.gpus > 0
     used = gpu if wanted == "auto" else bool(wanted)

@@ -1,4 +1,5 @@
-"""All checks in order: parameters first, torch only after the environment is set."""
+"""All checks in order. Parameters come first, and torch is imported once the
+environment is set."""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ from flatout.project.data.outputs import local_paths
 
 
 def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
-    """Return findings about a `kedro run` with these options."""
+    """Return the findings about a `kedro run` with these options."""
     before = environment.thread_variables()
     patient = ExaminedProject(before)
-    for name in ("kedro", "flatout"):  # the table shows all messages
+    for name in ("kedro", "flatout"):  # the table contains all messages
         logging.getLogger(name).setLevel(logging.WARNING)
     first = guarded("parameters", partial(patient.load, env, params), "fail")
-    environment.apply(patient.settings.runtime)  # a second call changes no variable
+    environment.apply(patient.settings.runtime)  # does nothing if called before
     return [*first, *examine(patient.checks())]
 
 
 class ExaminedProject:
-    """Settings, catalog and machine, if they can be loaded."""
+    """The settings, catalog and machine, as far as they can be loaded."""
 
     def __init__(self, thread_variables: dict[str, str]) -> None:
         self._thread_variables = thread_variables
@@ -44,7 +45,8 @@ class ExaminedProject:
         self.settings = Settings()
 
     def load(self, env: str | None, params: dict[str, Any]) -> Finding:
-        """Load the parameters. Raises any error that ends a run before it begins."""
+        """Load the parameters. Raises any error that would end a run at its
+        beginning."""
         check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
@@ -69,7 +71,8 @@ class ExaminedProject:
         }
 
     def _checks_of_the_catalog(self) -> dict[str, Check]:
-        """Checks that need a catalog, which exists if the parameters are valid."""
+        """Return the checks that need a catalog, which only exists if the parameters
+        are valid."""
         context, settings = self._context, self.settings
         if context is None:
             return {}
@@ -142,7 +145,8 @@ class ExaminedProject:
         return model.memory_finding(found, size, name)
 
     def _token_budget(self, config: Any, size: int, shards: int) -> int:
-        """Token budget of the settings; auto is limited by a GPU of `size` bytes."""
+        """Return the configured token budget. If it is auto, it is limited to what fits
+        into a GPU of `size` bytes."""
         from flatout.engine.train.setup.budgets import default_token_budget
 
         if (wanted := self.settings.train.token_budget) != "auto":

@@ -1,4 +1,4 @@
-"""Runs checks so that their errors become findings."""
+"""Running checks so that their errors become findings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def examine(checks: Mapping[str, Check]) -> list[Finding]:
 
 
 def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
-    """Run a check; an error becomes a finding: `fail` with its text for errors of
-    flatout and of the catalog, which end a run; `unknown` for any other error, which
-    prevented the check."""
+    """Run a check and turn any error into a finding. Errors of flatout and of the
+    catalog, which would end a run, have the status `fail`. Other errors, which only
+    prevented the check, have `unknown`."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found
@@ -51,5 +51,6 @@ def as_table(findings: Sequence[Finding]) -> Table:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """One line: a list of objects with `check`, `status`, `finding` and `fix`."""
+    """Return one line of JSON: a list of objects with check, status, finding and
+    fix."""
     return json.dumps([asdict(found) for found in findings], ensure_ascii=False)

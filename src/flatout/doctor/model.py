@@ -1,5 +1,5 @@
-"""Checks the checkpoint of `model.name_or_path` before it is downloaded or loaded, and
-whether memory and disk are sufficient for it."""
+"""Checks of the checkpoint in `model.name_or_path` before it is downloaded or loaded,
+and of the memory and disk space that it needs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PARAMETER = "model.name_or_path"
 
 
 class NotCached(ValueError):
-    """A checkpoint whose config is not on this machine yet."""
+    """Raised if the config of a checkpoint is not on this machine yet."""
 
 
 def read_config(settings: Settings) -> Any:
-    """Return the sizes of the model, without the network. Raises NotCached."""
+    """Return the model's config without using the network. Raises NotCached."""
     model = settings.model
     name, changes = model.name_or_path, dict(model.applied_config)
     kind = changes.pop("model_type", None)
@@ -29,7 +29,7 @@ def read_config(settings: Settings) -> Any:
         changes.setdefault("vocab_size", settings.tokenize.vocab_size)
     import transformers
 
-    families()  # registers their model types
+    families()  # registers the model types of flatout
 
     if name is None:
         return transformers.AutoConfig.for_model(kind, **changes)
@@ -48,7 +48,7 @@ def read_config(settings: Settings) -> Any:
 
 
 def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
-    """Check the checkpoint. `config`: its config; None if it is not on this machine."""
+    """Check the checkpoint. `config` is its config, or None if not yet downloaded."""
     name, faults = settings.name_or_path, model_key_faults(settings)
     if faults:
         return Finding("model", "fail", "; ".join(faults), "correct them in conf/")
@@ -85,19 +85,19 @@ def _absent(name: str) -> Finding:
 
 
 CHECKPOINT_BYTES = 12
-"""Bytes per weight: the weight and its two moments."""
+"""The bytes of a weight in a checkpoint, including its two optimizer moments."""
 
 
 def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
-    """Bytes of `keep` checkpoints, one being written, the best and the last model;
-    twice for the copies of the catalog. At least 1 GiB."""
+    """Return the bytes needed for `keep` checkpoints and one being written, and for the
+    best and last model, which the catalog copies. The result is at least 1 GiB."""
     parameters = count_parameters(config, settings)
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
     return max(LEAST_FREE_BYTES, needed)
 
 
 def memory_finding(found: Estimate, available: int, where: str) -> Finding:
-    """Compare with `available` bytes on `where`: a GPU's name, or RAM."""
+    """Compare an estimate with the `available` bytes of `where`, a GPU or the RAM."""
     text = (
         f"about {gib(found.total)} of {gib(available)} ({where}): "
         f"{found.parameters / 1e6:.1f} M weights with gradients and Adam "

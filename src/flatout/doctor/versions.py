@@ -1,4 +1,4 @@
-"""Checks that installed packages are within the ranges tested with flatout."""
+"""Checks that the installed packages have versions with which flatout was tested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL = "pip install -c requirements.lock -e ."
 
 
 def versions() -> Finding:
-    """Check the versions of Python and of all requirements of flatout."""
+    """Check the versions of Python and of all packages that flatout requires."""
     try:
         facts = metadata.metadata("flatout")
     except metadata.PackageNotFoundError:
@@ -26,7 +26,8 @@ def versions() -> Finding:
 
 
 def judge(python: str, requirements: Iterable[str]) -> Finding:
-    """Check versions. `python`: a range; `requirements`: in package metadata format."""
+    """Check versions, given a Python version range and requirements in metadata
+    format."""
     here = platform.python_version()
     faults = []
     if not SpecifierSet(python).contains(here, prereleases=True):

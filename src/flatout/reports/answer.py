@@ -1,4 +1,4 @@
-"""The benchmark's answer in one sentence, with the next command."""
+"""The answer of a benchmark in one sentence, with the next command to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of the report that compare trainings."""
+"""Sections of the benchmark report that compare training runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALTERNATING = (
 
 
 def ladder_text(steps: pd.DataFrame) -> str:
-    """Describe the gain of each rung, and its fault if it failed."""
+    """Return the table of rungs with the gain of each, or the reason why it failed."""
     if steps.empty:
         return ""
     rows = steps.fillna({"note": ""}).to_dict("records")
@@ -70,12 +70,12 @@ IF_THEY_DIFFER = ("ahead", "pinned", "devices")
 
 
 def trials_text(rows: Sequence[Row]) -> str:
-    """Return the table of trials with informative columns; devices if they differ."""
+    """Return the table of trials with the columns that contain information."""
     return section("Trials", table(rows, with_values(TRIALS, rows))) if rows else ""
 
 
 def with_values(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
-    """Return the columns with information on these rows."""
+    """Return the columns that contain information for these rows."""
     values = {head: {row[name] for row in rows} for head, name in columns.items()}
     return {
         head: name

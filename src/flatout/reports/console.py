@@ -1,4 +1,4 @@
-"""A benchmark in the terminal: one line per trial, the table and the findings."""
+"""Terminal output of a benchmark: a line for each trial, the table and the findings."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PHASES = (
     ("GPU", "gpu_util_pct", "%"),
     ("memory", "reserved_memory_gib", "GiB"),
 )
-"""Columns of a trial's line, in this order."""
+"""The columns shown in the line of a trial, in order."""
 
 
 def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
-    """Print the page's findings below the table; the answer is last."""
+    """Print the findings of the report below the table, with the answer at the end."""
     wide = _wide(Console(stderr=True))
     wide.print(Markdown(findings_text(summary, steps)))
     wide.print()
@@ -45,13 +45,13 @@ def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
 
 
 def _wide(console: Console) -> Console:
-    """Return a wide console for a file, which has no limit of width."""
+    """Return a wide console if the output is a file, which has no limit of width."""
     return console if console.is_terminal else Console(file=console.file, width=200)
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Search:
-    """Run the benchmark with a table of its trials. Raises Interrupted on Ctrl-C;
-    measured trials are kept."""
+    """Run the benchmark and show a table of its trials. On Ctrl-C it raises Interrupted
+    and keeps the trials measured so far."""
     shown = TrialTable()
     try:
         return search(settings, files, shown.add)
@@ -67,7 +67,7 @@ def search_watched(settings: Settings, files: JobFiles) -> Search:
 
 @dataclass
 class TrialTable:
-    """Print each trial of a benchmark as a line, and the table at the end."""
+    """Prints each trial of a benchmark as a line, and the whole table at the end."""
 
     console: Console = field(default_factory=lambda: Console(stderr=True))
     trials: list[TrialResult] = field(default_factory=list)
@@ -84,7 +84,7 @@ class TrialTable:
 
 
 def trial_line(trial: TrialResult) -> str:
-    """Return `ok  compute, batch 8, packed/512, 0 workers  10.0 samples/s; ...`."""
+    """Return one line with the status, settings, rates, phases and note of a trial."""
     rate = trial.samples_per_s or trial.loader_samples_per_s
     figures = f"{rate:,.1f} samples/s" if rate else ""
     if trial.times_below is not None:

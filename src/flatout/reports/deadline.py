@@ -1,4 +1,4 @@
-"""Predict from the log of any training whether it will end in time."""
+"""Prediction from the log of any training program of whether it will end in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLOCK = re.compile(r"(?:^|\[|\d )(?:(\d+):)?(\d\d):(\d\d)(?=[<\W])")
 
 @dataclass
 class Run:
-    """The newest run of a log; `times_s` has (step, time) of the lines with both."""
+    """The newest run in a log. `times_s` has pairs (step, time in seconds)."""
 
     number: int
     done: int = 0
@@ -32,18 +32,19 @@ class Run:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step by the log's clock, with the pauses between steps."""
+        """The seconds per step by the log's clock, including pauses between steps."""
         ends = self.times_s[:1] + self.times_s[-1:] or [(0, 0.0)] * 2
         (first, begin), (last, end) = ends
         return (end - begin) / (last - first) if last > first and end > begin else None
 
 
 def newest_run(path: Path) -> Run:
-    """A decreasing step begins another run. Raises SettingsError without any step."""
+    """Return the newest run in the log at `path`. If the step number decreases, a new
+    run has begun. Raises SettingsError if no line has a step."""
     if not path.is_file():
         raise SettingsError(f"{path} is no file: give the log of a training")
     run, epoch = Run(0), None
-    with path.open(errors="replace") as file:  # bars of tqdm end by \r
+    with path.open(errors="replace") as file:  # tqdm ends its bars with \r
         for text in file:
             epoch = _EPOCH.search(text) or epoch
             found = _STEP.search(text)
@@ -75,9 +76,9 @@ def _number(text: str) -> int:
 
 
 def _time_s(text: str) -> float | None:
-    """Return the time in seconds since 1970, midnight or the start."""
+    """Return the time in seconds, counted from 1970, midnight or the start."""
     if date := _DATE.search(text):
-        with suppress(ValueError):  # no date of the calendar
+        with suppress(ValueError):  # not a valid date
             return datetime.fromisoformat(date[0]).timestamp()
     if clock := _CLOCK.search(text):
         hours, minutes, seconds = (int(part or 0) for part in clock.groups())
@@ -86,8 +87,9 @@ def _time_s(text: str) -> float | None:
 
 
 def deadline_lines(path: Path, hours: float, steps: int | None = None) -> list[str]:
-    """Return lines, the answer first. `hours`: allowed in total; `steps`: in total, if
-    the log does not state them. Raises SettingsError that names missing data."""
+    """Return the lines to print, beginning with the answer. `hours` is the time allowed
+    in total, and `steps` the total number of steps, needed if the log does not contain
+    it. Raises SettingsError if the log lacks steps or times."""
     run = newest_run(path)
     total, step_s = steps or run.total, run.step_s
     if total is None or step_s is None:

@@ -1,4 +1,4 @@
-"""Tables, lists and numbers in Markdown."""
+"""Markdown tables, sections and numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pandas as pd
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, str | Callable[[Row], str]]
-"""By heading: the name of a field, or a function from a row to its text."""
+"""Maps each heading to the name of a field or to a function from a row to its text."""
 
 
 def table(rows: Iterable[Row], columns: Columns) -> str:
-    """Return a table with one line per row."""
+    """Return a Markdown table with one line per row."""
     lines = [
         [cell_text(row[c]) if isinstance(c, str) else c(row) for c in columns.values()]
         for row in rows
@@ -25,17 +25,17 @@ def table(rows: Iterable[Row], columns: Columns) -> str:
 
 
 def times(name: str) -> Callable[[Row], str]:
-    """Return a column of ratios."""
+    """Return a column that shows the ratios in the field `name`."""
     return lambda row: "" if pd.isna(row[name]) else f"{row[name]:.2f}x"
 
 
 def section(title: str, *parts: str) -> str:
-    """Return parts of a page under a heading; empty ones are left out."""
+    """Return a section with a heading. Empty parts are left out."""
     return "\n\n".join([f"## {title}", *filter(None, parts)])
 
 
 def counted(count: float, noun: str) -> str:
-    """Return `1 trial` or `3 trials`."""
+    """Return a count with its noun, such as `1 trial` or `3 trials`."""
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
 
 
@@ -46,7 +46,7 @@ def cell_text(value: Any) -> str:
 
 
 def time_text(hours: float | None) -> str:
-    """Return `0.616 s`, `2 min` or `1.2 h`."""
+    """Return a duration with its unit, such as `0.616 s`, `2 min` or `1.2 h`."""
     if hours is None:
         return ""
     seconds = 3600 * hours

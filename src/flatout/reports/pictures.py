@@ -1,4 +1,4 @@
-"""Pictures, for Kedro-Viz, MLflow and pages."""
+"""Figures for Kedro-Viz, MLflow and documents."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MAX_NAME_LENGTH = 16
 
 
 def image_sheet(wrong: pd.DataFrame, rows: Any) -> Any:
-    """Show the first of `wrong` (`row`, `label`, `prediction`, `score`) of `rows`, a
-    `datasets.Dataset` of images. Without pyplot, whose state is global."""
+    """Return a figure of the first images in `wrong`, a table with the columns row,
+    label, prediction and score. `rows` is the `datasets.Dataset` of the images. pyplot
+    is not used, because its state is global."""
     from matplotlib.figure import Figure
 
     shown = wrong.head(MOST_SHOWN)
@@ -40,8 +41,9 @@ def _caption(row: Any) -> str:
 
 
 def reliability_figure(report: dict[str, Any]) -> Any:
-    """Return a Plotly figure of an evaluation report: a point per bin of probabilities,
-    before and after the temperature. Without lines if rows have no probabilities."""
+    """Return a Plotly reliability diagram of an evaluation report, before and after
+    temperature scaling, with a point for each bin. If rows have no probabilities, only
+    the diagonal is drawn."""
     figure = go.Figure(
         go.Scatter(x=[0, 1], y=[0, 1], name="calibrated", line_dash="dot")
     )
@@ -57,7 +59,7 @@ def reliability_figure(report: dict[str, Any]) -> Any:
 
 
 def length_figure(report: dict[str, Any]) -> Any:
-    """Return a Plotly figure of a token report: training rows by length."""
+    """Return a Plotly histogram of the lengths of training rows from a token report."""
     edges, train = report["histogram"]["edges"], report["splits"]["train"]
     cut, length = train["cut_share"], train["length"]
     title = f"{train['rows']:,} training rows: median {length['median']:g}, "

@@ -1,4 +1,4 @@
-"""benchmark_report.md: one page with a recommendation and the figures for it."""
+"""The page benchmark_report.md: a recommendation with supporting measurements."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PICKS = {
     "% of its memory": "memory_pct",
     "samples/s per GiB": "samples_per_s_per_gib",
 }
-"""Columns of the recommended trials, by heading."""
+"""The columns of the table of recommended trials, by heading."""
 
 
 def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
-    """Return Markdown; sections that a mode does not fill are left out."""
+    """Return the page as Markdown, without sections that do not apply to the mode."""
     rows = trials.astype(object).where(trials.notna(), None).to_dict("records")
     return _joined(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
@@ -42,7 +42,7 @@ def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> 
 
 
 def findings_text(summary: Summary, steps: pd.DataFrame) -> str:
-    """Return the findings in Markdown, without the table of trials."""
+    """Return the findings as Markdown, without the table of trials."""
     return _joined(
         _not_measured(summary),
         _recommendation(summary),
@@ -73,7 +73,8 @@ def _head(summary: Summary) -> str:
 
 
 def _not_measured(summary: Summary) -> str:
-    """Describe trials of an earlier run, and those left out."""
+    """Describe trials measured by an earlier run, and combinations that were not
+    tried."""
     reused, skipped = summary["reused_trials"], len(summary["skipped"])
     parts = []
     if reused:
@@ -106,7 +107,7 @@ def _hours(summary: Summary) -> str:
 
 
 def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
-    """`memory_gib`: memory of the device, or the machine's."""
+    """`memory_gib` is the memory of the device (a GPU's, or the machine's)."""
     used, rate = row["reserved_memory_gib"], row["samples_per_s"]
     return {
         **row,
@@ -117,7 +118,7 @@ def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
 
 
 def failure_text(trial: Mapping[str, Any]) -> str:
-    """Describe the failure of a trial, given as a row of the table or of its file."""
+    """Describe why a trial failed, given its row in the table or its file."""
     log = f" Its log: `{trial['log']}`" if isinstance(trial["log"], str) else ""
     return (
         f"Trial {trial['trial_id']} ({trial['label']}) ended as {trial['status']}: "

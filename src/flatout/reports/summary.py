@@ -1,4 +1,4 @@
-"""Results of a training or an evaluation in a few lines for the terminal."""
+"""The results of a training run or an evaluation in a few lines for the terminal."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def summary_lines(
     metric: str | None = None,
     data_dir: str | None = None,
 ) -> list[str]:
-    """Return lines. `trained`: train_report; `judged`: evaluation_report; `places`:
-    paths of the model and of the report of its training; `metric`: `train.metric`;
-    `env`, `data_dir`: options of the run, which the next commands need too."""
+    """Return the lines to print. `trained` and `judged` are the train and evaluation
+    reports, `places` are the paths of the model and train report by name, and `metric`
+    is `train.metric`. `env` and `data_dir` are options of the run, which the suggested
+    commands need, too."""
     rows = [*_of_training(trained, metric), *_of_evaluation(judged, metric)]
     if trained:
         if not judged:
@@ -50,7 +51,7 @@ def _of_training(
 
 
 def _rate(report: Report) -> str:
-    """Return the rate as the end of a phrase."""
+    """Return the training throughput, as the end of a sentence."""
     waits, rate = report["loader_wait_pct"], report["samples_per_s"]
     if math.isnan(rate):
         return ", too few for a rate"
@@ -79,7 +80,7 @@ def _next(
     run += f" --params=data_dir={data_dir}" if data_dir else ""
     others = f" --data-dir={data_dir}" if data_dir else ""
     known = list(NEXT.items())
-    if any("perplexity" in name for name in trained):  # predict refuses such models
+    if any("perplexity" in name for name in trained):  # predict rejects such models
         known = known[1:]
     for number, (command, purpose) in enumerate(known):
         full = command + (run if command.startswith("kedro run") else others)
@@ -87,7 +88,7 @@ def _next(
 
 
 def _figures(report: Report, prefix: str, metric: str | None) -> str:
-    """Return the first figures: the loss, `metric`, then those of the task in its
+    """Return up to MOST_FIGURES metrics as text: the loss, `metric`, then the others in
     order."""
     named = {
         name.removeprefix(prefix): value

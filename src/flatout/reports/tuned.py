@@ -1,4 +1,4 @@
-"""parameters.yml of conf/tuned and conf/best: settings with their origin."""
+"""The parameters.yml files of conf/tuned and conf/best: settings and their origin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING_GAINED = "# No faster than the configured settings: kedro run does as we
 
 
 def parameters_text(summary: Mapping[str, Any]) -> str:
-    """Return the file's text; empty if the benchmark recommends no change."""
+    """Return the content of the file, or an empty text if no change is recommended."""
     tuned = summary.get("tuned")
     if not tuned:
         return ""
@@ -38,7 +38,8 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """Return ` (trials: 160 to 181)`; empty if there was one trial."""
+    """Return the range over trials, ` (trials: 160 to 181)`; empty for a single
+    trial."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""
@@ -57,7 +58,7 @@ def _optimisation_lines(
 
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts with which a later training compares itself."""
+    """Return the facts with which a later training run compares itself."""
     return {
         name: provenance[name]
         for name in ("device", "devices", "versions", "token_key", "model", "date")
@@ -75,7 +76,7 @@ BEST_HEAD = """\
 
 
 def best_text(best: Mapping[str, Any]) -> str:
-    """Return the text of conf/best: the settings of the training that won a sweep."""
+    """Return the content of conf/best: the settings of the run that won a sweep."""
     name = best["chosen_by"]
     source = {"trial_id": best["trial_id"], "chosen_by": name, name: best[name]}
     tree = {**set_by_path({}, best["settings"]), "best": source}
