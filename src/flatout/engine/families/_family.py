@@ -63,8 +63,8 @@ class Samples:
     it does, micro-batches affect the optimisation, so each step has only one."""
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Return the config keys that hold the shape of samples. `facts` describes the
-        train split."""
+        """Return the config keys for the shape of samples in the train split, which
+        `facts` describes."""
         return {}
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
@@ -178,8 +178,7 @@ class Family:
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Return the arguments of the model's forward pass, from the fields of a
-        micro-batch."""
+        """Return the arguments of the model for the fields of a micro-batch."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
         if type(self) is Family and "attention_mask" in inputs:
@@ -202,9 +201,8 @@ class Family:
         return ()
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
-        """Replace parts of the model with equivalent fused kernels for training, and
-        return the number of replaced layers per part. Layers of an unexpected class are
-        skipped."""
+        """Replace parts of the model with equivalent fused kernels for training. Return
+        the number of replaced layers per part. Layers of another class are skipped."""
         return {}
 
 
@@ -227,8 +225,7 @@ def tag_tokens(model: Any, hidden: Tensor) -> Any:
 
 
 def row_means(hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean of the hidden states (B, T, N) over each row's tokens, as fp32
-    (K, N)."""
+    """Return the fp32 mean (K, N) of the hidden states (B, T, N) over each row."""
     hidden = hidden.float()
     if "cu_seqlens" not in batch:
         mask = batch["attention_mask"]  # (B, T)

@@ -1,4 +1,4 @@
-"""Decoders such as GPT-2, Llama and similar models."""
+"""Decoder models such as GPT-2 and Llama."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Decoder(Family):
 
 
 class Gpt2(_Decoder):
-    """The family of `gpt2` models: learned positions, two feed-forward matrices."""
+    """The family of `gpt2` models, with learned positions and a plain feed-forward."""
 
     model_types = frozenset({"gpt2"})
     heads: ClassVar = _Decoder.heads | {HeadKind.TOKEN: tag_tokens}

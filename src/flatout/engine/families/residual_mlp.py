@@ -42,7 +42,7 @@ class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class ResidualBlock(nn.Module):
-    """Compute x + W2 gelu(W1 norm(x)) with an inner size of twice the width."""
+    """A block x + W2 gelu(W1 norm(x)) with an inner size of twice the width."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()

@@ -78,9 +78,9 @@ class _Images(Samples):
         }
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Return a transformers image processor that matches flatout's decoder: it
-        scales the shorter side, crops the centre and standardises channels. Grey images
-        get none, because transformers' pipelines always pass three channels."""
+        """Return the config of a transformers image processor that matches flatout's
+        decoder: it scales the shorter side, crops the centre and standardises channels.
+        Grey images get none, because transformers' pipelines pass three channels."""
         if config.num_channels != len("RGB"):
             return {}
         size = config.image_size
@@ -128,7 +128,7 @@ class _Images(Samples):
 
 class _Patches(_Images):
     def fault(self, config: Any) -> str | None:
-        """Report an image size that is not a multiple of the patch size."""
+        """Return a message if the image size is not a multiple of the patch size."""
         if config.image_size % config.patch_size == 0:
             return None
         return (
@@ -140,8 +140,8 @@ class _Patches(_Images):
 
 class _Stages(_Images):
     def fault(self, config: Any) -> str | None:
-        """Report images that are too small for the number of stages. Every stage except
-        the first halves the image."""
+        """Return a message if images are too small for the number of stages, each of
+        which except the first halves the image."""
         least = config.patch_size * 2 ** (config.num_stages - 1)
         if config.image_size >= least:
             return None

@@ -85,10 +85,9 @@ def add_adapter(
 
 
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Store the matrices of frozen linear layers in `dtype`, the dtype to which
-    autocast casts them. The results are equal, and no forward pass needs a copy.
-    Matrices tied to embeddings are left alone, and so are all with DoRA, which needs
-    their norms."""
+    """Store the matrices of frozen linear layers in `dtype`, to which autocast casts
+    them anyway. Results stay equal, and no forward pass needs a copy. Matrices tied to
+    embeddings are not changed, and none are with DoRA, which needs their norms."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:
@@ -217,8 +216,7 @@ def name_in_file(name: str) -> str:
 
 
 def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the `weights` of an adapter's file to the names in transformers'
-    models."""
+    """Rename the `weights` of an adapter's file as transformers' models name them."""
     return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
 
 

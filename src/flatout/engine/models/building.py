@@ -252,7 +252,7 @@ def _config(
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
-    """Use the checkpoint's statistics, and check that samples have its shape."""
+    """Add missing statistics to the config, and check that samples have its shape."""
     samples = family_of_type(config.model_type).samples
     name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):

@@ -50,7 +50,7 @@ def _outside_blocks(base: nn.Module) -> list[nn.Module]:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile only the blocks, because weights are sharded per block."""
+    """Compile only the blocks, for models whose weights are sharded per block."""
     _configure()
     for module in blocks(model):
         module.compile(dynamic=True)

@@ -7,12 +7,14 @@ the multiplications of the forward and backward pass, two operations each:
 forward, 4 backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts
 like the others, although flatout computes parts of it only for targets (narrowing.py).
 - The head and a pooler count only at targets, and only once even if the head is tied to
-the embedding. - Attention counts 12 x heads x head_dim for each pair of tokens that
-attend to each other: earlier tokens in causal layers, the window in local ones, and
-always within the same row or document. - Gradients of frozen parameters
-(`train.freeze`) do not count. Neither do those of the layers below, if none of their
-parameters is trained. - Padding, embedding lookups, biases, norms, softmax, rotation,
-activations and recomputation in the backward pass do not count.
+  the embedding.
+- Attention counts 12 x heads x head_dim for each pair of tokens that attend to each
+  other: earlier tokens in causal layers, the window in local ones, and always within
+  the same row or document.
+- Gradients of frozen parameters (`train.freeze`) do not count. Neither do those of the
+  layers below, if they have no trained parameters.
+- Padding, embedding lookups, biases, norms, softmax, rotation, activations and
+  recomputation in the backward pass do not count.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ PEAK_BF16_TFLOPS = {
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """Count the pairs of tokens that attend to each other, summed over all layers."""
+    """A function that counts the pairs of tokens that attend to each other, summed over
+    all layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
@@ -157,8 +160,7 @@ def _share_with_backward(model: nn.Module) -> float:
 
 
 def _product_weights(module: nn.Module) -> int:
-    """Count the elements of a module's own matrices; embeddings are lookups and count
-    as 0."""
+    """Count the elements of a module's own matrices. Embeddings count as 0."""
     if isinstance(module, nn.Embedding):
         return 0
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
@@ -192,8 +194,7 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""The share of the data sheet's peak that torch.mm reaches: 790 of 989.5 TFLOP/s on an
-H200."""
+"""The share of the data sheet's peak that torch.mm reaches (H200: 790 of 989.5)."""
 TRIED_S = 0.1
 
 

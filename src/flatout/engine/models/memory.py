@@ -1,5 +1,5 @@
-"""Compute how much memory a training run needs: estimated from the model's config, or
-predicted from the allocated tensors and from passes whose memory was measured."""
+"""Compute how much memory a training run needs, either from the model's config alone,
+or from the allocated tensors and passes whose memory was measured."""
 
 from __future__ import annotations
 
@@ -87,9 +87,8 @@ class Demand:
 
 
 def line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return (fixed, per token) of the line through the last two measurements in
-    `points`, which are pairs of tokens and bytes. A single measurement is joined with
-    the origin."""
+    """Return (fixed, per token) of the line through the last two `points`, which are
+    pairs of tokens and bytes. The line of a single point starts at the origin."""
     high, high_bytes = points[-1]
     low, low_bytes = points[-2] if len(points) > 1 else (0, 0.0)
     slope = max(0.0, (high_bytes - low_bytes) / (high - low))
@@ -137,8 +136,8 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
 def guessed_tokens(
     settings: Settings, config: Any, room: float, shards: int = 1
 ) -> int | None:
-    """Return the tokens of a micro-batch that fits in `room` bytes, as `estimate`
-    computes it. The result is None if the config lacks a size that this needs, or if
+    """Return the number of tokens of a micro-batch that fits in `room` bytes according
+    to `estimate`. The result is None if the config lacks a size that this needs, or if
     rows do not consist of tokens."""
     if settings.train.rows != "tokens":
         return None

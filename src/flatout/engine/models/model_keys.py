@@ -84,8 +84,7 @@ def is_of_transformers(kind: str) -> bool:
 
 
 def override_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Return the keys in `model.overrides` that the checkpoint's config rejects, one
-    line each."""
+    """Return a line for each key in `model.overrides` that the checkpoint lacks."""
     valid = _names(type(config)) | {name for name in vars(config) if name[0] != "_"}
     valid |= _switches(config.model_type)
     keys = settings.overrides.keys() - COMMON

@@ -157,8 +157,7 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
 
 @contextmanager
 def no_notes() -> Iterator[None]:
-    """Hide transformers' table of new weights, because flatout logs them in one
-    line."""
+    """Hide transformers' table of new weights, which flatout logs in one line."""
     from transformers.utils import logging as library
 
     before = library.get_verbosity()

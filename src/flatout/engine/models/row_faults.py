@@ -63,8 +63,8 @@ def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
 
 
 def _reads_ends(model: Any) -> bool:
-    """Return whether the model reads end tokens, which the name of a variable in
-    transformers' code shows."""
+    """Return whether the model reads end tokens, judging by a variable name in
+    transformers' code."""
     forward = inspect.unwrap(type(model).forward)
     return "eos_mask" in forward.__code__.co_varnames
 

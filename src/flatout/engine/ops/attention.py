@@ -133,8 +133,7 @@ def _flash(
     max_seqlen: int,
     rule: Rule,
 ) -> Tensor:
-    """Return the attention (P, H, D) of a query (P, H, D) to keys and values (P, G,
-    D)."""
+    """Return attention (P, H, D) for a query (P, H, D), key and value (P, G, D)."""
     result = torch.ops.aten._flash_attention_forward(
         query,
         key,

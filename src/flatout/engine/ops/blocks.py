@@ -20,7 +20,7 @@ MAX_WIDTH = 1024
 
 
 class _Carry:
-    """Carry a residual's gradient from one block to the block before it."""
+    """A holder that passes a residual's gradient to the previous block."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -30,9 +30,8 @@ class _Carry:
         return tensor
 
     def begin(self, encoder: nn.Module, states: tuple[Tensor, ...]) -> None:
-        """Begin with the encoder's input states (B, T, N). The first layer then
-        receives a residual's gradient like all other layers and shares their compiled
-        graph."""
+        """Begin with the encoder's input states (B, T, N), so that the first layer gets
+        a residual's gradient like all others and shares their compiled graph."""
         from flatout.engine.ops.kernels.residual_norm import first_carry
 
         if encoder.training:

@@ -30,8 +30,8 @@ class Noise:
 
 
 def keep_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
-    """Return a boolean tensor of `shape` whose elements are True with probability 1 -
-    p. `seed` is an int32 scalar tensor."""
+    """Return a boolean tensor of `shape`, in which elements are True with probability
+    1 - p. `seed` is an int32 scalar tensor."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
     bits = scramble(bits ^ scramble(seed))
     return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
@@ -45,9 +45,8 @@ def scramble(bits: Tensor) -> Tensor:
 
 
 class HashDropout(nn.Module):
-    """A replacement for nn.Dropout. Models read `p` to pass it to attention. The offset
-    of the seed is a tensor, because with a number each layer would get its own
-    graph."""
+    """A replacement for nn.Dropout. Models read `p` to pass it to attention. The seed's
+    offset is a tensor, because a number would give each layer a separate graph."""
 
     offset: Tensor
 
@@ -87,8 +86,7 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
 
 
 class DrawnDropout(nn.Module):
-    """A replacement for nn.Dropout on a CPU. Models read `p` to pass it to
-    attention."""
+    """A replacement for nn.Dropout on a CPU. Models pass its `p` to attention."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

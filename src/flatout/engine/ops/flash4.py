@@ -54,7 +54,7 @@ def _activate() -> None:
 
 def fits_flash4(config: Any, device: torch.device) -> bool:
     """Return whether FlashAttention 4 is installed and supports the model and device.
-    It is not deterministic, so it does not fit deterministic algorithms."""
+    It is not deterministic, so it is not used with deterministic algorithms."""
     window = getattr(config, "sliding_window", None)
     # Narrow tiles handle shorter windows. Some models count the window on each side.
     windowed = window is not None and 2 * window + 1 > ROWS_MAX_WINDOW

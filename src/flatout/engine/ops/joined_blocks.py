@@ -81,8 +81,7 @@ class _DistilBertAttention(nn.Module):
 
 
 class _DecoderAttention(nn.Module):
-    """The attention of Llama-like models. It is causal unless the config disables
-    it."""
+    """The attention of Llama-like models, causal unless the config disables it."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -201,8 +200,7 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Join the gate and up projections of each layer, and return the number of
-    layers."""
+    """Join the gate and up projections of each layer. Return the number of layers."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:

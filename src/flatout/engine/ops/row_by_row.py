@@ -16,7 +16,7 @@ from flatout.engine.ops.dropout import drawn_mask
 
 
 class Rule(NamedTuple):
-    """Which tokens attend to each other, and the scale and dropout of attention."""
+    """The rule of which tokens attend to each other, and the scale and dropout."""
 
     scale: float
     dropout: float
@@ -55,8 +55,7 @@ def row_by_row(
 def _rows(
     q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, bounds: Tensor, rule: Rule
 ) -> Tensor:
-    """Return the attention (H, Q, D) of queries to keys and values (H, P, D) of the
-    same row."""
+    """Return the attention (H, Q, D) of queries to keys (H, P, D) of the same row."""
     lengths, asked = bounds.diff().tolist(), q_bounds.diff().tolist()
     heads = q.shape[0]
     # The backward pass of a split is one cat; that of slices would add many zeros.

@@ -135,8 +135,7 @@ class BilmModel(BilmPreTrained):
 
 
 class BilmForPreTraining(BilmPreTrained):
-    """The language model: one matrix without a bias predicts tokens in both
-    directions."""
+    """The language model, which predicts tokens in both directions with one matrix."""
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "bilm.embeddings.weight"}
 

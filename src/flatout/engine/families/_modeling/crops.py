@@ -34,9 +34,9 @@ def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Crop by indexing rows and columns. Compiled, this reads bytes and writes the
-    model's input without intermediate tensors (0.4 ms for 512 images of 224 x 224 on an
-    H200)."""
+    """Crop by indexing rows and columns. When compiled, this reads bytes and writes the
+    model's input without intermediate tensors. For 512 images of 224 x 224, an H200
+    needs 0.4 ms."""
     _, high, wide, _ = pixels.shape
     left, top, width, height, mirrored = crops.unbind(1)
     up, down, below = _between(_places(high, top, height), high)

@@ -44,7 +44,7 @@ class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
-    """Map keys (B, T) to states (B, T, hidden), each of a key and all earlier keys."""
+    """An LSTM that maps keys (B, T) to states (B, T, hidden) of all keys so far."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -77,9 +77,8 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return BaseModelOutput(last_hidden_state=states)
 
     def _read(self, keys: Tensor) -> Tensor:
-        """Return the outputs (B, T, hidden), computed in the dtype of the weights.
-        Under bf16 autocast, a GPU would run the LSTM in fp16, where gradients
-        underflow."""
+        """Return the outputs (B, T, hidden), computed in the weights' dtype. Under bf16
+        autocast, a GPU would run the LSTM in fp16, where gradients underflow."""
         dtype = next(self.lstm.parameters()).dtype
         with torch.autocast(keys.device.type, enabled=False):
             found: Tensor = self.lstm(keys.to(dtype))[0]
@@ -95,9 +94,10 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return torch.cat([found[:, 0, :-1], found[:, :, -1]], dim=1)
 
     def _states_at(self, places: Tensor, keys: Tensor, window: int) -> Tensor:
-        """Return the same states only at `places` (...) of `keys` (B, T), as (...,
-        hidden). Equal windows are computed once, because most occur several times. On a
-        GPU the search would synchronise, and with dropout equal windows differ."""
+        """Return the states of `_states_of_windows` only at `places` (...), with shape
+        (..., hidden). Equal windows are computed once, because most of them are
+        repeated. On a GPU the search would synchronise, and with dropout they
+        differ."""
         step = (places % keys.shape[1]).clamp(max=window - 1)
         begins = (places - step).flatten().unsqueeze(1)
         windows = keys.flatten().take(begins + torch.arange(window))
@@ -110,7 +110,8 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
 
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
-    """Map keys (B, T) to logits (B, T, vocabulary) of the key that follows each."""
+    """The LSTM with a head that maps keys (B, T) to logits (B, T, vocabulary) of the
+    key that follows each."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)

@@ -3,7 +3,7 @@ dropout hash in Triton (dropout.py implements it in PyTorch).
 
 A compiled graph traces into these operators and launches their kernels itself. Opaque
 operators, each called from Python, would keep the host busy longer than the device:
-BERT-base at a global batch of 256 took 51 ms per step, in which an H200 worked 27 ms.
+BERT-base at a global batch of 256 took 51 ms per step, and an H200 was busy for 27.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     The function must launch its kernels through `wrap_triton` and let them write whole
     tensors that it creates, because a view would be copied. No helper may return a
     pointer, because PyTorch 2.11 then confuses inputs and outputs. Sizes that depend on
-    the number of rows must never be one, or a graph for many rows would fail for
-    few."""
+    the number of rows must never be one, or a graph for many rows fails for few."""
     register = torch.library.custom_op if INTERPRETED else torch.library.triton_op
     return register(f"flatout::{name}", mutates_args=())

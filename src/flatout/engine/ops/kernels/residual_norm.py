@@ -171,7 +171,7 @@ def first_carry(states: Tensor) -> Tensor:
 
 def _dropout_arguments(dropout: float) -> tuple[int, float]:
     """Return the 31-bit threshold below which a hash drops its element, and 1 / (1 -
-    p). They are constants of the kernels, because a compiled graph passes numbers as
+    p). Kernels have them as constants, because a compiled graph passes numbers as
     fp64."""
     return int(dropout * 2**31), 1 / (1 - dropout)
 

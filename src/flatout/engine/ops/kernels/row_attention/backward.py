@@ -25,8 +25,7 @@ FEWEST_PROGRAMS = 8
 can fill a GPU. It was measured only with 16 query heads on 8 key heads."""
 SECTION = 512
 """The number of tokens of a windowed row per program of the backward pass, which also
-reads the tokens in their windows. With whole rows, the GPU would wait for the
-longest."""
+reads the tokens in their windows. Otherwise, a GPU would wait for the longest row."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 

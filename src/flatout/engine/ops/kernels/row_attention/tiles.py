@@ -13,10 +13,9 @@ LOG2_E = 1.4426950408889634
 
 
 def constants(scale: float, dropout: float) -> dict[str, float]:
-    """Return constants of the kernels: the scale in units of log2, the 16-bit threshold
-    below which a hash drops its weight, and 1 / (1 - p), with p rounded to a multiple
-    of 1 / 65,536. They are constants because a compiled graph passes numbers as
-    fp64."""
+    """Return the scale in units of log2, the 16-bit threshold below which a hash drops
+    its weight, and 1 / (1 - p), with p rounded to a multiple of 1 / 65,536. Kernels
+    have them as constants, because a compiled graph passes numbers as fp64."""
     threshold = round(dropout * 2**16)
     inverse = 2**16 / (2**16 - threshold)
     return {"scale": scale * LOG2_E, "inverse": inverse, "threshold": threshold}
@@ -30,9 +29,8 @@ def head_stream(seed_ptr, head):
 
 @triton.jit
 def kept_weights(stream, q_token, begin, span, threshold, tile: tl.constexpr):
-    """Return which weights (M, N) are kept, for keys from `begin` onwards, as a
-    function of seed, head and index. One 32-bit hash decides about two neighbouring
-    keys."""
+    """Return which weights (M, N) are kept, for keys from `begin` onwards. The result
+    depends on seed, head and index; one 32-bit hash decides about two adjacent keys."""
     k_index = begin + 2 * tl.arange(0, tile // 2)
     place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
     bits = scramble(place ^ stream)
