@@ -1,5 +1,4 @@
-"""Checks of the catalog's data: columns, labels, and tokens that match the
-parameters."""
+"""Checks of the catalog's data: the columns, labels, and parameters of the tokens."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
     for name in ("kedro", "flatout"):  # the table contains all messages
         logging.getLogger(name).setLevel(logging.WARNING)
     first = guarded("parameters", partial(patient.load, env, params), "fail")
-    environment.apply(patient.settings.runtime)  # does nothing if called before
+    environment.apply(patient.settings.runtime)  # has no effect if already applied
     return [*first, *examine(patient.checks())]
 
 
@@ -45,8 +45,7 @@ class ExaminedProject:
         self.settings = Settings()
 
     def load(self, env: str | None, params: dict[str, Any]) -> Finding:
-        """Load the parameters. Raises any error that would end a run at its
-        beginning."""
+        """Load the parameters. Raises any error that would prevent a run."""
         check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
@@ -71,8 +70,7 @@ class ExaminedProject:
         }
 
     def _checks_of_the_catalog(self) -> dict[str, Check]:
-        """Return the checks that need a catalog, which only exists if the parameters
-        are valid."""
+        """Return the checks of the catalog, which needs valid parameters."""
         context, settings = self._context, self.settings
         if context is None:
             return {}

@@ -22,8 +22,8 @@ def examine(checks: Mapping[str, Check]) -> list[Finding]:
 
 def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
     """Run a check and turn any error into a finding. Errors of flatout and of the
-    catalog, which would end a run, have the status `fail`. Other errors, which only
-    prevented the check, have `unknown`."""
+    catalog, which would end a run, get the status `fail`. Other errors, which only
+    prevented the check, get the status given by `unknown`."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found
@@ -51,6 +51,6 @@ def as_table(findings: Sequence[Finding]) -> Table:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Return one line of JSON: a list of objects with check, status, finding and
+    """Return JSON in one line: a list of objects with check, status, finding and
     fix."""
     return json.dumps([asdict(found) for found in findings], ensure_ascii=False)

@@ -76,7 +76,7 @@ def _number(text: str) -> int:
 
 
 def _time_s(text: str) -> float | None:
-    """Return the time in seconds, counted from 1970, midnight or the start."""
+    """Return the time in seconds since 1970, midnight or the start of the run."""
     if date := _DATE.search(text):
         with suppress(ValueError):  # not a valid date
             return datetime.fromisoformat(date[0]).timestamp()

@@ -73,8 +73,7 @@ def _head(summary: Summary) -> str:
 
 
 def _not_measured(summary: Summary) -> str:
-    """Describe trials measured by an earlier run, and combinations that were not
-    tried."""
+    """Describe trials measured by an earlier run, and combinations not tried."""
     reused, skipped = summary["reused_trials"], len(summary["skipped"])
     parts = []
     if reused:

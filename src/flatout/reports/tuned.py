@@ -38,8 +38,7 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """Return the range over trials, ` (trials: 160 to 181)`; empty for a single
-    trial."""
+    """Return the range over trials, ` (trials: 160 to 181)`; empty for one trial."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""

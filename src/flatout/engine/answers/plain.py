@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plain:
-    """Computes the loss of `task` on `rows` with `model`, which is on its device."""
+    """Computes the loss of `task` on `rows` with `model`, on the model's device."""
 
     model: Any
     task: Task

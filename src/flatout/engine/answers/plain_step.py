@@ -76,8 +76,7 @@ class PlainStep:
         return Step(loss / divisor, (targets,), gradients)
 
     def weights_after(self, gradients: Weights) -> Weights:
-        """Return the weights after a torch.optim step with `gradients`, once
-        clipped."""
+        """Return the weights after clipping `gradients` and a step of torch.optim."""
         train = self._job.settings.train
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -142,8 +141,7 @@ def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
 
 
 def roundoff_of(runtime: Runtime) -> float:
-    """Return the roundoff of matrix products (half the distance from 1 to the next
-    number)."""
+    """Return the unit roundoff of matrix products in the precision of the run."""
     tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
     name = "tf32" if tf32 and runtime.precision == "fp32" else runtime.precision
     return ROUNDOFF[name]

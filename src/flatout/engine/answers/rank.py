@@ -1,8 +1,8 @@
-"""Entry point of a rank that compares steps: `python -m flatout.engine.answers.rank
-FOLDER`.
+"""Entry point of one rank of a step comparison.
 
-FOLDER/spec.json describes the run, as for `flatout.engine.launch.rank`. The main rank
-writes the verdict to FOLDER/verdict.json.
+Run it as `python -m flatout.engine.answers.rank FOLDER`. FOLDER/spec.json describes the
+run, as for `flatout.engine.launch.rank`. The main rank writes the verdict to
+FOLDER/verdict.json.
 """
 
 from __future__ import annotations

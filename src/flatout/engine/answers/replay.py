@@ -50,7 +50,7 @@ def _replayed(plain: Plain, row: int) -> tuple[float, float]:
 
 
 def _saved(folder: Path) -> dict[float, Path]:
-    """Return checkpoints and saved models by step. The last model is at infinity."""
+    """Return checkpoints and saved models by step, the final model at infinity."""
     found = {float(path.name[len("best-") :]): path for path in folder.glob("best-*")}
     if (folder / "last" / "config.json").is_file():
         found[float("inf")] = folder / "last"

@@ -179,7 +179,7 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
 
 
 def _launch(trainer: Trainer, batch: StepBatch) -> None:
-    """Run the step: as a replay of CUDA graphs, and in fp16 until the loss scale
+    """Run the step: CUDA graphs replay it, fp16 repeats it until the loss scale
     fits."""
     stepper, optimizer = trainer.stepper, trainer.optimizer
     if trainer.resolved.cuda_graphs:  # each shape runs once before it is recorded
@@ -197,6 +197,6 @@ def _launch(trainer: Trainer, batch: StepBatch) -> None:
 
 
 def _whole(tensor: Any) -> Tensor:
-    """Return a possibly sharded tensor whole, on the CPU. All ranks must call this."""
+    """Return the whole of a possibly sharded tensor on the CPU. All ranks call this."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.float().cpu()

@@ -25,12 +25,12 @@ SMALL = 1e-3
 """Errors are relative to at least this share of the norm of the whole gradient."""
 SHOWN = 5
 UNSURE = 0.5
-"""If its tolerance is above this value, a wrong gradient would go unnoticed."""
+"""Above this tolerance, a wrong gradient would go unnoticed."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A value of the run compared with that of the plain step."""
+    """A value of the run compared with the reference value."""
 
     name: str
     found: str
@@ -107,7 +107,7 @@ def compared(
     times: float = TIMES,
 ) -> Check:
     """Compare tensors by the norm of their difference. `rounded` are the plain tensors
-    in the precision of the run, whose error is tolerated `times` times. `least` is the
+    in the precision of the run; an error of `times` theirs is tolerated. `least` is the
     smallest tolerance, and `size` the smallest norm to which errors are relative."""
     norm = _norm(plain)
     size = max(norm, size) or 1.0
@@ -130,8 +130,7 @@ def compared_loss(
 def compare(
     plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
-    """Return checks, faults and notes about a step. `change` is the check of
-    weights."""
+    """Return checks, faults and notes about a step. `change` checks the weights."""
     expected = plain.found.targets[0]
     apart = max(abs(count - expected) for count in found.targets)
     shown = " and ".join(sorted({str(count) for count in found.targets}))

@@ -106,8 +106,7 @@ class Example:
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     def code(self, name: str) -> str:
-        """Return Python code that predicts with the format `name`; it runs in its
-        folder."""
+        """Return Python code that predicts with the format `name` in its own folder."""
         kind = next((kind for kind in SAMPLES if kind in self.inputs), None)
         texts = TEXTS.replace("TEXTS", FORMS.get(self._form, FORMS["text"]))
         rows = {None: texts, "inputs": ARRAYS, "pixel_values": IMAGES}[kind]

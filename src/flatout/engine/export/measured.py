@@ -24,8 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Measure:
-    """Measures formats on padded batches, longest rows first, against the plain
-    model."""
+    """Measures formats on padded batches, longest rows first, and the plain model."""
 
     def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
         """`predictor` must pad rows instead of packing them."""

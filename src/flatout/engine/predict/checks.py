@@ -109,7 +109,7 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
 
 
 def shape_of(config: Any) -> tuple[int, ...]:
-    """Return the shape of a model's samples. Raises ModelError if the model reads
+    """Return the shape of the samples of a model. Raises ModelError if it reads
     tokens."""
     where = config.name_or_path or "the model"
     try:
@@ -159,8 +159,7 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return hashes of a model's files, or its name and commit if they are not
-    local."""
+    """Return hashes of a model's files, or its name and commit if none are local."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

@@ -69,7 +69,7 @@ def detect(
 def _labels(
     raw: RawTexts, column: str | None, session: str | None
 ) -> pd.DataFrame | None:
-    """Return labels by source, row and session, as one line may begin several
+    """Return labels by source, row and session, as a line may begin several
     sessions."""
     if column is None:
         return None
@@ -136,7 +136,8 @@ def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
 
 
 def _figures(ranks: pd.Series, truth: pd.Series, top_keys: int) -> dict[str, Any]:
-    """Return metrics of labelled sessions. Metrics without any session are None."""
+    """Return metrics of labelled sessions. A ratio whose denominator is zero is
+    None."""
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
     missed, total = int((~found & truth).sum()), len(ranks)

@@ -1,5 +1,4 @@
-"""Mining of hard negatives: passages that a model confuses with the answer to an
-anchor.
+"""Mining of hard negatives: passages that a model confuses with an anchor's answer.
 
 For each anchor, all passages of a corpus are ranked by the exact dot product of the
 vectors, block by block. A passage whose score exceeds that of the positive minus a
@@ -75,8 +74,8 @@ class Triplets:
     schema = SCHEMA
 
     def batches(self) -> Iterator[Any]:
-        """Yield RecordBatches of SCHEMA. Raises SettingsError if no pair has a
-        negative."""
+        """Yield RecordBatches of SCHEMA. Raises SettingsError if there are no
+        negatives."""
         splits = dict(self.splits)
         train = splits.pop("train")
         texts, pairs = _numbered(self.corpus, *_pairs(train))

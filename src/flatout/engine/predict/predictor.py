@@ -174,7 +174,7 @@ class Predictor:
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, with this process's own first. A rank gets only its
+        """Return all visible GPUs, the process's own first. A rank only gets its
         own."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
@@ -241,8 +241,7 @@ class Predictor:
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items, preparing each in a thread while the previous one is
-    used."""
+    """Yield the same items, preparing each in a thread while the last one is used."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)

@@ -111,8 +111,7 @@ class SplitPredictions:
 
     @cached_property
     def opened(self) -> tuple[Predictor, SplitRows, int | None]:
-        """The predictor, the checked rows, and how many of them were used for
-        training."""
+        """The predictor, the checked rows, and how many of them were trained on."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -160,8 +159,7 @@ class SplitPredictions:
         return self._found[0]
 
     def value(self) -> dict[str, Any]:
-        """Return loss and metrics together with the split, its size, the model and
-        task."""
+        """Return loss and metrics, and the split, number of rows, model and task."""
         split, config = self.settings.evaluate.split, self.model.config
         facts = {"split": split, "rows": len(self.tokens), "model": config.name_or_path}
         return {**facts, **self._found[1]}

@@ -50,8 +50,7 @@ def text_windows(
 
 
 def window_schema(settings: PredictSettings) -> Any:
-    """Return the columns of a window. `id` and `text_pair` are present if
-    configured."""
+    """Return the columns of a window. `id` and `text_pair` are optional."""
     fields = [("source", pa.string()), ("row", pa.int64())]
     fields += [("id", pa.string())] if settings.id_column else []
     fields += [("text", pa.string())]
@@ -90,8 +89,8 @@ def _wanted(settings: PredictSettings) -> list[str]:
 
 
 def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
-    """Return a table of `window_schema` with all rows of `batch`, even unreadable
-    ones."""
+    """Return all rows of `batch`, even unreadable ones, as a table of
+    `window_schema`."""
     texts, checks = {}, []
     pair = settings.text_pair_column
     columns = {"text": str(settings.text_column)} | (

@@ -1,4 +1,4 @@
-"""Text vectors, stored in files for later runs with the same model, and exact
+"""Text vectors, stored in files for later runs with the same model, and their
 search."""
 
 from __future__ import annotations

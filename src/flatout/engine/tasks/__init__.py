@@ -99,8 +99,8 @@ def check_options(settings: Settings) -> None:
 
 
 def columns_of(split: SplitSettings, task: str) -> Columns:
-    """Return the role of each raw column. Raises RawTextsError or SettingsError if
-    columns do not fit."""
+    """Return the role of each raw column. Raises RawTextsError or SettingsError if they
+    do not fit the task."""
     kind = task_class(task)
     own = {"completion": split.completion_column, "messages": split.messages_column}
     form = next((form for form, column in own.items() if column), kind.texts.form)

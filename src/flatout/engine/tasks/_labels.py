@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Calibrated:
-    """Second base class of tasks that predict a probability for each class or label."""
+    """Mixin for tasks that predict a probability for each class or label."""
 
     settings: ModelSettings
     label_names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Calibrated:
 
     def cuts(self) -> list[float]:
         """Return the calibrated logit above which each of `thresholded` is predicted.
-        During training, the threshold `auto` is a probability of 0.5."""
+        During training, `auto` means a probability of 0.5."""
         given, found = self.settings.label_threshold, self.calibration
         if given != "auto":  # a temperature never changes the predicted class
             return [_logit(given) / found.temperature] * len(self.thresholded)
@@ -39,8 +39,8 @@ class Calibrated:
 
 
 def calibration_faults(settings: Settings, task: type) -> list[str]:
-    """Return a message for each parameter that needs probabilities if `task` has
-    none."""
+    """Return a message for each configured option that needs probabilities, unless
+    `task` provides them."""
     if issubclass(task, Calibrated):
         return []
     asked = {

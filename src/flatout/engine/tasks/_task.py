@@ -145,19 +145,19 @@ class Task(ABC):
     float64 for a number, list(...) for several labels, None for rows without labels."""
     texts: ClassVar[Texts] = Texts()
     label_dtype: ClassVar[Any] = np.dtype(np.int64)
-    """The dtype of labels in a batch. The label of padding is IGNORED, or NaN for
-    floats."""
+    """The dtype of labels in a batch. Padding is labelled IGNORED, or NaN if it is a
+    float."""
     label_shape: ClassVar[tuple[int, ...]] = ()
     """The shape of the label of one target."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
     """The names of the `LossOptions` fields that the task supports."""
     targets_per_token: float = 0.0
-    """The number of logits a step stores per token, used to estimate memory."""
+    """The number of targets (stored logits) per token, used to estimate memory."""
     loss_options: LossOptions = LossOptions()
     """The loss options of this run."""
     figures: ClassVar[Mapping[str, bool]] = {"loss": False}
-    """Maps the name of each evaluation metric to whether higher values are better.
-    `perplexity` is the exponential of the mean loss."""
+    """A mapping from metric names to whether higher values are better. `perplexity` is
+    the exponential of the mean loss."""
     pipeline_tag: ClassVar[str] = "text-classification"
     """The name of the task on the Hugging Face Hub and in MLflow."""
 
@@ -242,8 +242,7 @@ class Task(ABC):
         return None
 
     def metrics(self, device: Device) -> Metrics | None:
-        """Create the metrics of one evaluation. If it returns None, only the loss is
-        reported."""
+        """Create the metrics of one evaluation, or None to report only the loss."""
         return None
 
     def real(self, labels: Tensor) -> Tensor:
@@ -259,15 +258,15 @@ class Task(ABC):
     # Readable results.
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return columns that describe K predictions to people. The columns are `loss`,
-        readable `label` and `prediction`, `wrong` and, if there is one, `score`, the
-        probability of the prediction. The result is empty if single targets are not
-        right or wrong. Inputs have the shape (K, ...)."""
+        """Return columns that show K predictions in readable form: `loss`, `label`,
+        `prediction`, `wrong` and, if available, `score`, the probability of the
+        prediction. The result is empty if single predictions are not right or wrong.
+        The inputs have the shape (K, ...)."""
         return {}
 
     def answer_fields(self) -> list[Any]:
-        """Return the Arrow fields of a prediction; empty if the task predicts nothing
-        for a row."""
+        """Return the Arrow fields of a prediction; empty if rows have no
+        predictions."""
         return []
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
@@ -275,9 +274,9 @@ class Task(ABC):
         return {}
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return what prediction must keep of the logits (K, ...) of K targets. This
-        runs on the device, whose memory may be too small for the full logits of all
-        targets. The result has the shape (K, ...)."""
+        """Return what prediction keeps of the logits (K, ...) of K targets, with shape
+        (K, ...). This runs on the device, whose memory may be too small for the logits
+        of all targets."""
         return logits
 
     def row_answers(
@@ -289,7 +288,7 @@ class Task(ABC):
 
 
 class RankedRows(ABC):
-    """Second base class of tasks whose metrics compare the rows of a query."""
+    """Mixin for tasks whose metrics compare the rows of a query."""
 
     @abstractmethod
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
@@ -298,7 +297,7 @@ class RankedRows(ABC):
 
 
 def ignored_label(dtype: Any) -> float:
-    """Return the label that marks padding in labels of this dtype."""
+    """Return the padding label for labels of this dtype."""
     return float("nan") if np.issubdtype(dtype, np.floating) else IGNORED
 
 

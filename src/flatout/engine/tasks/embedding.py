@@ -81,8 +81,7 @@ class Embedding(Task):
         return states.float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, summed over anchors and `model.matryoshka` sizes, in
-        fp32."""
+        """Return the fp32 loss, summed over anchors and `model.matryoshka` sizes."""
         import torch
 
         sizes = self.settings.matryoshka or [logits.shape[1]]
@@ -92,8 +91,7 @@ class Embedding(Task):
 
     def _loss(self, vectors: Tensor, labels: Tensor) -> Tensor:
         """Return the summed loss of vectors (K, size) without synchronising the device.
-        All texts are compared with each other, and pairs that do not count are
-        masked."""
+        All pairs are compared, and those that do not count are masked."""
         import torch
         from torch.nn.functional import normalize
 

@@ -22,8 +22,7 @@ NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 class MaskedLM(Pieces):
     """Predict a fixed share of the tokens of each row. Of these targets, 80 % are
     replaced by [MASK], 10 % by a random token and 10 % are kept, as in BERT's
-    create_pretraining_data.py. Unlike there, the random token is never a special
-    token."""
+    create_pretraining_data.py, except that the random token is never special."""
 
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)

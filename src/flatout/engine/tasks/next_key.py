@@ -65,7 +65,7 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """The id of the unknown key, or -1, which is never a label, without one."""
+        """The id of the unknown key. Without one, it is -1, which is never a label."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 

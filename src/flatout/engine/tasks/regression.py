@@ -13,7 +13,7 @@ from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
 class Regression(Task):
-    """Squared error of logits (K, 1) and labels (K,); labels may be NaN (no target)."""
+    """Squared error of logits (K, 1) and labels (K,). NaN labels are not targets."""
 
     label_type = pa.float64()
     label_dtype = np.dtype(np.float32)

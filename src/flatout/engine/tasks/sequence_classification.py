@@ -51,12 +51,11 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The name of the class whose probability is compared with the threshold, in a
-        tuple; empty unless there are two classes."""
+        """The name of the second class if there are two classes; empty otherwise."""
         return self.label_names[1:] if len(self.label_names) == 2 else ()
 
     def chosen(self, logits: Any) -> Any:
-        """Return the predicted class numbers (...) for the logits (..., C)."""
+        """Return the predicted classes (...) for logits (..., C)."""
         if not any(cuts := self.cuts()):
             return logits.argmax(-1)
         return (logits[..., 1] - logits[..., 0] > cuts[0]) * 1

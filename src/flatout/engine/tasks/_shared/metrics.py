@@ -25,8 +25,8 @@ MOST_RANKED_CLASSES = 32
 
 
 class Hits(Metrics):
-    """Accuracy in [0, 1], the only metric of tokens, which have too many classes for
-    more."""
+    """Accuracy in [0, 1], for language models with too many classes for other
+    metrics."""
 
     def __init__(self, device: torch.device) -> None:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
@@ -47,7 +47,7 @@ class Hits(Metrics):
 
 
 class Classes(Metrics):
-    """Metrics from counts per class, top-5 accuracy, and the area under the ROC
+    """Metrics of classes, such as F1, top-5 accuracy and the area under the ROC
     curve."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Classes(Metrics):
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
-        """Return the metrics in `SequenceClassification.figures`, or nothing without
+        """Return the metrics of `SequenceClassification.figures`, if there are
         targets."""
         counts = self._counts.double().cpu()
         judged = int(counts[1].sum())
@@ -171,8 +171,8 @@ def _class_scores(logits: Tensor) -> Tensor:
 
 
 def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the mean one-versus-rest AUC, skipping classes with only one kind of
-    row."""
+    """Return the mean one-versus-rest AUC of classes with positive and negative
+    rows."""
     real = labels != IGNORED
     scores, labels = scores[real], labels[real]
     first = 1 if scores.shape[1] == 1 else 0
@@ -183,10 +183,10 @@ def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 
 def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
-    """Return the area under the ROC curve of `scores` (N,), of which those marked in
-    `positive` (N,) belong to positive rows. This is the share of pairs in which the
-    positive row has the higher score, with ties counted half (Mann and Whitney 1947).
-    It is NaN if either side is empty."""
+    """Return the area under the ROC curve for `scores` (N,) and booleans `positive`
+    (N,). It is the share of (positive, negative) pairs in which the positive row has
+    the higher score, with ties counted half (Mann and Whitney 1947), or NaN if there
+    are no pairs."""
     ours, others = int(positive.sum()), int((~positive).sum())
     if not ours * others:
         return math.nan
@@ -203,8 +203,8 @@ def correlation(pairs: npt.NDArray[Any]) -> float:
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the ranks, starting at 1, of `values` (N,) or of each column of (N, C).
-    Equal values share their mean rank. If any value is NaN, all ranks are NaN. This
-    avoids importing scipy.stats, which takes 0.5 s."""
+    Equal values share their mean rank. If any value is NaN, all ranks are NaN.
+    scipy.stats is not used because its import takes 0.5 s."""
     if values.ndim > 1:
         return np.stack([ranks(column) for column in values.T], 1)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -127,8 +127,7 @@ def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
 
 
 def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
-    """Return booleans (Q, DEPTH): whether the passage at each rank matches the
-    query."""
+    """Return a mask (Q, DEPTH) of the ranks at which a passage matches the query."""
     size, hits = len(wanted.corpus), []
     corpus = vectors[torch.from_numpy(wanted.corpus).to(vectors.device)]
     for start in range(0, len(wanted.queries), QUERIES_AT_ONCE):
@@ -160,8 +159,7 @@ class Ranking(Metrics):
         return [self._rows]
 
     def compute(self) -> dict[str, Any]:
-        """Return means over all queries with a relevant passage, or nothing without
-        any."""
+        """Return means over all queries with a relevant passage, if there are any."""
         rows = torch.cat(self._rows).cpu().numpy()
         return ranking_figures(*rows[~np.isnan(rows[:, 1])].T)
 

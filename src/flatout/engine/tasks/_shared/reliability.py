@@ -26,9 +26,9 @@ Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
 
 
 def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
-    """Return the probabilities and outcomes of each label. Two classes count as one
-    label, the second class. More than two classes also count as one label, the
-    predicted class."""
+    """Return the probabilities and outcomes of each label. Two classes are treated as
+    one label, the second class; more classes are treated as one label, the predicted
+    class."""
     logits = logits.astype(np.float64)
     if labels.ndim == 2:
         return expit(logits), labels == 1

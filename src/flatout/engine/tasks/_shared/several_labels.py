@@ -83,7 +83,7 @@ class Entities(Metrics):
         return [self._hits, self._counts]
 
     def compute(self) -> dict[str, Any]:
-        """Return metrics in [0, 1], with entity metrics if tags have prefixes (B-)."""
+        """Return metrics in [0, 1]. Entity metrics require tags with prefixes."""
         hits, judged = self._hits.tolist()
         found = {"accuracy": hits / judged} if judged else {}
         if not self.has_entities:
@@ -113,7 +113,7 @@ class LabelCounts(Metrics):
         self._rows = torch.zeros(2, dtype=torch.int64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, L) and labels (k, L) of 0, 1 or NaN without a target."""
+        """Add logits (k, L) and labels (k, L), which are 0, 1 or NaN (no target)."""
         real = ~labels.isnan().any(-1)
         true = labels == 1
         given = self._given(logits) & real.unsqueeze(-1)
