@@ -56,7 +56,7 @@ def test_a_model_of_its_own_code_is_trained_to_the_end(tmp_path):
     assert {path.name for path in saved.iterdir()} == {
         *("config.json", "model.safetensors", "own_model.py")
     }
-    with pytest.raises(ModelError, match="only with trust_remote_code: true"):
+    with pytest.raises(ModelError, match="set trust_remote_code: true"):
         load_pretrained(saved)
 
 

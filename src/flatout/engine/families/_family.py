@@ -154,7 +154,7 @@ class Family:
         if getattr(config, OWN_CODE, False):
             return "the model has custom code, for which no packed path is tested"
         kind, known = config.model_type, ", ".join(packable())
-        return f"model type {kind} has no tested packed path ({known} have)"
+        return f"model type {kind} has no tested packed path (these have: {known})"
 
     def position_offset(self, config: Any) -> int:
         """Return the position id of a row's first token. If it is not 0, position ids

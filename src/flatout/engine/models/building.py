@@ -152,10 +152,10 @@ def load_pretrained(
     kind = _saved_class(config, transformers, trust_remote_code)
     if kind is None:
         raise ModelError(
-            f"{folder}/config.json names {config.get('architectures') or 'no class'}: "
-            f"not a model of transformers {transformers.__version__}; a custom "
-            "family is known after import of its module (model.family), code from "
-            "the folder runs only with trust_remote_code: true"
+            f"{folder}/config.json names {config.get('architectures') or 'no class'}, "
+            f"which transformers {transformers.__version__} does not have. For a model "
+            "of your own family, set model.family to its module; for code in the "
+            "folder, set trust_remote_code: true"
         )
     own = {"trust_remote_code": True} if trust_remote_code else {}
     options = {"dtype": torch.float32, "use_safetensors": True, **own, **options}
@@ -262,7 +262,8 @@ def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"{name}: its means and deviations cannot be read ({error}): fetch it "
-                "again, or set model.overrides.image_mean and image_std, of bytes"
+                "again, or set model.overrides.image_mean and image_std, on the scale "
+                "of 0 to 255"
             ) from error
     for key, value in (known | samples.shape_keys(facts)).items():
         if getattr(config, key, None) is None:

@@ -128,7 +128,7 @@ def _initialise_layers(model: Any, sized: Mapping[str, int]) -> None:
 def _warn(name: str, then: Sequence[str], now: Sequence[str]) -> None:
     logger.warning(
         "%s has the labels %s, the data has %s: the head does not fit. If they mean "
-        "the same, give the data the checkpoint's names",
+        "the same, use the checkpoint's label names in the data",
         *(name, some_of(then), some_of(now)),
     )
 

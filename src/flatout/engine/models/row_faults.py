@@ -56,7 +56,7 @@ def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
         if faults:
             row, fault = next(iter(faults.items()))
             raise ModelError(
-                f"{len(faults)} rows of {name}_tokens cannot be read, the first is row "
+                f"{len(faults)} rows of {name}_tokens cannot be read; the first is row "
                 f"{row}: {fault}. Remove this token (for example </s>) from "
                 "the texts, or use a model that reads another token"
             )

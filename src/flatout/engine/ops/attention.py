@@ -209,6 +209,7 @@ def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | Non
     head_dim = head_dimension(config)
     if head_dim % 8 or head_dim > MAX_FLASH_HEAD_DIM:
         return (
-            f"head dimension {head_dim} is no multiple of 8 up to {MAX_FLASH_HEAD_DIM}"
+            f"head dimension {head_dim} is not a multiple of 8 that is at most "
+            f"{MAX_FLASH_HEAD_DIM}"
         )
     return None
