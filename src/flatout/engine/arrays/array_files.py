@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from flatout.engine.arrays.sources import (
     name_in,
     rows_between,
 )
+from flatout.engine.data.columns import column_faults, listed
 from flatout.engine.parameters import ArraySettings, ImageSettings
 
 HDF5 = (".h5", ".hdf5", ".hdf")
@@ -62,9 +63,10 @@ class ArrayFiles:
         label = self._read_label
         for file in self.files.paths if label else ():
             if file.suffix.lower() in tables.ENDINGS:
-                self._check_label(file, tables.names(file))
-                for batch in tables.batches(file, [str(label)]):
-                    yield from batch.column(0).to_pylist()
+                table = tables.table(file)
+                self._check_label(file, table.column_names)
+                for batch in table.batches([str(label)]):
+                    yield from batch.columns[str(label)].to_pylist()
                 continue
             with _arrays(file) as arrays:
                 self._check_label(file, arrays)
@@ -80,20 +82,21 @@ class ArrayFiles:
             yield from self._table(file) if is_table else self._stored(file)
 
     def _table(self, file: Path) -> Iterator[Window]:
-        names, start = tables.names(file), 0
+        table, label = tables.table(file), self._read_label
+        names = table.column_names
         self._check_label(file, names)
         chosen = [n for n in self.inputs or names if n != self.label]
-        if missing := sorted(set(chosen) - set(names)):
-            raise ArraysError(f"{file}: no column {missing[0]}; it has {names}")
+        wanted = {f"arrays.inputs[{n}]": name for n, name in enumerate(chosen)}
+        if fault := column_faults(names, wanted, "raw_arrays"):
+            raise ArraysError(f"{file} has the columns {listed(names)}. {fault}")
         if not chosen:
             raise ArraysError(f"{file}: no column but the label {self.label!r}")
-        label = self._read_label
-        wanted = [*chosen, *([label] if label else [])]
-        for batch in tables.batches(file, wanted, chosen):
-            values, faults = tables.samples(file, batch.select(chosen))
-            labels = batch.column(label).to_pylist() if label else None
+        for batch in table.batches([*chosen, *([label] if label else [])]):
+            inputs = {name: batch.columns[name] for name in chosen}
+            values, faults = tables.samples(file, replace(batch, columns=inputs))
+            labels = batch.columns[label].to_pylist() if label else None
+            start = int(batch.rows[0]) if len(batch.rows) else 0
             yield Window(name_in(self.path, file), start, values, labels, faults)
-            start += batch.num_rows
 
     def _stored(self, file: Path) -> Iterator[Window]:
         with _arrays(file) as arrays:

@@ -3,118 +3,83 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyarrow import csv
 
-from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError, as_numbers
+from flatout.engine.arrays.sources import ArraysError, as_numbers
+from flatout.engine.data.column_checks import is_text, mask_of, read_number
+from flatout.engine.data.forms import with_digits
+from flatout.engine.data.raw_texts import RawBatch
+from flatout.engine.data.readers.file_reader import Format
+from flatout.engine.data.readers.text_files import TextFiles
 
 ENDINGS = (".parquet", ".csv", ".tsv")
 DELIMITERS = ",;\t|"
+HEAD_BYTES = 64 << 10
 
 
-def names(file: Path) -> list[str]:
-    """Return the column names. Raises ArraysError."""
-    with _readable(file):
-        if file.suffix.lower() == ".parquet":
-            found = pq.read_schema(file).names
-        else:
-            with csv.open_csv(file, parse_options=_parsing(file)) as opened:
-                found = opened.schema.names
-    if twice := [name for name, count in Counter(found).items() if count > 1]:
-        raise ArraysError(f"{file}: two columns are called {twice[0]}: rename one")
-    return list(found)
-
-
-def batches(
-    file: Path, columns: Sequence[str], numbers: Sequence[str] = ()
-) -> Iterator[Any]:
-    """Yield these columns, WINDOW_ROWS at a time; a CSV is parsed as a whole, because
-    the type of a column depends on all its values. Raises ArraysError, also if most
-    values of a column of `numbers` are not numbers."""
-    with _readable(file):
-        if file.suffix.lower() == ".parquet":
-            opened = pq.ParquetFile(file)
-            yield from opened.iter_batches(WINDOW_ROWS, columns=columns)
-            return
-        table = csv.read_csv(file, parse_options=_parsing(file)).select(columns)
-    for at, name in enumerate(columns):
-        if name in numbers and pa.types.is_string(table.column(name).type):
-            table = table.set_column(at, name, _read(file, name, table.column(name)))
-    yield from table.combine_chunks().to_batches(WINDOW_ROWS)
-
-
-def _read(file: Path, name: str, texts: Any) -> Any:
-    """Return a column of texts in fp64, with null if a text is not a number: one such
-    cell makes a column of a CSV text. Raises ArraysError if most are not numbers."""
-    import pandas as pd
-
-    values = pd.to_numeric(pd.Series(texts.to_pylist(), dtype=object), errors="coerce")
-    if 2 * values.isna().sum() >= len(values):
-        raise ArraysError(_no_number(file, name, texts.type))
-    return pa.array(values.astype(float), pa.float64(), from_pandas=True)
-
-
-def _parsing(file: Path) -> Any:
-    """Use the delimiter that is most frequent in the header."""
+def table(file: Path) -> TextFiles:
+    """Return a reader that uses the most frequent delimiter of a CSV's header."""
     with file.open("rb") as opened:
-        head = opened.readline().decode(errors="replace")
-    return csv.ParseOptions(delimiter=max(DELIMITERS, key=head.count))
+        head = opened.readline(HEAD_BYTES).decode(errors="replace")
+    return TextFiles(file, Format(delimiter=max(DELIMITERS, key=head.count)))
 
 
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ArraysError(f"{file} cannot be read: {error}") from error
-
-
-def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
+def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Return (n, ...) from one column of lists, or one column per number; and errors by
     row. Raises ArraysError."""
-    columns = batch.columns
-    if len(columns) == 1 and _is_list(columns[0].type):
-        return _listed(columns[0])
+    if broken := batch.broken:
+        raise ArraysError(
+            f"{file} cannot be read: row {broken[0].row} has {broken[0].reason}"
+        )
+    first, *others = batch.columns.values()
+    if not others and _is_list(first.type):
+        return _listed(first)
     faults: dict[int, str] = {}
     found = []
-    for name, column in zip(batch.schema.names, columns, strict=True):
-        if not _is_number(column.type):
-            raise ArraysError(_no_number(file, name, column.type))
-        for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
+    for name in batch.columns:
+        numbers, unusable = _numbers(file, batch, name)
+        for row in np.flatnonzero(unusable).tolist():
             faults.setdefault(row, f"{name} is missing or no number")
-        blank = pa.scalar(0).cast(column.type)
-        found.append(as_numbers(column.fill_null(blank).to_numpy(False)))
-    values = np.stack(found, 1)  # type: ignore[arg-type]
+        found.append(numbers)
+    values = np.stack(found, 1)
     return values.astype(np.promote_types(values.dtype, np.float32)), faults
 
 
-def _no_number(file: Path, name: str, kind: Any) -> str:
-    return (
-        f"{file}: column {name} is {kind}, no number: name the columns of the samples "
-        "in arrays.inputs"
+def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
+    """Return a column (n,) as numbers, and the mask of those that are missing. Raises
+    ArraysError if most values at the start are not numbers."""
+    column = batch.columns[name]
+    if is_text(column.type):
+        numbers = read_number(with_digits(batch, name), name)[0].to_numpy()
+        unusable = np.isnan(numbers)
+        if batch.rows[:1].any() or 2 * unusable.sum() < len(numbers):
+            return numbers, unusable
+    elif _is_number(column.type):
+        blank = pa.scalar(0).cast(column.type)
+        filled = column.fill_null(blank).to_numpy(zero_copy_only=False)
+        return as_numbers(filled), mask_of(column.is_null())
+    raise ArraysError(
+        f"{file}: column {name} is {column.type}, no number: name the columns of the "
+        "samples in arrays.inputs"
     )
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Lists of any depth; rows with another shape than most have an error."""
     rows = [_array(value) for value in column.to_pylist()]
-    shapes = [None if row is None else row.shape for row in rows]
-    known = Counter(found for found in shapes if found is not None)
-    shape = known.most_common(1)[0][0] if known else (0,)
+    shapes = Counter(row.shape for row in rows if row is not None)
+    shape = shapes.most_common(1)[0][0] if shapes else (0,)
     faults = {
-        row: f"of shape {found}, others are of {shape}"
-        if found is not None
-        else "missing, ragged or no numbers"
-        for row, found in enumerate(shapes)
-        if found != shape
+        n: "missing, ragged or no numbers"
+        if row is None
+        else f"of shape {row.shape}, others are of {shape}"
+        for n, row in enumerate(rows)
+        if row is None or row.shape != shape
     }
     blank = np.zeros(shape, np.float32)
     kept = [blank if n in faults else row for n, row in enumerate(rows)]

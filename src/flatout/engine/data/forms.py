@@ -171,7 +171,7 @@ def read_flags(batch: RawBatch, names: Sequence[str]) -> tuple[Any, list[ColumnC
     checks: list[ColumnCheck] = []
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
-        numbers = read_number(_with_digits(batch, name), name)[0].to_numpy(False)
+        numbers = read_number(with_digits(batch, name), name)[0].to_numpy(False)
         missing = mask_of(named(batch.columns[name]).is_null())
         odd = (numbers != 0) & (numbers != 1)
         checks += [
@@ -184,7 +184,7 @@ def read_flags(batch: RawBatch, names: Sequence[str]) -> tuple[Any, list[ColumnC
     return pa.ListArray.from_arrays(pa.array(offsets), chosen), checks
 
 
-def _with_digits(batch: RawBatch, name: str) -> RawBatch:
+def with_digits(batch: RawBatch, name: str) -> RawBatch:
     """Replace the words true and false, which pandas writes to CSV, with 1 and 0."""
     array = plain_values(batch.columns[name])
     if not is_text(array.type):
