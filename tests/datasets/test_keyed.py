@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(error.value) == (
         f"{tmp_path / 'tokens'} could not be written: the disk is full (or a limit on "
-        "file size was reached). The folder is unchanged. Free space, or keep the "
+        "file size was reached). It is unchanged. Free space, or keep the "
         "data elsewhere with --params=data_dir=/another/disk"
     )
     left = [p.name for p in tmp_path.iterdir() if ".writing-" not in p.name]

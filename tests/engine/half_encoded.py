@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import datasets
+from kedro.io import DatasetError
 
+from flatout.datasets import KeyedArrowDataset
 from flatout.engine.files import arrow_folder
 from flatout.engine.files.arrow_folder import write_recipe
-from flatout.engine.files.atomic_folder import StorageError
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders import encode
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
@@ -38,8 +39,8 @@ def encode_on_a_full_disk(folder: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
     try:
-        write_recipe(folder / "tokens", recipe_of(folder))
-    except StorageError as error:
+        KeyedArrowDataset(filepath=str(folder / "tokens")).save(recipe_of(folder))
+    except DatasetError as error:
         print(error, flush=True)  # noqa: T201
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

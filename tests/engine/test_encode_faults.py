@@ -9,8 +9,8 @@ import sys
 import datasets
 import pytest
 
+from flatout.datasets import KeyedArrowDataset
 from flatout.engine.files import atomic_write
-from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import is_current, write_whole
 from flatout.engine.tokenizing.encoders import encode
 from flatout.engine.tokenizing.tokenizer import TokenizerRecipe
@@ -41,7 +41,7 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.strip() == (
         f"{tmp_path / 'tokens'} could not be written: the disk is full (or a limit on "
-        "file size was reached). The folder is unchanged. Free space, or keep the "
+        "file size was reached). It is unchanged. Free space, or keep the "
         "data elsewhere with --params=data_dir=/another/disk"
     )
 
@@ -51,7 +51,7 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     assert not is_current(half, recipe.key)
     monkeypatch.setattr(encode, "UNIT_BYTES", 20_000)
     monkeypatch.setattr(atomic_write, "ABANDONED_S", 0.0)  # as on the next day
-    assert write_recipe(tmp_path / "tokens", recipe) == ROWS
+    KeyedArrowDataset(filepath=str(tmp_path / "tokens")).save(recipe)
     assert is_current(tmp_path / "tokens", recipe.key) and not half.exists()
     tokens = datasets.load_from_disk(str(tmp_path / "tokens"))
     assert tokens.to_dict() == recipe.to_dataset().to_dict()

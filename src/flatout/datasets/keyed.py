@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kedro.io import DatasetError
@@ -40,12 +43,26 @@ class KeyedDataset(PathDataset):
             logger.log(self._level, "%s: unchanged, kept", self._name)
             return
         _log_changes(self._name, data.key, self._stored_key())
-        with dataset_errors():
+        with dataset_errors(), self._writing():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             clear_leftovers(self._path.parent)
             if hasattr(data, "prepare"):
                 data.prepare(self._path.parent)
             self._write(data)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise errors of the disk with the cause and the remedy."""
+        try:
+            yield
+        except OSError as error:
+            cause = str(error)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                cause = "the disk is full (or a limit on file size was reached)"
+            raise OSError(
+                f"{self._path} could not be written: {cause}. It is unchanged. Free "
+                "space, or keep the data elsewhere with --params=data_dir=/another/disk"
+            ) from error
 
     @property
     def _name(self) -> str:

@@ -11,7 +11,6 @@ from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.engine.data.columns import Columns, all_numbers
 from flatout.engine.data.raw_texts import (
     RawTextsError,
-    batches_of,
     named_row,
     open_raw_texts,
 )
@@ -51,7 +50,7 @@ def split_findings(data: Any, settings: Settings) -> list[Finding]:
     task = settings.model.task
     columns = columns_of(settings.split, task).among(raw.column_names)
     columns.check_present(raw)
-    first = next(iter(batches_of(raw, columns.names)), None)
+    first = next(iter(raw.batches(columns.names)), None)
     if first is None or not (len(first.rows) or first.broken):
         raise RawTextsError("raw_texts is empty: it has columns but no rows")
     checked = check_batch(first, columns)

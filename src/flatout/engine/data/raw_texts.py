@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -133,27 +133,9 @@ def _splits_of(splits: Any, name: str) -> RawTexts:
     return SplitTexts({key: _dataset_texts(rows, entry_of(key)) for key, rows in named})
 
 
-def batches_of(raw: RawTexts, columns: Sequence[str]) -> Iterator[RawBatch]:
-    """Yield batches of at most about BATCH_BYTES: bounds memory for any reader."""
-    for batch in raw.batches(columns):
-        yield from _bounded(batch)
-
-
-def _bounded(batch: RawBatch) -> Iterator[RawBatch]:
-    size, count = sum(a.nbytes for a in batch.columns.values()), len(batch.rows)
-    if size <= BATCH_BYTES or count < 2:
-        yield batch
-        return
-    middle = batch.rows[count // 2]
-    for start, stop in ((0, count // 2), (count // 2, count)):
-        part = replace(
-            batch,
-            rows=batch.rows[start:stop],
-            columns={n: a[start:stop] for n, a in batch.columns.items()},
-            kinds={n: k[start:stop] for n, k in batch.kinds.items()},
-            broken=[b for b in batch.broken if (b.row > middle) == bool(start)],
-        )
-        yield from _bounded(part)
+def rows_at_once(num_rows: int, num_bytes: int) -> int:
+    """Number of rows of a batch: at most BATCH_ROWS, and about BATCH_BYTES."""
+    return max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(1, num_bytes)))
 
 
 @dataclass(frozen=True)
@@ -167,7 +149,8 @@ class _ArrowTexts:
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
         table = self.table.select(columns)
-        return numbered(self.source, table.to_batches(max_chunksize=BATCH_ROWS))
+        size = rows_at_once(table.num_rows, table.nbytes)
+        return numbered(self.source, table.to_batches(max_chunksize=size))
 
     def digest(self, columns: Sequence[str]) -> str:
         return arrow_digest(self.table.select(columns).to_batches())
@@ -216,8 +199,10 @@ class _FrameTexts:
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
         # Column names are numbers if the file has no header.
         places = {name: place for place, name in enumerate(self.column_names)}
-        for start in range(0, len(self.frame), BATCH_ROWS):
-            part = self.frame.iloc[start : start + BATCH_ROWS]
+        num_bytes = int(self.frame.memory_usage(deep=True).sum())
+        size = rows_at_once(len(self.frame), num_bytes)
+        for start in range(0, len(self.frame), size):
+            part = self.frame.iloc[start : start + size]
             kinds: dict[str, npt.NDArray[np.uint8]] = {}
             arrays = {
                 name: _arrow_column(part.iloc[:, places[name]], kinds)

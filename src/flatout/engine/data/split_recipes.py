@@ -16,7 +16,7 @@ from flatout.engine.data.dropped import drop_key
 from flatout.engine.data.folds import FOLD
 from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.labels import label_report, label_warnings
-from flatout.engine.data.raw_texts import SPLITS, RawTexts, batches_of, named_row
+from flatout.engine.data.raw_texts import SPLITS, RawTexts, named_row
 from flatout.engine.data.row_facts import FactCollector
 from flatout.engine.data.row_hashes import content_hashes, group_hashes, leaks
 from flatout.engine.data.rows import check_batch
@@ -58,7 +58,7 @@ class TextSplit(SplitPlan):
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
         number: str | None = None
         only_numbers = True
-        for batch in batches_of(self.raw, self.columns.names):
+        for batch in self.raw.batches(self.columns.names):
             checked = check_batch(batch, self.columns)
             table = checked.table
             exact, near = content_hashes(table)

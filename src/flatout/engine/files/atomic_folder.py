@@ -6,26 +6,16 @@ every file and, last, the key file are on the disk.
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.files.atomic_write import (
-    child,
-    clear_leftovers,
-    write_folder,
-    write_text,
-)
+from flatout.engine.files.atomic_write import child, write_folder, write_text
 from flatout.engine.files.content_key import ContentKey
 
 KEY_FILE = "flatout_key.json"
-
-
-class StorageError(OSError):
-    """The data could not be written; the message has the cause and the remedy."""
 
 
 def is_current(folder: Path, key: ContentKey) -> bool:
@@ -79,23 +69,14 @@ def write_whole(
     folder: Path, key: ContentKey, fill: Callable[[Path], dict[str, Any]]
 ) -> None:
     """Let `fill` write files into a new folder, then replace `folder` with it. The
-    counts that `fill` returns are stored with the key.
-
-    Raises StorageError if the disk is full or not writable; `folder` is unchanged
-    then.
-    """
+    counts that `fill` returns are stored with the key. If it fails, `folder` is
+    unchanged."""
 
     def fill_and_note(target: Path) -> None:
         _write_key_file(target, key, fill(target))
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    clear_leftovers(folder.parent)
-    try:
-        write_folder(folder, fill_and_note)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(folder, error) from error
+    write_folder(folder, fill_and_note)
 
 
 def _write_key_file(folder: Path, key: ContentKey, facts: dict[str, Any]) -> None:
@@ -107,15 +88,3 @@ def _write_key_file(folder: Path, key: ContentKey, facts: dict[str, Any]) -> Non
         "files": files,
     }
     (folder / KEY_FILE).write_text(_as_text(record), encoding="utf-8")
-
-
-def storage_error(folder: Path, error: OSError) -> StorageError:
-    """Error to raise if `folder` could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        cause = "the disk is full (or a limit on file size was reached)"
-    else:
-        cause = str(error)
-    return StorageError(
-        f"{folder} could not be written: {cause}. The folder is unchanged. Free "
-        "space, or keep the data elsewhere with --params=data_dir=/another/disk"
-    )

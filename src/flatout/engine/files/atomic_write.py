@@ -23,7 +23,6 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 WRITING, REPLACED = "writing", "replaced"
-REPLACE_ATTEMPTS = 3
 HIDDEN = re.compile(rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})-.+")
 ABANDONED_S = 86_400.0
 """A hidden path without a write for this time counts as abandoned."""
@@ -48,18 +47,13 @@ def hidden_path(target: Path, use: str = WRITING) -> Path:
 def replace_atomically(written: Path, target: Path) -> None:
     """Rename the folder `written` to `target`. The old folder is removed after that, or
     restored on failure. Readers that mapped old files keep them."""
-    for attempt in range(REPLACE_ATTEMPTS):
-        old = hidden_path(target, REPLACED)
-        with suppress(FileNotFoundError):  # another process moved it just now
-            os.rename(target, old)
-        try:
-            os.rename(written, target)
-            break
-        except OSError:  # another process renamed its own just now, or the disk fails
-            if attempt == REPLACE_ATTEMPTS - 1:
-                raise
-        finally:
-            _settle(old, target)
+    old = hidden_path(target, REPLACED)
+    with suppress(FileNotFoundError):
+        os.rename(target, old)
+    try:
+        os.rename(written, target)
+    finally:
+        _settle(old, target)
     sync(target.parent)
 
 
@@ -139,7 +133,7 @@ def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
         path = folder / found.string
         if found["use"] == REPLACED:
             _settle(path, folder / found["name"])
-        elif alone or time.time() - _written_s(path) > ABANDONED_S:
+        elif alone or _age_s(path) > ABANDONED_S:
             remove(path)
         else:
             continue
@@ -149,9 +143,8 @@ def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
         logger.info("%s: removed unfinished files of killed runs: %s", folder, shown)
 
 
-def _written_s(path: Path) -> float:
-    """Time of the last write below `path`; now, if it is not known."""
-    try:
-        return max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
-    except OSError:
-        return time.time()
+def _age_s(path: Path) -> float:
+    """Seconds since the last write; 0 if it was removed just now."""
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime
+    return 0.0

@@ -9,14 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.files.atomic_folder import storage_error
-
 
 class Spool:
     """Batches, compressed with LZ4, in unnamed files (one for each run of batches with
     one schema): the space is freed when the process ends, even if it is killed.
-    `folder` None: the folder for temporary files. Raises StorageError if the disk is
-    full."""
+    `folder` None: the folder for temporary files."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder or Path(tempfile.gettempdir())
@@ -26,29 +23,21 @@ class Spool:
         self._writer: Any = None
 
     def add(self, batch: Any) -> None:
-        try:
-            if batch.schema != self._schema:
-                self._open(batch.schema)
-            self._writer.write_batch(batch)
-        except OSError as error:
-            raise storage_error(self._folder, error) from error
-
-    def _open(self, schema: Any) -> None:
-        self.close()
-        self._schema = schema
-        self._files.append(tempfile.TemporaryFile(dir=self._folder))
-        packed = pa.ipc.IpcWriteOptions(compression="lz4")
-        self._writer = pa.ipc.new_file(self._files[-1], schema, options=packed)
+        if batch.schema != self._schema:
+            self.close()
+            self._schema = batch.schema
+            self._files.append(tempfile.TemporaryFile(dir=self._folder))
+            packed = pa.ipc.IpcWriteOptions(compression="lz4")
+            self._writer = pa.ipc.new_file(
+                self._files[-1], batch.schema, options=packed
+            )
+        self._writer.write_batch(batch)
 
     def close(self) -> None:
         """Finish the current file; no batch follows."""
-        if self._writer is None:
-            return
-        try:
+        if self._writer is not None:
             self._writer.close()
             self._files[-1].flush()
-        except OSError as error:
-            raise storage_error(self._folder, error) from error
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches, one in memory at a time; may be repeated."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import torch
 
 from flatout.engine.data.columns import column_faults, listed
-from flatout.engine.data.raw_texts import RawTextsError, batches_of, open_raw_texts
+from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.files.arrow_folder import without_indices
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.models.building import ModelError
@@ -190,7 +190,7 @@ def corpus_texts(corpus: Any, column: str) -> Any:
     raw = open_raw_texts(corpus, "mine_corpus")
     present = raw.column_names
     if PASSAGES in present:
-        lists = [batch.columns[PASSAGES] for batch in batches_of(raw, [PASSAGES])]
+        lists = [batch.columns[PASSAGES] for batch in raw.batches([PASSAGES])]
         return _distinct(*(one.flatten() for one in lists))
     if faults := column_faults(present, {"mine.text_column": column}, "mine_corpus"):
         raise RawTextsError(f"mine_corpus has the columns {listed(present)}. {faults}")

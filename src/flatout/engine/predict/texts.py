@@ -21,7 +21,6 @@ from flatout.engine.data.raw_texts import (
     RawBatch,
     RawTexts,
     RawTextsError,
-    batches_of,
 )
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.parameters import PredictSettings
@@ -40,7 +39,7 @@ def text_windows(
     The columns are those of `window_schema`. Rows with a reason have null texts. `form`
     is `Texts.form`."""
     pending = window_schema(settings).empty_table()
-    for batch in batches_of(raw, _wanted(settings)):
+    for batch in raw.batches(_wanted(settings)):
         pending = pa.concat_tables([pending, _checked(batch, settings, form)])
         while pending.num_rows >= settings.window_rows or pending.nbytes > BATCH_BYTES:
             yield pending.slice(0, settings.window_rows).combine_chunks()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.data.columns import listed
-from flatout.engine.data.raw_texts import RawTexts, RawTextsError, batches_of
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.project.init.forms import FORMS, LOWEST_SCORE
 
 SAMPLED_ROWS = 2000
@@ -80,7 +80,7 @@ def first_values(raw: RawTexts) -> dict[str, list[Any]]:
     names = list(dict.fromkeys(raw.column_names))
     found: dict[str, list[Any]] = {name: [] for name in names}
     rows = 0
-    for batch in batches_of(raw, names):
+    for batch in raw.batches(names):
         for name, values in batch.columns.items():
             part = values[: SAMPLED_ROWS - rows].to_pylist()
             found[name] += [value for value in part if value not in (None, "")]
