@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from flatout.engine.arrays.sources import ArraySource, Window
-from flatout.engine.data.column_checks import Check, read_label
+from flatout.engine.data.column_checks import Faults, read_label
 from flatout.engine.data.raw_texts import SPLITS, RawBatch, column_of_mixed
 from flatout.engine.data.row_facts import FactCollector
 from flatout.engine.data.row_hashes import Hashes
@@ -77,11 +77,8 @@ class SampleSplit(SplitPlan):
         if kind is None:
             return pa.nulls(count), faults
         given = window.labels or [None] * count
-        labels, checks = _read_labels(given, kind)
-        for mask, reason in checks:
-            for row in np.flatnonzero(mask).tolist():
-                faults.setdefault(row, reason)
-        return labels, faults
+        labels, found = _read_labels(given, kind)
+        return labels, {row: why for row, (_, why) in found.reasons.items()} | faults
 
     def _add(self, collected: FactCollector, window: Window, rows: Any) -> None:
         hashes = _hashes(window.values[rows], stored_as(window.values.dtype))
@@ -189,12 +186,13 @@ def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
     return np.array(found, np.uint64)
 
 
-def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, list[Check]]:
+def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
     """Return labels (n,) as an array of the type `kind`, and their errors, with the
     rules for texts."""
     labels, kinds = column_of_mixed([_plain(label) for label in given])
     batch = RawBatch("", np.arange(len(labels)), {LABEL: labels}, {LABEL: kinds})
-    return read_label(batch, LABEL, kind)
+    faults = Faults()
+    return read_label(batch, LABEL, kind, faults), faults
 
 
 def _plain(label: Any) -> Any:
@@ -208,9 +206,9 @@ def label_names_of(source: ArraySource, task: Task) -> list[str]:
     """Distinct names, sorted; by value if all are numbers. Empty for numbers."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
-    labels, checks = _read_labels(list(source.labels()), task.label_type)
-    bad = np.logical_or.reduce([mask for mask, _ in checks])
-    names = pc.unique(labels.filter(pa.array(~bad))).to_pylist()
+    labels, faults = _read_labels(list(source.labels()), task.label_type)
+    good = np.setdiff1d(np.arange(len(labels)), list(faults.reasons))
+    names = pc.unique(labels.take(pa.array(good))).to_pylist()
     try:
         return sorted(names, key=lambda name: (int(name), name))  # 01 differs from 1
     except ValueError:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.arrays.sources import ArraysError, as_numbers
-from flatout.engine.data.column_checks import is_text, mask_of, read_number
+from flatout.engine.data.column_checks import Faults, is_text, read_number
 from flatout.engine.data.forms import with_digits
 from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.readers.file_reader import Format
@@ -55,14 +55,14 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
     ArraysError if most values at the start are not numbers."""
     column = batch.columns[name]
     if is_text(column.type):
-        numbers = read_number(with_digits(batch, name), name)[0].to_numpy()
+        numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy()
         unusable = np.isnan(numbers)
         if batch.rows[:1].any() or 2 * unusable.sum() < len(numbers):
             return numbers, unusable
     elif _is_number(column.type):
         blank = pa.scalar(0).cast(column.type)
         filled = column.fill_null(blank).to_numpy(zero_copy_only=False)
-        return as_numbers(filled), mask_of(column.is_null())
+        return as_numbers(filled), column.is_null()
     raise ArraysError(
         f"{file}: column {name} is {column.type}, no number: name the columns of the "
         "samples in arrays.inputs"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,26 @@ from flatout.engine.data.raw_texts import Kind, RawBatch, name_of
 from flatout.engine.files.content_key import plain_values
 
 Mask = npt.NDArray[np.bool_]
-Check = tuple[Mask, str]
-"""Mask (N,) of unusable rows, and the reason."""
 
 
-def mask_of(array: Any) -> Mask:
-    mask: Mask = array.to_numpy(zero_copy_only=False).astype(bool)
-    return mask
+@dataclass(frozen=True)
+class Faults:
+    """Reasons against rows of a batch; of several reasons the first one counts."""
+
+    reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Column and reason by row."""
+
+    def add(self, column: str, mask: Any, reason: str) -> None:
+        """Add a reason, which continues the column's name, against rows (N,)."""
+        for row in np.flatnonzero(mask).tolist():
+            self.reasons.setdefault(row, (column, f"{column} {reason}"))
+
+    def add_texts(self, column: str, found: Sequence[Any]) -> list[Any]:
+        """Add each text in `found` (N,) as a reason; return the others, else None."""
+        for row, one in enumerate(found):
+            if isinstance(one, str):
+                self.reasons.setdefault(row, (column, one))
+        return [None if isinstance(one, str) else one for one in found]
 
 
 def named(array: Any) -> Any:
@@ -53,12 +68,6 @@ def parsed_list(value: Any) -> Any:
     return found if isinstance(found, list) else value
 
 
-def checks_of(found: list[Any]) -> list[Check]:
-    """Checks of rows read one by one: a text in `found` (N,) is an error."""
-    reasons = sorted({one for one in found if isinstance(one, str)})
-    return [(np.array([one == reason for one in found]), reason) for reason in reasons]
-
-
 def is_text(kind: Any) -> bool:
     return bool(
         pa.types.is_string(kind)
@@ -67,33 +76,26 @@ def is_text(kind: Any) -> bool:
     )
 
 
-def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
+def read_text(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Return a text column as `string`, with null for an unusable value."""
     array, kinds = named(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
-        nothing = pa.nulls(len(array), pa.string())
-        missing = mask_of(array.is_null())
-        return nothing, [
-            (missing, f"{name} is missing"),
-            (~missing, f"{name} is {array.type}, not text"),
-        ]
-    checks: list[Check] = []
+        faults.add(name, array.is_null(), "is missing")
+        faults.add(name, array.is_valid(), f"is {array.type}, not text")
+        return pa.nulls(len(array), pa.string())
     if kinds is not None:
-        checks = [
-            (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
-            (kinds == Kind.NUMBER, f"{name} is a number, not text"),
-            (kinds == Kind.OTHER, f"{name} is not text"),
-        ]
-    array, bad_bytes = valid_utf8(array)
-    checks.append((bad_bytes, f"{name} is not valid UTF-8"))
-    checks.append((mask_of(array.is_null()), f"{name} is missing"))
+        faults.add(name, kinds == Kind.BAD_UNICODE, "is not valid Unicode")
+        faults.add(name, kinds == Kind.NUMBER, "is a number, not text")
+        faults.add(name, kinds == Kind.OTHER, "is not text")
+    array = valid_utf8(array, name, faults)
+    faults.add(name, array.is_null(), "is missing")
     array = array.cast(pa.string())
-    checks.append((_is_blank(array), f"{name} is empty"))
+    faults.add(name, _is_blank(array), "is empty")
     values = array.buffers()[2]
     if values is not None and 0 in np.frombuffer(values, np.uint8):
-        zero = mask_of(pc.match_substring(array, "\x00").fill_null(False))
-        checks.append((zero, f"{name} contains a NUL byte (UTF-16 or binary data?)"))
-    return array, checks
+        zero = pc.match_substring(array, "\x00").fill_null(False)
+        faults.add(name, zero, "contains a NUL byte (UTF-16 or binary data?)")
+    return array
 
 
 BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
@@ -101,28 +103,26 @@ INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
 """Matches white space and characters without width."""
 
 
-def _is_blank(texts: Any) -> Mask:
+def _is_blank(texts: Any) -> Any:
     """Mask of texts that are present but have no visible character."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     unseen = pc.match_substring_regex(texts, INVISIBLE)
-    return mask_of(pc.or_(blank, unseen).fill_null(False))
+    return pc.or_(blank, unseen).fill_null(False)
 
 
-def valid_utf8(array: Any) -> tuple[Any, Mask]:
-    """Return `array`, with bytes decoded to text and null if they are not UTF-8, and
-    the mask of the latter."""
+def valid_utf8(array: Any, name: str, faults: Faults) -> Any:
+    """Return `array`, with bytes decoded to text and null if they are not UTF-8."""
     try:
         array.validate(full=True)
         is_bytes = any(test(array.type) for test in BYTES)
-        array = array.cast(pa.large_binary()).cast(pa.string()) if is_bytes else array
-        return array, np.zeros(len(array), dtype=bool)
+        return array.cast(pa.large_binary()).cast(pa.string()) if is_bytes else array
     except pa.ArrowInvalid:
         values = [
             _decoded(value) for value in array.cast(pa.large_binary()).to_pylist()
         ]
-        bad = np.array([value is False for value in values])
-        good = [None if value is False else value for value in values]
-        return pa.array(good, pa.large_string()), bad
+        bad = [value is False for value in values]
+        faults.add(name, bad, "is not valid UTF-8")
+        return pa.array(values, pa.large_string(), mask=np.array(bad))
 
 
 def _decoded(value: bytes | None) -> str | bool | None:
@@ -133,23 +133,22 @@ def _decoded(value: bytes | None) -> str | bool | None:
         return False
 
 
-def read_label(batch: RawBatch, name: str, label_type: Any) -> tuple[Any, list[Check]]:
-    """Labels as an array of `label_type`, and their errors."""
+def read_label(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:
+    """Return labels as an array of `label_type`."""
     if pa.types.is_list(label_type):
-        return _read_list(batch, name, label_type)
+        return _read_list(batch, name, label_type, faults)
     read = read_number if pa.types.is_floating(label_type) else read_class
-    return read(batch, name)
+    return read(batch, name, faults)
 
 
-def _read_list(batch: RawBatch, name: str, label_type: Any) -> tuple[Any, list[Check]]:
+def _read_list(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:
     """Read lists of names or numbers, or texts that contain one as JSON."""
     array = batch.columns[name]
     values = [_list(value, label_type) for value in array.to_pylist()]
-    fault = np.array([value is None for value in values], dtype=bool)
-    missing = mask_of(array.is_null())
     kind = "names" if pa.types.is_string(label_type.value_type) else "finite numbers"
-    checks = [(missing, f"{name} is missing"), (fault, f"{name} is no list of {kind}")]
-    return pa.array(values, label_type), checks
+    faults.add(name, array.is_null(), "is missing")
+    faults.add(name, [value is None for value in values], f"is no list of {kind}")
+    return pa.array(values, label_type)
 
 
 def _list(value: Any, label_type: Any) -> list[Any] | None:
@@ -165,29 +164,28 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
     return None if values is None or None in values or any(infinite) else list(values)
 
 
-def read_class(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
+def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Read class names: texts unchanged, whole numbers without a decimal point."""
     array = named(batch.columns[name])
     if pa.types.is_floating(array.type):
         array = _names_of_floats(array)
     if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
-        fault = np.ones(len(array), dtype=bool)
-        nothing = pa.nulls(len(array), pa.string())
-        return nothing, [(fault, f"{name} is {array.type}, not a label")]
-    array, bad_bytes = valid_utf8(array)
-    array = array.cast(pa.string())
-    checks = [*_mixed(batch, name), (bad_bytes, f"{name} is not valid UTF-8")]
-    checks.append((mask_of(array.is_null()), f"{name} is missing"))
-    return array, [*checks, (_is_blank(array), f"{name} is empty")]
+        every = np.ones(len(array), dtype=bool)
+        faults.add(name, every, f"is {array.type}, not a label")
+        return pa.nulls(len(array), pa.string())
+    array = _named_values(batch, array, name, faults).cast(pa.string())
+    faults.add(name, _is_blank(array), "is empty")
+    return array
 
 
-def _mixed(batch: RawBatch, name: str) -> list[Check]:
-    """Errors in a column of mixed Python values that are names."""
+def _named_values(batch: RawBatch, array: Any, name: str, faults: Faults) -> Any:
+    """Check that values are names."""
     kinds = batch.kinds.get(name, np.full(len(batch.rows), Kind.TEXT, np.uint8))
-    return [
-        (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
-        (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
-    ]
+    faults.add(name, kinds == Kind.BAD_UNICODE, "is not valid Unicode")
+    faults.add(name, kinds == Kind.OTHER, "is neither text nor a number")
+    array = valid_utf8(array, name, faults)
+    faults.add(name, array.is_null(), "is missing")
+    return array
 
 
 def _names_of_floats(array: Any) -> Any:
@@ -200,37 +198,35 @@ def _names_of_floats(array: Any) -> Any:
     return pa.array(names, pa.string()).take(encoded.indices)
 
 
-def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
+def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Read names of groups, of any type that has names."""
-    array, bad_bytes = valid_utf8(named(batch.columns[name]))
-    checks = [*_mixed(batch, name), (bad_bytes, f"{name} is not valid UTF-8")]
-    checks.append((mask_of(array.is_null()), f"{name} is missing"))
+    array = _named_values(batch, named(batch.columns[name]), name, faults)
     if is_text(array.type):
         # Rows with an empty cell would all be one group, and in one split.
-        checks.append((_is_blank(array.cast(pa.string())), f"{name} is empty"))
-    return array, checks
+        faults.add(name, _is_blank(array.cast(pa.string())), "is empty")
+    return array
 
 
-def read_number(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
+def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Read regression targets: finite numbers, or texts that contain one."""
     array = plain_values(batch.columns[name])
-    missing = mask_of(array.is_null())
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowException:
         numbers = np.array([_number(value) for value in array.to_pylist()])
-    wrong = f"{name} is not a finite number, as model.task wants"
-    checks = [(missing, f"{name} is missing"), (~np.isfinite(numbers), wrong)]
-    return pa.array(numbers, pa.float64()), checks
+    faults.add(name, array.is_null(), "is missing")
+    wrong = "is not a finite number, as model.task wants"
+    faults.add(name, ~np.isfinite(numbers), wrong)
+    return pa.array(numbers, pa.float64())
 
 
-def read_score(batch: RawBatch, name: str, lowest: int) -> tuple[Any, list[Check]]:
+def read_score(batch: RawBatch, name: str, lowest: int, faults: Faults) -> Any:
     """Read scores from `lowest` to 1."""
-    scores, checks = read_number(batch, name)
+    scores = read_number(batch, name, faults)
     numbers = scores.to_numpy()
-    wrong = (numbers < lowest) | (numbers > 1)
-    why = f"{name} is not between {lowest} and 1: divide all by the largest"
-    return scores, [*checks, (wrong, why)]
+    wrong = f"is not between {lowest} and 1: divide all by the largest"
+    faults.add(name, (numbers < lowest) | (numbers > 1), wrong)
+    return scores
 
 
 def _number(value: Any) -> float:

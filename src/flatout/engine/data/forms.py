@@ -14,10 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.data.column_checks import (
-    Check,
-    checks_of,
+    Faults,
     is_text,
-    mask_of,
     named,
     parsed_list,
     python_values,
@@ -32,34 +30,27 @@ ASSISTANT = "assistant"
 """The role whose messages the model learns."""
 WORD = re.compile(r"\w+|[^\w\s]")
 """Matches the words and single punctuation signs of a text that is not split yet."""
-Found = tuple[list[str], list[str]]
-"""Words and tags of a row."""
-ColumnCheck = tuple[str, Check]
-"""A column, and a check of its values."""
 
 
-def read_words(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
+def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Return texts (N,) of words from lists, JSON lists or plain texts; null for an
     unusable value."""
     rows = [_words(name, value) for value in python_values(batch, name)]
-    return _texts(rows), checks_of(rows)
+    return _texts(faults.add_texts(name, rows))
 
 
 def read_tagged(
-    batch: RawBatch, text: str, label: str
-) -> tuple[Any, Any, list[ColumnCheck]]:
-    """Return texts (N,) of words, lists of tags, and errors by column."""
+    batch: RawBatch, text: str, label: str, faults: Faults
+) -> tuple[Any, Any]:
+    """Return texts (N,) of words, and lists of tags."""
     pairs = zip(python_values(batch, text), python_values(batch, label), strict=True)
-    rows = [_tagged(text, label, *pair) for pair in pairs]
-    words = [row if isinstance(row, str) else row[0] for row in rows]
-    tags = [None if isinstance(row, str) else row[1] for row in rows]
-    checks = [(label, check) for check in checks_of(rows)]
-    return _texts(words), pa.array(tags, pa.list_(pa.string())), checks
+    rows = faults.add_texts(label, [_tagged(text, label, *pair) for pair in pairs])
+    words, tags = ([row and row[part] for row in rows] for part in (0, 1))
+    return _texts(words), pa.array(tags, pa.list_(pa.string()))
 
 
-def _texts(rows: list[list[str] | str]) -> Any:
-    found = [None if isinstance(row, str) else " ".join(row) for row in rows]
-    return pa.array(found, pa.string())
+def _texts(rows: list[list[str] | None]) -> Any:
+    return pa.array([row and " ".join(row) for row in rows], pa.string())
 
 
 def _words(name: str, value: Any) -> list[str] | str:
@@ -78,7 +69,7 @@ def _words(name: str, value: Any) -> list[str] | str:
     return found
 
 
-def _tagged(text: str, label: str, value: Any, given: Any) -> Found | str:
+def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | str:
     """Return words and tags, or the error."""
     tags = parsed_list(given)
     if tags is None:
@@ -96,15 +87,15 @@ def _tagged(text: str, label: str, value: Any, given: Any) -> Found | str:
     return words, tags
 
 
-def read_messages(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
-    """Return conversations (N,) as readable text and as JSON, and their errors."""
+def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]:
+    """Return conversations (N,) as readable text and as JSON."""
     found = [_conversation(name, value) for value in python_values(batch, name)]
-    good = [None if isinstance(one, str) else one for one in found]
+    good = faults.add_texts(name, found)
     texts = [
         one and "\n".join(f"{m['role']}: {m['content']}" for m in one) for one in good
     ]
     kept = [one and json.dumps(one, ensure_ascii=False) for one in good]
-    return pa.array(texts, pa.string()), pa.array(kept, pa.string()), checks_of(found)
+    return pa.array(texts, pa.string()), pa.array(kept, pa.string())
 
 
 def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
@@ -129,26 +120,21 @@ def _is_message(value: Any) -> bool:
 
 
 def read_pairs(
-    batch: RawBatch, anchor: str, positive: str, negative: str | None
-) -> tuple[Any, Any, list[ColumnCheck]]:
-    """Return anchors (N,), lists (N,) of the positive followed by the negatives, and
-    errors by column."""
-    anchors, first = read_text(batch, anchor)
-    positives, second = read_text(batch, positive)
-    checks = [(anchor, check) for check in first]
-    checks += [(positive, check) for check in second]
+    batch: RawBatch, anchor: str, positive: str, negative: str | None, faults: Faults
+) -> tuple[Any, Any]:
+    """Return anchors (N,), and lists (N,) of the positive followed by the negatives."""
+    anchors, positives = (read_text(batch, n, faults) for n in (anchor, positive))
     if negative is None:
         offsets = np.arange(len(positives) + 1, dtype=np.int32)
-        return anchors, pa.ListArray.from_arrays(offsets, positives), checks
-    values = python_values(batch, negative)
-    pairs = list(zip(positives.to_pylist(), values, strict=True))
-    found = [_negatives(negative, value, own) for own, value in pairs]
-    checks += [(negative, check) for check in checks_of(found)]
+        return anchors, pa.ListArray.from_arrays(offsets, positives)
+    pairs = zip(positives.to_pylist(), python_values(batch, negative), strict=True)
+    found = [_negatives(negative, value, positive) for positive, value in pairs]
+    others = faults.add_texts(negative, found)
     lists = [
-        [own, *others] if isinstance(others, list) else None
-        for (own, _), others in zip(pairs, found, strict=True)
+        None if own is None else [positive, *own]
+        for positive, own in zip(positives.to_pylist(), others, strict=True)
     ]
-    return anchors, pa.array(lists, pa.list_(pa.string())), checks
+    return anchors, pa.array(lists, pa.list_(pa.string()))
 
 
 def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
@@ -166,22 +152,17 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
     return found
 
 
-def read_flags(batch: RawBatch, names: Sequence[str]) -> tuple[Any, list[ColumnCheck]]:
-    """Return lists (N,) of names, and errors by column."""
-    checks: list[ColumnCheck] = []
+def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
+    """Return lists (N,) of names."""
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
-        numbers = read_number(with_digits(batch, name), name)[0].to_numpy(False)
-        missing = mask_of(named(batch.columns[name]).is_null())
-        odd = (numbers != 0) & (numbers != 1)
-        checks += [
-            (name, (missing, f"{name} is missing")),
-            (name, (odd, f"{name} is neither 0 nor 1")),
-        ]
+        numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy(False)
+        faults.add(name, named(batch.columns[name]).is_null(), "is missing")
+        faults.add(name, (numbers != 0) & (numbers != 1), "is neither 0 nor 1")
         flags[:, at] = numbers == 1
     offsets = np.concatenate([[0], np.cumsum(flags.sum(1))]).astype(np.int32)
     chosen = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))
-    return pa.ListArray.from_arrays(pa.array(offsets), chosen), checks
+    return pa.ListArray.from_arrays(pa.array(offsets), chosen)
 
 
 def with_digits(batch: RawBatch, name: str) -> RawBatch:
@@ -189,7 +170,7 @@ def with_digits(batch: RawBatch, name: str) -> RawBatch:
     array = plain_values(batch.columns[name])
     if not is_text(array.type):
         return batch
-    words = pc.utf8_lower(valid_utf8(array)[0])
+    words = pc.utf8_lower(valid_utf8(array, name, Faults()))
     array = pc.if_else(pc.equal(words, "true"), "1", words)
     array = pc.if_else(pc.equal(words, "false"), "0", array)
     return replace(batch, columns={**batch.columns, name: array})

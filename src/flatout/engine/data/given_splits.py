@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.data.column_checks import Check, mask_of, named, valid_utf8
+from flatout.engine.data.column_checks import Faults, named, valid_utf8
 from flatout.engine.data.raw_texts import SPLITS, RawBatch, RawTexts, RawTextsError
 
 SPLIT_CODES = {
@@ -68,12 +68,13 @@ def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def read_splits(batch: RawBatch, name: str) -> tuple[npt.NDArray[np.int8], list[Check]]:
+def read_splits(batch: RawBatch, name: str, faults: Faults) -> npt.NDArray[np.int8]:
     """Return the codes (N,) of the splits that a column names."""
-    array, bad_bytes = valid_utf8(named(batch.columns[name]))
-    missing = mask_of(array.is_null()) & ~bad_bytes
+    array = valid_utf8(named(batch.columns[name]), name, faults)
     names = [None if value is None else str(value) for value in array.to_pylist()]
     codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]
     found = np.array(codes, np.int8)
-    reason = f"{name} must be train, validation (val, dev, eval) or test"
-    return found, [(missing, f"{name} is missing"), (found < 0, reason)]
+    faults.add(name, array.is_null(), "is missing")
+    wrong = "must be train, validation (val, dev, eval) or test"
+    faults.add(name, found < 0, wrong)
+    return found

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.data.column_checks import (
-    Check,
+    Faults,
     Mask,
     read_group,
     read_label,
@@ -21,7 +21,6 @@ from flatout.engine.data.column_checks import (
 )
 from flatout.engine.data.columns import Columns, excerpt
 from flatout.engine.data.forms import (
-    ColumnCheck,
     read_flags,
     read_messages,
     read_pairs,
@@ -62,70 +61,51 @@ class CheckedBatch:
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
     """Check each row of `batch`; the first reason that applies is reported."""
-    arrays, checks = _values(batch, columns)
-    groups = None
-    if columns.group:
-        groups, found = read_group(batch, columns.group)
-        checks += _of(columns.group, found)
+    faults = Faults()
+    arrays = [*_values(batch, columns, faults), pa.array(batch.rows)]
+    groups = read_group(batch, columns.group, faults) if columns.group else None
     splits = np.full(len(batch.rows), batch.split, np.int8)
     if columns.split:
-        splits, found = read_splits(batch, columns.split)
-        checks += _of(columns.split, found)
-    nothing = np.zeros(len(batch.rows), bool)
-    good = ~np.logical_or.reduce([nothing, *(mask for _, (mask, _) in checks)])
-    arrays = [*arrays, pa.array(batch.rows)]
+        splits = read_splits(batch, columns.split, faults)
+    good = np.ones(len(batch.rows), bool)
+    good[list(faults.reasons)] = False
     table = pa.RecordBatch.from_arrays(arrays, schema=columns.row_schema)
     chosen = pa.array(good)
     return CheckedBatch(
         table=table.filter(chosen),
         good=good,
         groups=None if groups is None else groups.filter(chosen),
-        rejected=_rejected(batch, checks, columns.text),
+        rejected=_rejected(batch, faults, columns.text),
         splits=splits[good],
     )
 
 
-def _values(batch: RawBatch, columns: Columns) -> tuple[list[Any], list[ColumnCheck]]:
-    """Return the columns of `row_schema` without `source_row`, and their errors."""
-    arrays: list[Any] = []
-    checks: list[ColumnCheck] = []
+def _values(batch: RawBatch, columns: Columns, faults: Faults) -> list[Any]:
+    """Return the columns of `row_schema` without `source_row`."""
+    text, label = columns.text, columns.label
     if columns.form == "words":
-        *arrays, checks = read_tagged(batch, columns.text, str(columns.label))
-        return arrays, checks
+        return [*read_tagged(batch, text, str(label), faults)]
     if columns.form == "messages":
-        *arrays, found = read_messages(batch, columns.text)
-        return arrays, _of(columns.text, found)
+        return [*read_messages(batch, text, faults)]
     if columns.form == "pairs":
-        named = columns.text, str(columns.positive), columns.negative
-        *arrays, checks = read_pairs(batch, *named)
+        others = str(columns.positive), columns.negative
+        arrays = [*read_pairs(batch, text, *others, faults)]
     else:
-        for name in filter(None, (columns.text, columns.text_pair, columns.completion)):
-            text, found = read_text(batch, name)
-            arrays, checks = [*arrays, text], checks + _of(name, found)
-    if columns.label:
-        if (lowest := LOWEST_SCORE.get(columns.form)) is not None:
-            label, found = read_score(batch, columns.label, lowest)
-        else:
-            label, found = read_label(batch, columns.label, columns.label_type)
-        arrays, checks = [*arrays, label], checks + _of(columns.label, found)
+        names = filter(None, (text, columns.text_pair, columns.completion))
+        arrays = [read_text(batch, name, faults) for name in names]
+    if label and (lowest := LOWEST_SCORE.get(columns.form)) is not None:
+        arrays.append(read_score(batch, label, lowest, faults))
+    elif label:
+        arrays.append(read_label(batch, label, columns.label_type, faults))
     if columns.flags:
-        label, flaws = read_flags(batch, columns.flags)
-        arrays, checks = [*arrays, label], checks + flaws
-    return arrays, checks
+        arrays.append(read_flags(batch, columns.flags, faults))
+    return arrays
 
 
-def _of(column: str, checks: list[Check]) -> list[ColumnCheck]:
-    return [(column, check) for check in checks]
-
-
-def _rejected(batch: RawBatch, checks: list[ColumnCheck], text_column: str) -> Any:
+def _rejected(batch: RawBatch, faults: Faults, text_column: str) -> Any:
     """Return the rows of the quarantine file, in row order."""
-    faults: dict[int, tuple[str, str]] = {}
-    for column, (mask, reason) in reversed(checks):  # the first check wins
-        at = np.flatnonzero(mask).tolist()
-        faults.update(dict.fromkeys(at, (column, reason)))
     found = []
-    for index, (column, reason) in sorted(faults.items()):
+    for index, (column, reason) in sorted(faults.reasons.items()):
         # The wrong value, or the row's text if that value is empty.
         values = [excerpt(batch.columns[name][index]) for name in (column, text_column)]
         shown = values[0] if values[0].strip() not in NOTHING else values[1]

@@ -115,11 +115,13 @@ def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
     """Write the shards and the two JSON files of `save_to_disk`; return the rows."""
     from datasets import DatasetInfo, Features
 
-    shards = rows = 0
+    shards: list[Path] = []
+    rows = 0
     batches = merge_batches(recipe.batches(), recipe.schema)
     pending = next(batches, None)
     while pending is not None or not shards:
-        with pa.OSFile(str(folder / f"data-{shards:05d}.arrow"), "wb") as sink:
+        part = folder / f"part-{len(shards):05d}.arrow"
+        with pa.OSFile(str(part), "wb") as sink:
             written = 0
             with pa.ipc.new_stream(sink, recipe.schema) as writer:
                 while pending is not None and written < SHARD_BYTES:
@@ -127,7 +129,9 @@ def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
                     written += pending.nbytes
                     rows += pending.num_rows
                     pending = next(batches, None)
-        shards += 1
+        shards.append(part)
+    for index, part in enumerate(shards):
+        part.rename(folder / f"data-{index:05d}-of-{len(shards):05d}.arrow")
     features = Features.from_arrow_schema(recipe.schema)
     DatasetInfo(features=features).write_to_directory(str(folder))
     _write_state(folder, recipe.key.digest[:16])

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.column_checks import read_text
+from flatout.engine.data.column_checks import Faults, read_text
 from flatout.engine.data.columns import column_faults, listed
 from flatout.engine.data.forms import read_words
 from flatout.engine.data.raw_texts import (
@@ -90,19 +90,16 @@ def _wanted(settings: PredictSettings) -> list[str]:
 def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
     """Return all rows of `batch`, even unreadable ones, as a table of
     `window_schema`."""
-    texts, checks = {}, []
+    texts, faults = {}, Faults()
     pair = settings.text_pair_column
     columns = {"text": str(settings.text_column)} | (
         {"text_pair": pair} if pair else {}
     )
     for name, column in columns.items():
         read = read_words if form == "words" else read_text
-        texts[name], found = read(batch, column)
-        checks += found
-    reasons = np.full(len(batch.rows), None, dtype=object)
-    for mask, reason in reversed(checks):  # the first check wins
-        reasons[mask] = reason
-    reason = pa.array(reasons, pa.string())
+        texts[name] = read(batch, column, faults)
+    given = [faults.reasons.get(row, (None, None)) for row in range(len(batch.rows))]
+    reason = pa.array([why for _, why in given], pa.string())
     arrays = {
         "source": pa.repeat(batch.source, len(batch.rows)),
         "row": pa.array(batch.rows),
