@@ -15,7 +15,7 @@ from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, TokenizeSettings
 from flatout.engine.predict.checks import check_tokens
 from flatout.engine.tokenizing.encoders import encode
-from flatout.engine.tokenizing.encoders.encode import TokensError, unit_bounds
+from flatout.engine.tokenizing.encoders.encode import TokensError
 from flatout.engine.tokenizing.token_keys import (
     StaleTokensError,
     check_tokens_match,
@@ -146,15 +146,13 @@ def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
     assert (noted["num_tokens"], noted["longest"]) == (sum(lengths), max(lengths))
 
 
-def test_parts_cover_all_rows_once_and_are_of_one_size(monkeypatch):
+def test_parts_cover_all_rows_once_and_are_of_one_size(word_pieces, monkeypatch):
     monkeypatch.setattr(encode, "UNIT_BYTES", 2_000)
-    texts = texts_of(700)
-    spans = list(unit_bounds(pa.table({"text": texts})))
-    assert [start for start, _ in spans] == [0] + [stop for _, stop in spans[:-1]]
-    assert spans[-1][1] == 700
-    read = [len(t.encode()) for t in texts]
-    sizes = [sum(read[start:stop]) for start, stop in spans]
-    assert max(sizes[:-1]) <= max(2_000, *read)
+    parts = list(recipe_of(word_pieces, rows_of(texts_of(700)))._encode())
+    assert [start for start, *_ in parts] == [0] + [stop for _, stop, _ in parts[:-1]]
+    assert parts[-1][1] == 700 and len(parts) > 5
+    assert len({stop - start for start, stop, _ in parts[:-1]}) == 1
+    assert all(len(part.lengths) == stop - start for start, stop, part in parts)
 
 
 @pytest.mark.parametrize("numbers", [[7, 3, 30], range(4, 9)])
@@ -357,21 +355,17 @@ def test_another_kind_of_label_needs_another_split(word_pieces, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "labels", "held"),
-    [
-        ("regression", ["pos", "neg"], "class names"),
-        ("sequence-classification", [0.5, 1.0], "numbers"),
-    ],
+    ("task", "labels"),
+    [("regression", ["pos", "neg"]), ("sequence-classification", [0.5, 1.0])],
 )
-def test_rows_that_were_split_for_another_task(word_pieces, task, labels, held):
+def test_rows_that_were_split_for_another_task(word_pieces, task, labels):
     rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": labels})
     model = MODEL.model_copy(update={"task": task})
     with pytest.raises(TokensError) as error:
         tokens_recipe("train_tokens", rows, word_pieces, [], model, TOKENIZE)
     assert str(error.value) == (
-        f"train_tokens: the labels of its rows are {held}, of no use for model.task "
-        f"{task}: the rows were split for another task. Run kedro run "
-        "--pipelines=split,tokenize, or set model.task back"
+        f"train_tokens: the rows were split for another task than {task}. Run kedro "
+        "run --pipelines=split,tokenize, or set model.task back"
     )
 
 

@@ -208,7 +208,7 @@ def test_batches_are_bounded_in_bytes_and_lose_nothing(monkeypatch):
     monkeypatch.setattr(raw_texts, "BATCH_BYTES", 2000)
     frame = frame_of(200)
     frame.loc[3, "text"] = None
-    raw = open_raw_texts(frame)
+    raw = open_raw_texts(pa.Table.from_pandas(frame))
     batches = list(raw.batches(["text", "label"]))
     assert max(len(batch.rows) for batch in batches) < 20
     rows = [row for batch in batches for row in batch.rows.tolist()]

@@ -199,10 +199,8 @@ class _FrameTexts:
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
         # Column names are numbers if the file has no header.
         places = {name: place for place, name in enumerate(self.column_names)}
-        num_bytes = int(self.frame.memory_usage(deep=True).sum())
-        size = rows_at_once(len(self.frame), num_bytes)
-        for start in range(0, len(self.frame), size):
-            part = self.frame.iloc[start : start + size]
+        for start in range(0, len(self.frame), BATCH_ROWS):
+            part = self.frame.iloc[start : start + BATCH_ROWS]
             kinds: dict[str, npt.NDArray[np.uint8]] = {}
             arrays = {
                 name: _arrow_column(part.iloc[:, places[name]], kinds)

@@ -36,8 +36,9 @@ def tokens_recipe(
     _check_length(tokenizer, tokenize.max_length)
     rows = without_indices(rows)
     task = make_task(model, label_names)
-    _check_labels(name, rows, task, model.task)
-    options = _options(rows, tokenizer, task, tokenize)
+    form = next((n for n in WRITTEN if n in rows.column_names), task.texts.form)
+    _check_fits(name, rows, task, form)
+    options = _options(rows, tokenizer, task, tokenize, form)
     columns = [n for n in COLUMNS if n in rows.column_names]
     fields = {
         "format": FORMAT_VERSION,
@@ -96,24 +97,42 @@ def token_options(model: ModelSettings, tokenize: TokenizeSettings) -> dict[str,
     }
 
 
+def _check_fits(name: str, rows: Any, task: Task, form: str) -> None:
+    """Raise TokensError if the rows were split for another task."""
+    columns = rows.column_names
+    fits = (form == "pairs") == (PASSAGES in columns)
+    fits &= form != "ranking" or "text_pair" in columns
+    fits &= form not in WRITTEN or task.texts.completions
+    if task.label_type is not None and "label" in columns:
+        label = rows.data.table.column("label").type
+        fits &= _kind(label) == _kind(task.label_type)
+    if not fits:
+        raise TokensError(
+            f"{name}: the rows were split for another task than {task.settings.task}. "
+            "Run kedro run --pipelines=split,tokenize, or set model.task back"
+        )
+
+
+def _kind(label: Any) -> tuple[bool, bool]:
+    """Return whether an Arrow label type is a list, and whether of numbers."""
+    is_list = pa.types.is_list(label) or pa.types.is_large_list(label)
+    inner = label.value_type if is_list else label
+    return is_list, pa.types.is_floating(inner) or pa.types.is_integer(inner)
+
+
 def _options(
     rows: Any,
     tokenizer: TokenizerFile,
     task: Task,
     tokenize: TokenizeSettings,
+    form: str,
 ) -> EncodeOptions:
     join = tokenize.join_texts
-    own = (name for name in WRITTEN if name in rows.column_names)
-    form = next(own, task.texts.form)
-    has_pair = "text_pair" in rows.column_names
-    fits = (form == "pairs") == (PASSAGES in rows.column_names)
-    if not fits or (form == "ranking" and not has_pair):
+    if join and form in WRITTEN:
         raise TokensError(
-            f"the rows were split for another task than {task.settings.task}: run "
-            "kedro run --pipelines=split,tokenize, or set model.task back"
+            f"tokenize.join_texts is for whole texts, and the rows were split with "
+            f"split.{form}_column: set it to false"
         )
-    if form in WRITTEN:
-        _check_written(form, tokenizer, task, join=join)
     if join and not task.texts.joined:
         raise TokensError(
             "tokenize.join_texts is for language models, and model.task is "
@@ -122,40 +141,22 @@ def _options(
     lacks_end = join and tokenizer.backend.num_special_tokens_to_add(False) == 0
     if form == "completion":  # a start token, as Llama's, is no end
         lacks_end = not ends_texts(tokenizer)
+        unknown = special_around(tokenizer.backend) is None
+        if lacks_end and (unknown or tokenizer.token_id("eos_token") is None):
+            raise TokensError(
+                "the tokenizer adds no token after a text and has no end token: a "
+                "model could never learn to stop. Give it an eos_token in "
+                "tokenizer_config.json"
+            )
     return EncodeOptions(
         max_length=tokenize.max_length,
-        has_pair=has_pair,
+        has_pair="text_pair" in rows.column_names,
         join=join,
         form=form,
         end_id=tokenizer.token_id("eos_token") if lacks_end else None,
         empty_id=empty_text_id(tokenizer),
         whole_ends=task.texts.predicts_neighbours,
     )
-
-
-def _check_written(
-    form: str, tokenizer: TokenizerFile, task: Task, *, join: bool
-) -> None:
-    """Raise TokensError if a part of the rows, or its end, cannot be learned."""
-    if not task.texts.completions:
-        raise TokensError(
-            f"the rows were split with split.{form}_column, and model.task is "
-            f"{task.settings.task}: run kedro run --pipelines=split,tokenize, or set "
-            "model.task back"
-        )
-    if join:
-        raise TokensError(
-            f"tokenize.join_texts is for whole texts, and the rows were split with "
-            f"split.{form}_column: set it to false"
-        )
-    if form == "completion" and not ends_texts(tokenizer):
-        unknown = special_around(tokenizer.backend) is None
-        if unknown or tokenizer.token_id("eos_token") is None:
-            raise TokensError(
-                "the tokenizer adds no token after a text and has no end token: a "
-                "model could never learn to stop. Give it an eos_token in "
-                "tokenizer_config.json"
-            )
 
 
 def ends_texts(tokenizer: TokenizerFile) -> bool:
@@ -169,27 +170,6 @@ def empty_text_id(tokenizer: TokenizerFile) -> int | None:
     names = ("unk_token", "eos_token", "sep_token", "bos_token")
     ids = (tokenizer.token_id(name) for name in names)
     return next((id_ for id_ in ids if id_ is not None), None)
-
-
-def _check_labels(name: str, rows: Any, task: Task, task_name: str) -> None:
-    """Check the label type: class names are texts, regression targets are numbers."""
-    if task.label_type is None or "label" not in rows.column_names:
-        return
-    kind = rows.data.table.column("label").type
-    if _kind(kind) != _kind(task.label_type):
-        raise TokensError(
-            f"{name}: the labels of its rows are {_kind(kind)}, of no use for "
-            f"model.task {task_name}: the rows were split for another task. Run kedro "
-            "run --pipelines=split,tokenize, or set model.task back"
-        )
-
-
-def _kind(label: Any) -> str:
-    """Name of an Arrow label type for messages."""
-    if pa.types.is_list(label) or pa.types.is_large_list(label):
-        return f"lists of {_kind(label.value_type)}"
-    numbers = pa.types.is_floating(label) or pa.types.is_integer(label)
-    return "numbers" if numbers else "class names"
 
 
 def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:

@@ -31,7 +31,6 @@ from flatout.engine.tokenizing.encoders.encoded import (
     join_blocks,
     num_cut,
     pair_batch,
-    passage_bytes,
 )
 from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, row_encoder
 from flatout.engine.tokenizing.encoders.on_ray import encode_on_ray
@@ -100,11 +99,12 @@ class TokensRecipe(ArrowRecipe):
         self._check_labels()
         facts = TokenFacts()
         if self.options.join:
-            batches = join_blocks(self._encode(), self.options.max_length)
+            parts = (part for *_, part in self._encode())
+            batches = join_blocks(parts, self.options.max_length)
         elif self.options.form == "pairs":
             batches = self._pair_batches()
         else:
-            batches = self._row_batches(self._encode())
+            batches = self._row_batches()
         for batch in batches:
             facts.add(batch)
             yield batch
@@ -114,10 +114,9 @@ class TokensRecipe(ArrowRecipe):
         rows, rate = len(self.rows), len(self.rows) / max(elapsed_s, 1e-9)
         logger.info("%s: %s rows, %s rows/s", self.name, f"{rows:,}", f"{rate:,.0f}")
 
-    def _row_batches(self, encoded: Iterator[Encoded]) -> Iterator[Any]:
-        start = cut = targets_seen = 0
-        for part in encoded:
-            stop = start + len(part.lengths)
+    def _row_batches(self) -> Iterator[Any]:
+        cut = targets_seen = 0
+        for start, stop, part in self._encode():
             columns = [lists_of(part.ids, part.lengths)]
             if part.type_ids is not None and "token_type_ids" in self.schema.names:
                 columns.append(lists_of(part.type_ids, part.lengths))
@@ -131,10 +130,10 @@ class TokensRecipe(ArrowRecipe):
                 texts = self.rows.data.table.slice(start, stop - start)
                 columns.append(pa.array(text_hashes(texts)))
             columns.append(pa.array(part.lengths))
-            start, cut = stop, cut + int(part.cut.sum())
+            cut += int(part.cut.sum())
             self._facts["cut_rows"] = cut
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        if self.options.form in WRITTEN and start and not targets_seen:
+        if self.options.form in WRITTEN and len(self.rows) and not targets_seen:
             raise TokensError(
                 f"{self.name}: no row has a token of its completion within "
                 f"tokenize.max_length {self.options.max_length}: raise it"
@@ -142,8 +141,7 @@ class TokensRecipe(ArrowRecipe):
 
     def _pair_batches(self) -> Iterator[Any]:
         table, cut = self.rows.data.table, 0
-        bounds = unit_bounds(table)
-        for (start, stop), part in zip(bounds, self._encode(), strict=True):
+        for start, stop, part in self._encode():
             counts = counts_of(table.slice(start, stop - start))
             cut += num_cut(part, counts)
             self._facts["cut_rows"] = cut
@@ -156,15 +154,21 @@ class TokensRecipe(ArrowRecipe):
         labels = _spread_words(targets, part.lengths, part.marks)
         return lists_of(labels, part.lengths)
 
-    def _encode(self) -> Iterator[Encoded]:
-        """Encode all rows part by part, which bounds memory."""
+    def _encode(self) -> Iterator[tuple[int, int, Encoded]]:
+        """Encode rows part by part, which bounds memory. Yield the first row of a part,
+        the row after its last, and the tokens."""
         table, own = self.rows.data.table, (*TEXTS, PASSAGES)
         texts = table.select([name for name in own if name in table.column_names])
-        bounds = unit_bounds(table)
-        parts = ((texts.slice(start, stop - start), start) for start, stop in bounds)
+        size = max(1, min(UNIT_ROWS, UNIT_BYTES * len(texts) // max(1, texts.nbytes)))
+        starts = range(0, len(texts), size)
+        parts = ((texts.slice(start, size), start) for start in starts)
+        encoded = self._encode_here(parts)
         if self.engine == "ray":
-            yield from encode_on_ray(parts, self.tokenizer, self.options)
-            return
+            encoded = encode_on_ray(parts, self.tokenizer, self.options)
+        for start, part in zip(starts, encoded, strict=True):
+            yield start, min(start + size, len(texts)), part
+
+    def _encode_here(self, parts: Iterator[tuple[Any, int]]) -> Iterator[Encoded]:
         encode = row_encoder(self.tokenizer, self.options)
         for part in parts:
             with tokenizer_parallelism(True):
@@ -222,22 +226,6 @@ def _spread_words(
     places = targets.offsets.to_numpy()[rows] + marks[chosen]
     labels[chosen] = targets.values.to_numpy()[places]
     return labels
-
-
-def unit_bounds(table: Any) -> Iterator[tuple[int, int]]:
-    """Start and end of parts of a table with about UNIT_BYTES of text to encode."""
-    names = [name for name in TEXTS if name in table.column_names]
-    costs = [pc.binary_length(table.column(name)).to_numpy() for name in names]
-    if PASSAGES in table.column_names:
-        costs.append(passage_bytes(table))
-    ends = np.cumsum(sum(costs), dtype=np.int64)
-    start = 0
-    while start < len(ends):
-        done = ends[start - 1] if start else 0
-        stop = int(np.searchsorted(ends, done + UNIT_BYTES, side="right"))
-        stop = min(max(stop, start + 1), start + UNIT_ROWS)
-        yield start, stop
-        start = stop
 
 
 def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:

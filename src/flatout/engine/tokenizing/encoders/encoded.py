@@ -136,15 +136,6 @@ def counts_of(table: Any) -> npt.NDArray[np.int32]:
     return 1 + passages.astype(np.int32)
 
 
-def passage_bytes(table: Any) -> npt.NDArray[np.int64]:
-    """Bytes (N,) of each sample's passages."""
-    lists = table.column(PASSAGES)
-    ends = np.cumsum(pc.list_value_length(lists).to_numpy())
-    sizes = pc.binary_length(pc.list_flatten(lists)).to_numpy().astype(np.int64)
-    sums = np.append(0, np.cumsum(sizes))
-    return np.diff(sums[np.append(0, ends)])
-
-
 SCORED_SCHEMA = PAIRS_SCHEMA.append(pa.field("labels", pa.float64()))
 """Pairs with a score each."""
 
