@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import Settings, in_role, is_in, reported
 from flatout.engine.parameters.common import (
     EXECUTION,
     MACHINE,
@@ -13,7 +13,6 @@ from flatout.engine.parameters.common import (
     by_path,
     parameter,
 )
-from flatout.engine.parameters.roles import in_role, is_in, reported
 from flatout.engine.train.setup.identity import equal_on_all_ranks, identity
 from tests.engine.runs import make_job
 

@@ -12,9 +12,8 @@ from typing import Any
 import xxhash
 
 from flatout.datasets import TransformersModel
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import Settings, in_role, is_in
 from flatout.engine.parameters.common import EXECUTION, by_path
-from flatout.engine.parameters.roles import in_role, is_in
 from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.record import SavedModel, newest_ns
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.benchmark.trials.trial_spec import SETTING_BY_COLUMN
-from flatout.engine.parameters.roles import reported
+from flatout.engine.parameters import reported
 from flatout.tracking.facts import plain_name
 from flatout.tracking.record import RunRecord
 

@@ -21,7 +21,7 @@ from flatout.engine.data.row_hashes import Hashes
 from flatout.engine.data.rows import rejected_batch
 from flatout.engine.data.split import SplitPlan
 from flatout.engine.data.split_report import row_counts
-from flatout.engine.files.spool import Spool
+from flatout.engine.files.arrow_folder import Spool
 from flatout.engine.parameters import SplitSettings
 from flatout.engine.rows.encoded_images import with_files
 from flatout.engine.rows.rows import array_of, values_in

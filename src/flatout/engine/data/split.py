@@ -30,7 +30,7 @@ from flatout.engine.data.row_facts import DUPLICATE, Codes, FactCollector, RowFa
 from flatout.engine.data.row_hashes import first_rows, repeats, scrambled
 from flatout.engine.data.rows import REJECTED_SCHEMA
 from flatout.engine.data.split_report import no_row_text, too_many_text
-from flatout.engine.files.spool import Spool
+from flatout.engine.files.arrow_folder import Spool
 from flatout.engine.parameters import SplitSettings
 
 

@@ -22,9 +22,8 @@ from flatout.engine.data.row_hashes import content_hashes, group_hashes, leaks
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError, SplitPlan, assign_splits
 from flatout.engine.data.split_report import leak_warnings, split_report, summary_text
-from flatout.engine.files.arrow_folder import ArrowRecipe
+from flatout.engine.files.arrow_folder import ArrowRecipe, Spool
 from flatout.engine.files.content_key import ArrowDigest, ContentKey
-from flatout.engine.files.spool import Spool
 from flatout.engine.parameters import SplitSettings
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flatout.engine.parameters import in_role, is_in, reported
 from flatout.engine.parameters.common import UNTIMED
 from flatout.engine.parameters.other_names import RENAMED
-from flatout.engine.parameters.roles import in_role, is_in, reported
 
 RATE = "guard_samples_per_s"
 """Rate of a run: the median over its windows."""

@@ -47,7 +47,7 @@ UNTIMED = "untimed"
 def parameter(
     default: Any, *roles: str, reported: str | None = None, **bounds: Any
 ) -> Any:
-    """A field with roles that other modules read (roles.py); without a role it affects
+    """A field with roles that other modules read; without a role it affects
     the result. `reported`: the name under which a report has its final value."""
     facts: dict[str, Any] = {"roles": list(roles), "reported": reported}
     return Field(default, json_schema_extra=facts, **bounds)

@@ -13,10 +13,9 @@ from typing import Any
 from flatout import __version__
 from flatout.engine.files.content_key import file_hash
 from flatout.engine.files.identity import digest_of, source_of
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import Settings, in_role, is_in
 from flatout.engine.parameters.common import EXECUTION, MACHINE, by_path
 from flatout.engine.parameters.own_parts import is_own
-from flatout.engine.parameters.roles import in_role, is_in
 from flatout.engine.train.setup.job import TrainJob
 
 SKIPPED = "skipped rows"
