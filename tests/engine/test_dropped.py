@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flatout.engine.data.row_hashes import text_hashes
+from flatout.engine.data.row_facts import text_hashes
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import SettingsError, SplitSettings
 from tests.make import numbers_in, raw_rows, split_recipes

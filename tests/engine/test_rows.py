@@ -16,7 +16,7 @@ import pytest
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.readers.text_files import TextFiles
-from flatout.engine.data.row_hashes import normalised_text
+from flatout.engine.data.row_facts import normalised_text
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError
 from flatout.engine.data.split_recipes import plan_split

@@ -22,7 +22,7 @@ from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.readers.file_reader import Format
 from flatout.engine.data.readers.text_files import TextFiles
-from flatout.engine.data.row_hashes import group_hashes
+from flatout.engine.data.row_facts import group_hashes
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError
 from flatout.engine.data.split_recipes import plan_split

@@ -16,8 +16,7 @@ import xxhash
 from flatout.engine.arrays.sources import ArraySource, Window
 from flatout.engine.data.column_checks import Faults, read_label
 from flatout.engine.data.raw_texts import SPLITS, RawBatch, column_of_mixed
-from flatout.engine.data.row_facts import FactCollector
-from flatout.engine.data.row_hashes import Hashes
+from flatout.engine.data.row_facts import FactCollector, Hashes
 from flatout.engine.data.rows import rejected_batch
 from flatout.engine.data.split import SplitPlan
 from flatout.engine.data.split_report import row_counts

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 import xxhash
 
-from flatout.engine.data.row_facts import DROPPED, Codes, RowFacts
-from flatout.engine.data.row_hashes import TEXT_HASH, Hashes
+from flatout.engine.data.row_facts import DROPPED, TEXT_HASH, Codes, Hashes, RowFacts
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.faults import first_line
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.data.row_facts import Codes, RowFacts
-from flatout.engine.data.row_hashes import scrambled
+from flatout.engine.data.row_facts import Codes, RowFacts, scrambled
 
 FOLD = "fold"
 """Column of the rows, from 0."""

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.engine.data.raw_texts import SPLITS, named_row
-from flatout.engine.data.row_facts import REJECTED, Codes, RowFacts
-from flatout.engine.data.row_hashes import first_rows
+from flatout.engine.data.row_facts import REJECTED, Codes, RowFacts, first_rows
 from flatout.engine.data.rows import rejected_batch
 
 SHOWN_TEXTS = 3

@@ -26,8 +26,14 @@ from flatout.engine.data.dropped import drop
 from flatout.engine.data.folds import FOLD, assign_folds, folds_fault
 from flatout.engine.data.labels import reject_labels
 from flatout.engine.data.raw_texts import SPLITS
-from flatout.engine.data.row_facts import DUPLICATE, Codes, FactCollector, RowFacts
-from flatout.engine.data.row_hashes import first_rows, repeats, scrambled
+from flatout.engine.data.row_facts import (
+    DUPLICATE,
+    Codes,
+    FactCollector,
+    RowFacts,
+    first_rows,
+    scrambled,
+)
 from flatout.engine.data.rows import REJECTED_SCHEMA
 from flatout.engine.data.split_report import no_row_text, too_many_text
 from flatout.engine.files.arrow_folder import Spool
@@ -91,7 +97,8 @@ class SplitPlan(ABC):
         facts = self.facts
         codes = assign_splits(facts, self.settings)
         if not (facts.are_given or self.settings.keep_duplicates):
-            codes[repeats(facts.exact)] = DUPLICATE
+            firsts = first_rows(facts.exact)
+            codes[firsts != np.arange(len(firsts))] = DUPLICATE
         elif facts.are_given and self.settings.on_leak == "drop":
             codes[_leaked(facts, codes)] = DUPLICATE
         if given := self.settings.drop_rows:

@@ -17,8 +17,12 @@ from flatout.engine.data.folds import FOLD
 from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.labels import label_report, label_warnings
 from flatout.engine.data.raw_texts import SPLITS, RawTexts, named_row
-from flatout.engine.data.row_facts import FactCollector
-from flatout.engine.data.row_hashes import content_hashes, group_hashes, leaks
+from flatout.engine.data.row_facts import (
+    FactCollector,
+    content_hashes,
+    group_hashes,
+    leaks,
+)
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError, SplitPlan, assign_splits
 from flatout.engine.data.split_report import leak_warnings, split_report, summary_text

@@ -10,8 +10,13 @@ import numpy as np
 import pyarrow.compute as pc
 
 from flatout.engine.data.raw_texts import SOURCE, SPLITS, place
-from flatout.engine.data.row_facts import DROPPED, DUPLICATE, Codes, RowFacts
-from flatout.engine.data.row_hashes import count_shared_values
+from flatout.engine.data.row_facts import (
+    DROPPED,
+    DUPLICATE,
+    Codes,
+    RowFacts,
+    count_shared_values,
+)
 from flatout.engine.data.rows import NOTHING
 
 SHOWN_REASONS = 20
@@ -33,10 +38,8 @@ def split_report(
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
         **_near_duplicates(facts, codes),
-        "texts_in_two_splits": count_shared_values(
-            facts.exact[:, 0], codes, len(SPLITS)
-        ),
-        "groups_in_two_splits": count_shared_values(facts.groups, codes, len(SPLITS)),
+        "texts_in_two_splits": count_shared_values(facts.exact[:, 0], codes),
+        "groups_in_two_splits": count_shared_values(facts.groups, codes),
         **labels,
     }
     out = sum(report["rows_out"].values())
@@ -84,9 +87,7 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
-        "near_duplicates_in_two_splits": count_shared_values(
-            facts.near, codes, len(SPLITS)
-        ),
+        "near_duplicates_in_two_splits": count_shared_values(facts.near, codes),
     }
 
 

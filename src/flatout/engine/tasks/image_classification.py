@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.data.row_hashes import scrambled
+from flatout.engine.data.row_facts import scrambled
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._task import HeadKind, Targets

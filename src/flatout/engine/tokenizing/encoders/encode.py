@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.row_hashes import TEXT_HASH, text_hashes
+from flatout.engine.data.row_facts import TEXT_HASH, text_hashes
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import tokenizer_parallelism

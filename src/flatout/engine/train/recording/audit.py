@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from flatout.engine.data.row_hashes import TEXT_HASH
+from flatout.engine.data.row_facts import TEXT_HASH
 from flatout.engine.files.atomic_write import write_file, write_text
 from flatout.engine.models.trained_rows import row_hashes
 from flatout.engine.parameters import SettingsError
