@@ -105,7 +105,11 @@ def save_random(
 
 KINDS = ("texts", "arrays", "images")
 """Of rows that the split serves."""
-FAULTS = {"texts": "text is missing", "arrays": "NaN", "images": "an empty file"}
+FAULTS = {
+    "texts": "text is missing",
+    "arrays": "NaN",
+    "images": "not an image of a known kind",
+}
 """Of the bad rows that `raw_rows` makes."""
 Numbered = Sequence[tuple[int, str]]
 """Rows by numbers, which their contents hold, and their labels."""

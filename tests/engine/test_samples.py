@@ -125,7 +125,10 @@ def new_files(kind, folder, job):
         Image.fromarray(pixels).save(folder / f"{number}.png")
     (folder / "2.png").write_bytes((folder / "2.png").read_bytes()[:-30])
     (folder / "4.png").write_bytes(b"")
-    found = {("2.png", 0): "truncated or broken", ("4.png", 0): "an empty file"}
+    found = {
+        ("2.png", 0): "truncated or broken",
+        ("4.png", 0): "not an image of a known kind",
+    }
     return folder, good, found
 
 

@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import pandas as pd
-from kedro_datasets._typing import TablePreview
 
 from flatout.datasets._entry import PathDataset
 from flatout.engine.files.atomic_write import write_text
@@ -28,10 +27,6 @@ class CsvTable(PathDataset):
 
     def save(self, data: pd.DataFrame) -> None:
         write_text(self._path, data.to_csv(index=False))
-
-    def preview(self, nrows: int = 5) -> TablePreview:
-        """The preview that Kedro-Viz shows at the entry."""
-        return TablePreview(pd.read_csv(self._path, nrows=nrows).to_dict("split"))
 
 
 class KeptTable(CsvTable):

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,19 +41,8 @@ class Decoder:
     """Width, height and mode of the image that was decoded first."""
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
-        """Decode a file. Raises BadImage."""
-        if not path.is_file():
-            raise BadImage("no such file")
-        if not path.stat().st_size:
-            raise BadImage("an empty file")
-        return self._opened(path)
-
-    def of_bytes(self, data: Any) -> npt.NDArray[np.uint8]:
-        """Decode the contents of a file. Raises BadImage."""
-        return self._opened(io.BytesIO(data))
-
-    def _opened(self, file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
+    def __call__(self, file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
+        """Decode a file or its contents. Raises BadImage."""
         try:
             with Image.open(file) as image:
                 # Pillow only warns up to twice this size; warning filters are global,
@@ -64,6 +52,8 @@ class Decoder:
                 return self._pixels(image)
         except BadImage:
             raise
+        except FileNotFoundError as error:
+            raise BadImage("no such file") from error
         except UnidentifiedImageError as error:
             raise BadImage("not an image of a known kind") from error
         except Image.DecompressionBombError as error:

@@ -3,6 +3,7 @@ threads without workers. The pixels equal those of rows that store pixels."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class EncodedColumn:
     def write(self, rows: Ints, out: npt.NDArray[np.uint8], places: Ints) -> None:
         """Write pixels of `rows` (n,) to `places` (n,) of `out`. Raises BadImage."""
         decoder = Decoder(self.shape[1], self.shape[3])
-        files = [self.encoded[row].as_buffer() for row in rows.tolist()]
-        decoded = _each(decoder.of_bytes, files)
+        files = [io.BytesIO(self.encoded[row].as_buffer()) for row in rows.tolist()]
+        decoded = _each(decoder, files)
         for place, one in zip(places.tolist(), decoded, strict=True):
             out[place] = one
 

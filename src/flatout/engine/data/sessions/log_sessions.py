@@ -15,7 +15,6 @@ import pyarrow as pa
 import xxhash
 
 from flatout.engine.data.raw_texts import (
-    BATCH_ROWS,
     SHOWN_CHARACTERS,
     BrokenRow,
     RawBatch,
@@ -81,7 +80,14 @@ class LogSessions:
                 sessions, unlabelled = self._labelled(sessions, self.labels)
                 broken += unlabelled
             taken = self.selection.mask(sessions["session"], sessions["label"])
-            yield from _batches(file.name, sessions[taken], broken, columns)
+            own = sessions[taken]
+            arrays = {
+                name: pa.array([v or None for v in own[name]], pa.string())
+                for name in columns
+            }
+            broken = sorted(broken, key=lambda fault: fault.row)
+            rows = own["row"].to_numpy(np.int64)
+            yield RawBatch(file.name, rows, arrays, broken=broken)
 
     def _labelled(self, sessions: Any, labels: Path) -> tuple[Any, list[BrokenRow]]:
         """Add labels by session name; sessions without a label are unusable."""
@@ -131,25 +137,3 @@ def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
             "sessions"
         )
     return pd.DataFrame(found, columns=["session", "row", "text", "label"]), broken
-
-
-def _batches(
-    source: str, sessions: Any, broken: list[BrokenRow], columns: Sequence[str]
-) -> Iterator[RawBatch]:
-    """At most BATCH_ROWS sessions each; the broken lines come with the first."""
-    broken = sorted(broken, key=lambda fault: fault.row)
-    for start in range(0, max(1, len(sessions)), BATCH_ROWS):
-        own = sessions[start : start + BATCH_ROWS]
-        arrays = {
-            name: pa.array([v or None for v in own[name]], pa.string())
-            for name in columns
-        }
-        rows = own["row"].to_numpy(np.int64)
-        yield RawBatch(source, rows, arrays, broken=broken if not start else [])
-
-
-def table_of(names: list[str], texts: list[str], labels: list[str | None]) -> Any:
-    """Arrow table of sessions."""
-    values = (names, texts, labels)
-    pairs = zip(COLUMNS, values, strict=True)
-    return pa.table({name: pa.array(column, pa.string()) for name, column in pairs})

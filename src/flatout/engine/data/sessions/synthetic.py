@@ -9,8 +9,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from flatout.engine.data.sessions.grouping import ABNORMAL, NORMAL, SessionFilter
-from flatout.engine.data.sessions.log_sessions import table_of
+import pyarrow as pa
+
+from flatout.engine.data.sessions.grouping import (
+    ABNORMAL,
+    COLUMNS,
+    NORMAL,
+    SessionFilter,
+)
 
 FORMAT_VERSION = 1
 """Increase it if the same seed would give other sessions."""
@@ -26,8 +32,7 @@ def synthetic_sessions(count: int, seed: int, sessions_filter: SessionFilter) ->
     found = [_session(rng, number) for number in range(count)]
     names, texts, labels = map(list, zip(*found, strict=True))
     taken = sessions_filter.mask(names, labels).nonzero()[0].tolist()
-    columns = [[column[at] for at in taken] for column in (names, texts, labels)]
-    return table_of(*columns)
+    return pa.table([names, texts, labels], names=COLUMNS).take(taken)
 
 
 def _session(rng: random.Random, number: int) -> tuple[str, str, str]:
