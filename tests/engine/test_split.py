@@ -205,7 +205,7 @@ def test_one_huge_text():
 
 
 def test_batches_are_bounded_in_bytes_and_lose_nothing(monkeypatch):
-    monkeypatch.setattr(raw_texts, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(raw_texts, "BATCH_BYTES", 500)
     frame = frame_of(200)
     frame.loc[3, "text"] = None
     raw = open_raw_texts(pa.Table.from_pandas(frame))
