@@ -116,7 +116,7 @@ def write(path, found):
             "a.h5",
             {"inputs": np.full(40, b"text"), "label": LABELS},
             [],
-            "no row that can be used: 40 x the values are no numbers",
+            r"a\.h5: the values are \|S4, no numbers",
         ),
         ("a.npz", {"inputs": VALUES, "label": np.eye(3)}, [], "labels have the shape"),
         ("a.npz", {"inputs": VALUES, "label": np.array(3)}, [], "labels have the sha"),
@@ -220,12 +220,10 @@ def test_other_files_give_the_rows_of_npz(tmp_path, name):
 def test_files_of_other_shapes_go_to_the_quarantine(tmp_path):
     write(tmp_path / "a.npz", {"x": VALUES[:, 0, 0], "label": LABELS})  # a number each
     write(tmp_path / "b.npz", {"x": VALUES[:, :1], "label": LABELS})
-    write(tmp_path / "c.npz", {"x": VALUES[:2].astype("<U8"), "label": LABELS[:2]})
     made = split(tmp_path, settings_of(), ["x"])
     found = rejected(made)
     assert found[0] == ("b.npz", 0, "of shape (1, 3), others are of (1,)")
-    assert found[-1] == ("c.npz", 1, "the values are no numbers (<U8)")
-    assert len(found) == 42
+    assert len(found) == 40
 
 
 class Plain(nn.Module):

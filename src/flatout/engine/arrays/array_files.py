@@ -30,8 +30,6 @@ from flatout.engine.parameters import ArraySettings, ImageSettings
 
 HDF5 = (".h5", ".hdf5", ".hdf")
 ENDINGS = (*tables.ENDINGS, ".npz", *HDF5)
-NO_NUMBER = "the values are no numbers"
-NO_SHAPE = "the values are text, or lists that may differ in length"
 
 
 @dataclass(frozen=True)
@@ -113,16 +111,14 @@ class ArrayFiles:
                 )
             row_bytes = math.prod(values.shape[1:]) * values.dtype.itemsize
             for start, stop in rows_between(len(values), row_bytes):
-                numbers, faults = as_numbers(values[start:stop]), {}
+                numbers = as_numbers(values[start:stop])
                 if numbers is None:
-                    why = NO_SHAPE if values.dtype.kind == "O" else NO_NUMBER
-                    why += f" ({values.dtype})"
-                    faults = dict.fromkeys(range(stop - start), why)
-                    numbers = np.zeros((stop - start, 0))
+                    why = f"the values are {values.dtype}, no numbers"
+                    raise ArraysError(f"{file}: {why}")
                 if numbers.ndim == 1:  # one number per sample
                     numbers = numbers[:, None]
                 own = None if labels is None else labels[start:stop].tolist()
-                yield Window(name_in(self.path, file), start, numbers, own, faults)
+                yield Window(name_in(self.path, file), start, numbers, own)
 
     def _chosen(self, file: Path, arrays: Mapping[str, Any]) -> str:
         found = [n for n in self.inputs or arrays if n != self.label and n in arrays]

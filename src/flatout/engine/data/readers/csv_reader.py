@@ -47,7 +47,8 @@ class CsvReader(FileReader):
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         broken: list[BrokenRow] = []
-        start, last, sent, records = 0, None, 0, _Records(self)
+        start, last, sent, swallowed = 0, None, 0, 0
+        pattern = self._record_pattern()
         with self.errors("is it really a CSV file?"):
             stream, found = self._parse(columns, broken, BLOCK_BYTES)
             for batch in found:
@@ -57,14 +58,26 @@ class CsvReader(FileReader):
                 yield RawBatch(self.source, rows, arrays, broken=before)
                 sent += len(before)
                 last = batch if batch.num_rows else last
-                records.look_at(batch)
+                swallowed += _whole_records(batch, pattern)
         if stream.marks % 2:
             self._check_last_quote(last, broken, start)
         if broken[sent:]:
             nothing = {name: pa.array([], pa.string()) for name in columns}
             rows = np.empty(0, np.int64)
             yield RawBatch(self.source, rows, nothing, broken=broken[sent:])
-        records.report()
+        if swallowed:
+            logger.info(
+                "%s: %s fields contain line breaks and delimiters, like whole rows. If "
+                "they swallowed rows after a quote that is part of a text, set "
+                "quote_char: null for the entry in the catalog",
+                self.source,
+                f"{swallowed:,}",
+            )
+
+    def _record_pattern(self) -> str:
+        mark, others = re.escape(self.delimiter), len(self.column_names()) - 1
+        line = f"[^{mark}\n]*(?:{mark}[^{mark}\n]*){{{others}}}"
+        return rf"(?:\n{line}\r?(?:\n|$))|(?:^{line}\r?\n)" if others else ""
 
     @property
     def delimiter(self) -> str:
@@ -134,32 +147,16 @@ class CsvReader(FileReader):
         return "skip"
 
 
-class _Records:
-    """Finds fields that contain a whole record: a quote inside a text may have opened
-    a quoted field that contains all rows up to the next quote."""
-
-    def __init__(self, reader: CsvReader) -> None:
-        self._reader, self._count = reader, 0
-        mark, others = re.escape(reader.delimiter), len(reader.column_names()) - 1
-        line = f"[^{mark}\n]*(?:{mark}[^{mark}\n]*){{{others}}}"
-        self._pattern = rf"(?:\n{line}\r?(?:\n|$))|(?:^{line}\r?\n)" if others else ""
-
-    def look_at(self, batch: Any) -> None:
-        for column in batch.columns if self._pattern else ():
-            lines = pc.match_substring(column, "\n")
-            if pc.any(lines).as_py():
-                found = pc.match_substring_regex(column.filter(lines), self._pattern)
-                self._count += pc.sum(found).as_py() or 0
-
-    def report(self) -> None:
-        if self._count:
-            logger.info(
-                "%s: %s fields contain line breaks and delimiters, like whole rows. If "
-                "they swallowed rows after a quote that is part of a text, set "
-                "quote_char: null for the entry in the catalog",
-                self._reader.source,
-                f"{self._count:,}",
-            )
+def _whole_records(batch: Any, pattern: str) -> int:
+    """Number of fields that contain a whole record: a quote inside a text may have
+    opened a quoted field that contains all rows up to the next quote."""
+    count = 0
+    for column in batch.columns if pattern else ():
+        lines = pc.match_substring(column, "\n")
+        if pc.any(lines).as_py():
+            found = pc.match_substring_regex(column.filter(lines), pattern)
+            count += pc.sum(found).as_py() or 0
+    return count
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
