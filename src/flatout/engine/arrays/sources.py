@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 from flatout.engine.files.content_key import FILES, STATE, ContentKey, file_hash
 from flatout.engine.machine.environment import usable_cores
+
+logger = logging.getLogger(__name__)
 
 WINDOW_ROWS = 8_192
 """Maximum number of rows that are read and checked at a time."""
@@ -168,8 +171,15 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
 def files_below(path: Path) -> Iterator[Path]:
     """Files anywhere in a folder, including linked folders; without hidden files and
     hidden folders, which contain thumbnails and checkpoints of notebooks. Raises
-    ArraysError, also for a link that leads back."""
+    ArraysError."""
+    seen = set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
+        place = Path(folder).resolve()
+        if place in seen:
+            logger.warning("%s leads to a folder that is read already", folder)
+            folders.clear()
+            continue
+        seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = (Path(folder, name) for name in names if not name.startswith("."))
         yield from filter(Path.is_file, files)  # a link may be broken
