@@ -6,7 +6,6 @@ Real text with the long tail of real text, on every machine, without a download.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
@@ -73,23 +72,24 @@ class DocstringCorpus(ReadOnlyDataset):
         from datasets import Dataset
 
         packages = _installed(self._labels)
-        key, file = self._place(packages)
+        file = self._file(packages)
         if file.is_file():
             logger.info("docstrings: unchanged, read from %s", file.name)
         else:
             logger.info("docstrings: parsing %s", ", ".join(packages))
-            _write(file, _table(list(packages), self._rows), key)
+            table = _table(list(packages), self._rows)
+            clear_leftovers(file.parent)
+            write_file(file, lambda path: pq.write_table(table, path))
         return Dataset(pq.read_table(file).replace_schema_metadata())
 
     @property
     def is_parsed(self) -> bool:
         """True if loading reads a file and does not parse packages."""
-        return self._place(_installed(self._labels))[1].is_file()
+        return self._file(_installed(self._labels)).is_file()
 
-    def _place(self, packages: dict[str, str]) -> tuple[ContentKey, Path]:
+    def _file(self, packages: dict[str, str]) -> Path:
         fields = {"format": FORMAT_VERSION, "rows": self._rows, "packages": packages}
-        key = ContentKey(fields)
-        return key, self._folder / f"docstrings-{key.digest[:12]}.parquet"
+        return self._folder / f"docstrings-{ContentKey(fields).digest[:12]}.parquet"
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -157,11 +157,3 @@ def _files(package: str) -> list[str]:
         if not {"tests", "test"} & set(path.relative_to(root).parts)
     ]
     return [str(root / name) for name in sorted(files, key=_hash)]
-
-
-def _write(file: Path, table: pa.Table, key: ContentKey) -> None:
-    """Write the file completely or not at all."""
-    clear_leftovers(file.parent)
-    fields = json.dumps(dict(key.fields))
-    keyed = table.replace_schema_metadata({"flatout_key": fields})
-    write_file(file, lambda path: pq.write_table(keyed, path))
