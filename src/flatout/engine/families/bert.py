@@ -1,4 +1,4 @@
-"""BERT and RoBERTa."""
+"""The BERT and RoBERTa families."""
 
 from __future__ import annotations
 

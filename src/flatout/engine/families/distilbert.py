@@ -1,4 +1,4 @@
-"""DistilBERT."""
+"""The DistilBERT family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModernBERT."""
+"""The ModernBERT family."""
 
 from __future__ import annotations
 

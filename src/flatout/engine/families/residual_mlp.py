@@ -94,8 +94,8 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
         return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
 
     def _standardised(self, flat: Tensor) -> Tensor:
-        """Standardise `flat` (B, size) and return it as fp32. Subtract the mean of fp64
-        inputs in fp64, because fp32 may be too coarse for their differences."""
+        """Standardise `flat` (B, size) and return it as fp32. For fp64 inputs, subtract
+        the mean in fp64, because fp32 may be too coarse for their differences."""
         if flat.dtype is not torch.float64:
             return (flat.float() - self.mean) / self.deviation
         if self._exact_mean is None or self._exact_mean.device != flat.device:

@@ -230,7 +230,7 @@ def save_model(model: Any, folder: Path, weights: Any = None) -> None:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters of which a dotted part of the name matches one of
+    """Freeze the parameters whose dotted name contains a part that matches one of
     `patterns`, so that autograd stops at the lowest trained parameter. Raises
     SettingsError if a pattern matches nothing, or if no parameter is left to train."""
     for pattern in patterns:

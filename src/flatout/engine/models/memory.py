@@ -48,7 +48,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Demand:
-    """The memory of a run on one device, in bytes, by the tokens of a micro-batch."""
+    """The memory of a run on one device, in bytes, given the tokens per micro-batch."""
 
     held: int
     """Bytes in use between two steps: weights, buffers and workspaces of libraries."""

@@ -231,8 +231,8 @@ def _joins(attention: nn.Module, *layers: nn.Module) -> bool:
 def _replace(
     modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
 ) -> int:
-    """Replace the class of `modules` with `kind`. A span is the number of tokens that a
-    query attends to, including itself; None means all tokens."""
+    """Replace the class of `modules` with `kind`. `spans` contains the number of tokens
+    that a query attends to, including itself; None means all tokens."""
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)

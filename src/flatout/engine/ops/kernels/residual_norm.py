@@ -127,8 +127,8 @@ def residual_norm(
     dropout: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the normalised output, `carry` and the sum (each P, N), and the mean and
-    the reciprocal deviation of each token (each P, fp32).
+    """Return the normalised output, `carry` and the sum, each of shape (P, N), and the
+    mean and the reciprocal deviation of each token, each of shape (P,) in fp32.
 
     `states` and `residual` have shape (P, N), `bias`, `weight` and `shift` (N,), and
     `seed` is an int32 scalar. `carry` has no values and only routes a gradient. Pass it

@@ -20,7 +20,7 @@ from flatout.engine.ops.kernels.row_attention.tiles import (
 )
 
 FORWARD = {"num_warps": 4, "num_stages": 3}
-"""Launch options, measured on an H200."""
+"""The launch options, tuned on an H200."""
 
 
 @triton.jit
