@@ -122,7 +122,7 @@ def test_what_is_missing_is_said_with_what_was_found(tmp_path, lines, fault):
 
 
 def test_a_log_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SettingsError, match="is no file: give the log of a training"):
+    with pytest.raises(SettingsError, match="is not a file: give the log of a run"):
         deadline_lines(tmp_path / "train.log", 1)
 
 

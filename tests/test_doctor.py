@@ -35,7 +35,7 @@ def test_a_row_a_check_as_json(tmp_path):
     assert {tuple(row) for row in rows} == {("check", "status", "finding", "fix")}
     found = {row["check"]: row for row in rows}
     assert found["parameters"]["finding"] == "valid (environment test)"
-    assert found["tokens"]["finding"] == "none yet: kedro run makes them"
+    assert found["tokens"]["finding"] == "none yet: kedro run creates them"
     assert found["data"]["finding"] == "the built-in corpus; the first run parses it"
     assert not list(tmp_path.iterdir())
 

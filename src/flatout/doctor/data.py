@@ -34,7 +34,7 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
         text = "the built-in corpus; the first run parses it"
         return [Finding("data", "ok", text), Finding("labels", "ok", "package names")]
     if isinstance(source, TextFiles) and source.is_remote:
-        text = f"{raw} is a URL: the first run fetches it and looks at it"
+        text = f"{raw} is a URL: the first run downloads and checks it"
         return [Finding("data", "ok", text)]
     try:
         return split_findings(source.load(), settings)
@@ -96,10 +96,10 @@ def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
     """Check whether token rows on disk match the parameters that determine them."""
     source = catalog.get("train_tokens")
     if not source.exists():
-        return Finding("tokens", "ok", "none yet: kedro run makes them")
+        return Finding("tokens", "ok", "none yet: kedro run creates them")
     key = stored_key(source.path) if isinstance(source, KeyedArrowDataset) else None
     if key is None:
-        return Finding("tokens", "ok", "there, without a key: taken as they are")
+        return Finding("tokens", "ok", "present, without a key: used as they are")
     changes = changed_options(key, settings)
     if not changes:
         return Finding("tokens", "ok", "they match the parameters of tokenize")

@@ -73,7 +73,7 @@ def _named(driver: Driver | None, torch: Torch) -> str:
     if not torch.gpus:
         return f"{environment.cpu_name()}, {environment.usable_cores()} cores, no GPU"
     if not driver:
-        return f"{torch.gpus} GPUs, no word from the driver"
+        return f"{torch.gpus} GPUs, but the driver does not answer"
     gpu = driver.gpus[0]
     return (
         f"{torch.gpus} x {gpu.name}, {gib(gpu.total_bytes)} each, driver "

@@ -128,7 +128,7 @@ class ExaminedProject:
     def _memory(self) -> Finding:
         config = self._config_or_none()
         if config is None:
-            return Finding("memory", "ok", "unknown until the model is here")
+            return Finding("memory", "ok", "unknown until the model is downloaded")
         train, ranks = self.settings.train, processes_here(self.settings)
         ranks *= train.distributed.num_machines
         shards = ranks if train.distributed.strategy == "fsdp" else 1

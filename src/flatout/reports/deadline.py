@@ -42,7 +42,7 @@ def newest_run(path: Path) -> Run:
     """Return the newest run in the log at `path`. If the step number decreases, a new
     run has begun. Raises SettingsError if no line has a step."""
     if not path.is_file():
-        raise SettingsError(f"{path} is no file: give the log of a training")
+        raise SettingsError(f"{path} is not a file: give the log of a run")
     run, epoch = Run(0), None
     with path.open(errors="replace") as file:  # tqdm ends its bars with \r
         for text in file:
@@ -66,7 +66,7 @@ def newest_run(path: Path) -> Run:
     if not run.number:
         raise SettingsError(
             f"{path}: no line with a step, such as `step 100/1000`, `[100/1000]` or a "
-            "bar of tqdm; give the log of a training"
+            "tqdm bar; give the log of a run"
         )
     return run
 

@@ -172,9 +172,7 @@ def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
     limit, faults = 1 - max(LEAST_RATE, noise), []
     sentence = f"a rate of {100 * share:.0f} % of the baseline's"
     if noise > MOST_RATE:
-        sentence += (
-            f", not compared: equal trainings differ by {100 * noise:.0f} % here"
-        )
+        sentence += f", not compared: identical runs differ by {100 * noise:.0f} % here"
     elif not share >= limit:
         faults.append(f"{sentence}, at least {100 * limit:.0f} % are expected")
     loss, worst = median(now.losses), max(before.losses)

@@ -90,7 +90,7 @@ class MaskedLM(Pieces):
     @property
     def _known(self) -> Vocabulary:
         if self.vocabulary is None:
-            raise TaskError("masked-lm makes its targets with a vocabulary")
+            raise TaskError("masked-lm needs a vocabulary to create its targets")
         return self.vocabulary
 
     @cached_property
