@@ -1,3 +1,3 @@
 """flatout: train transformers as fast as the hardware allows, with true numbers."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
