@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from flatout.engine.parameters import SettingsError, parse_settings
-from flatout.engine.sweep.best import SweepError, choose_best, compare
-from flatout.engine.sweep.comparison import WINNER, WORSE
+from flatout.engine.sweep.best import WINNER, WORSE, SweepError, choose_best, compare
 from flatout.engine.sweep.space import check_sweep, repeated
 from flatout.engine.sweep.statistics import paired_difference, seeds_needed
 

@@ -28,8 +28,8 @@ from flatout.engine.benchmark.search import MODES, Search
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.parameters import SettingsError, parse_settings
-from flatout.reports.comparisons import trials_text
 from flatout.reports.console import TrialTable
+from flatout.reports.report import trials_text
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
 

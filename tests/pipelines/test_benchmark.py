@@ -23,8 +23,8 @@ from mlflow import MlflowClient
 
 from flatout.datasets import CsvTable, KeptTable, TunedParameters
 from flatout.engine.benchmark.outcome import BenchmarkError
-from flatout.engine.benchmark.pairs import ALONE
 from flatout.engine.benchmark.recommend import provenance
+from flatout.engine.benchmark.runner import ALONE
 from flatout.engine.launch.job_files import token_key
 from flatout.engine.machine.environment import device_name
 from flatout.engine.parameters import parse_settings
@@ -37,9 +37,8 @@ from flatout.pipelines.benchmark.nodes import (
 )
 from flatout.project.hooks import Run, SettingsHooks
 from flatout.project.tuned import tuned_mismatches
-from flatout.reports.comparisons import ladder_text
 from flatout.reports.markdown import time_text
-from flatout.reports.report import report_text
+from flatout.reports.report import ladder_text, report_text
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens

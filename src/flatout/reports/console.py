@@ -18,9 +18,8 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
-from flatout.reports.comparisons import trials_text
 from flatout.reports.markdown import counted
-from flatout.reports.report import findings_text
+from flatout.reports.report import findings_text, trials_text
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from flatout.engine.benchmark.pairs import compare
 from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import (
@@ -98,7 +97,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
     """Climb the ladder; every rung is an end-to-end trial."""
     chosen, climb = rungs(bench.settings), LadderState()
     slowest = with_changes(bench.settings, SLOW)
-    measured = partial(compare, bench, slowest)
+    measured = partial(bench.compare, slowest)
     slow = bench.run("end_to_end", base=slowest, label="conf/slow", world_size=1)
     yield _step(0, Rung("conf/slow", {}), slow, 1.0, 1.0, kept=slow.ok)
     if not slow.ok:

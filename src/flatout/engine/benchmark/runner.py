@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from flatout.engine.benchmark.recommend import versions
 from flatout.engine.benchmark.trials.processes import Answer, ask, stored_answer
 from flatout.engine.benchmark.trials.trial_spec import (
     ON_ALL_DEVICES,
+    Changes,
     TrialResult,
     TrialSpec,
     with_changes,
@@ -36,6 +37,12 @@ with caches of earlier ones on the disk its dozen trials needed 290 s."""
 
 Watch = Callable[[TrialResult], None]
 """Called after each trial."""
+
+
+UNPAIRED = "unpaired"
+"""Status of a trial whose paired process has ended."""
+ALONE = "one after the other"
+"""Note of a trial that could not be measured alternating."""
 
 
 class OutOfTime(Exception):
@@ -162,6 +169,26 @@ class Bench:
         if self.watch:
             self.watch(trial)
         return trial
+
+    def compare(
+        self, base: Settings, number: int, label: str, changes: Changes, below: Changes
+    ) -> tuple[TrialResult, float | None]:
+        """Return an end-to-end trial of `base` with `changes`, on one device, and its
+        rate divided by that of `base` with the changes `below`: measured alternating,
+        each in a separate process, or one after the other if both do not fit at a
+        time."""
+        reference = with_changes(base, below)
+        stored = reference.model_dump(mode="json", exclude={"benchmark", "sweep"})
+        run = partial(self.run, "end_to_end", base=base, world_size=1)
+        trial = run(changes, label=label, options={"below": stored})
+        if trial.status not in ("oom", UNPAIRED):
+            return trial, trial.times_below
+        again = {"again": number}
+        under = run(below, label="the reference, alone", options=again)
+        alone = run(changes, label=f"{label}, alone", options=again)
+        note = "; ".join(filter(None, (alone.note, ALONE)))
+        times = alone.rate / under.rate if alone.rate and under.rate else None
+        return replace(alone, note=note), times
 
     @property
     def _is_over(self) -> bool:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.engine.benchmark.pairs import compare
 from flatout.engine.benchmark.runner import Bench, OutOfTime
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
@@ -148,7 +147,7 @@ def _end_to_end(
         trial = bench.run("end_to_end", changes, label=label)
         return trial, trial.rate
     number = len(bench.results) + 1
-    trial, ratio = compare(bench, bench.settings, number, label, changes, {})
+    trial, ratio = bench.compare(bench.settings, number, label, changes, {})
     return trial, (ratio or 0.0) * configured.rate
 
 

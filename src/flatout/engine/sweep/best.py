@@ -1,24 +1,30 @@
-"""The best trial of a sweep, and the command that trains with its settings."""
+"""The best setting of a sweep by its mean over seeds or folds, which settings differ
+from it beyond noise, and the command that trains with it."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from statistics import fmean
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from flatout.engine.parameters import Settings
-from flatout.engine.sweep import comparison
-from flatout.engine.sweep.comparison import WINNER, compared, figures, settings_of
 from flatout.engine.sweep.queued import FIGURES, Row, shown
-from flatout.engine.sweep.space import FOLD, objective
+from flatout.engine.sweep.space import FOLD, SEED, objective
+from flatout.engine.sweep.statistics import paired_difference, seeds_needed
 
 logger = logging.getLogger(__name__)
 
 
 COMMAND = "kedro run --pipelines=train --env=best"
 """Trains with the settings that the sweep wrote to conf/best."""
+WINNER, WORSE = "winner", "worse than the best"
+ENDS = ("difference", "low", "high")
+
+Group = Mapping[Any, Row]
+"""Successful trainings of one setting, by seed or fold."""
 
 
 class SweepError(RuntimeError):
@@ -67,7 +73,7 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
     name, higher = objective(settings)
     if rows and FOLD in rows[0]:
         name = name.replace("validation_", "test_", 1)
-    if groups := comparison.ranked(rows, name, higher=higher):
+    if groups := ranked(rows, name, higher=higher):
         return name, groups
     faults = "\n".join(
         f"  {row['trial_id']} {row['status']}: {row['note']} ({row['log']})"
@@ -77,3 +83,70 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
         f"no trial of the sweep ({len(rows)}) has a {name}. Correct their faults and "
         f"run the sweep again:\n{faults}"
     )
+
+
+def ranked(rows: Sequence[Row], name: str, *, higher: bool) -> list[Group]:
+    """Return the trainings of each setting that have the figure `name`: first settings
+    with the most of them, the best mean first."""
+    found: defaultdict[str, dict[Any, Row]] = defaultdict(dict)
+    for row in rows:
+        if row["status"] == "ok" and figures([row], name):
+            own = found[str(settings_of(row))]
+            own.setdefault(row.get(FOLD, row.get(SEED)), row)
+    sign, groups = -1 if higher else 1, found.values()
+    return sorted(
+        groups, key=lambda g: (-len(g), sign * fmean(figures(g.values(), name)))
+    )
+
+
+def figures(rows: Any, name: str) -> list[float]:
+    """Return the figures `name` of `rows` that are numbers."""
+    found = [row[name] for row in rows]
+    return [value for value in found if value is not None and math.isfinite(value)]
+
+
+def settings_of(row: Row) -> Row:
+    return {path: v for path, v in row.items() if "." in path and path != SEED}
+
+
+def compared(groups: Sequence[Group], name: str) -> list[Row]:
+    """Return a row for each group, the best first: mean, standard deviation, and the
+    paired difference from the best, whose intervals hold for all pairs of settings
+    together at 95 %."""
+    best, *others = groups
+    ends = [
+        _difference_from(best, one, name, math.comb(len(groups), 2)) for one in others
+    ]
+    verdict = "best mean, no winner" if others else "the only setting"
+    if others and all(end["verdict"] == WORSE for end in ends):
+        verdict = WINNER
+    found = []
+    for group, end in zip(groups, [{"verdict": verdict}, *ends], strict=True):
+        values = figures(group.values(), name)
+        counted: Row = {"trainings": len(values), name: fmean(values)}
+        counted["standard_deviation"] = stdev(values) if len(values) > 1 else None
+        first = settings_of(next(iter(group.values())))
+        found.append({**first, **counted, **dict.fromkeys(ENDS), **end})
+    return found
+
+
+def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
+    """Return the difference of `group` from the best, over what both were trained
+    with. The train and test rows of a fold are as 1 to the number of others."""
+    common = [key for key in group if key in best]
+    if (count := len(common)) < 2:
+        return {"verdict": "one training each: set sweep.seeds to 3"}
+    a, b = ([one[key][name] for key in common] for one in (group, best))
+    ratio = 1 / (count - 1) if FOLD in best[common[0]] else 0.0
+    found = paired_difference(a, b, comparisons=pairs, test_to_train=ratio)
+    size = abs(float(found.mean))
+    verdict = "not distinguishable; "
+    if found.is_distinct:
+        verdict = WORSE
+    elif ratio or not size:
+        verdict += f"differences from {found.high - found.mean:.3g} show here"
+    else:
+        needed = seeds_needed(float(found.spread), size, pairs)
+        more = f"{needed - count:,}" if needed else "over 1,000"
+        verdict += f"{more} more seeds would be needed for a difference of {size:.3g}"
+    return {**dict(zip(ENDS, map(float, found), strict=False)), "verdict": verdict}

@@ -122,7 +122,8 @@ def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
             "(--ntasks-per-node=1) and set the number of machines in each, like "
             "deploy/slurm.sh; flatout starts one process per GPU"
         )
-    others = pipeline - _from_training_on(pipeline)
+    training = [n.name for n in pipeline.nodes if n.short_name == "train_model"]
+    others = pipeline - pipeline.from_nodes(*training) if training else pipeline
     if settings.machine_rank > 0 and others.nodes:
         names = ", ".join(sorted(short_names(others)))
         raise SettingsError(
@@ -131,9 +132,3 @@ def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
             "kedro run --pipelines=train with the same parameters here, and before it, "
             "once, on one machine, kedro run --pipelines=split,tokenize"
         )
-
-
-def _from_training_on(pipeline: Pipeline) -> Pipeline:
-    """Return `train_model` and the nodes that use its results; empty without it."""
-    training = [n.name for n in pipeline.nodes if n.short_name == "train_model"]
-    return pipeline.from_nodes(*training) if training else Pipeline([])
