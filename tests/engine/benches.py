@@ -129,7 +129,7 @@ class FormulaBench(Bench):
     def _compute_ms(self, spec: TrialSpec) -> float:
         train = spec.settings.train
         strategy = "packed" if train.batching == "auto" else train.batching
-        tokens = self._batch(spec) * self.mean_tokens
+        tokens = self._batch(spec) * self.rows.facts.mean_length
         padded = tokens * self.machine.get(strategy, 1.0)
         budget = self._budget(spec)
         parts = -(-int(padded) // budget)

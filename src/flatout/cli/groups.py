@@ -66,32 +66,23 @@ REMOVED = {
     "best": "kedro run --pipelines=sweep writes conf/best",
     "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
     "compile-cache": "archive the cache with tar as docs/guides/gpus.md describes",
+    "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings",
 }
-"""Replacements of commands that an earlier version had."""
-PLUGINS = {
-    "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings"
-}
-"""Replacements of commands of plugins that an earlier version used."""
+"""Replacements of commands that an earlier version, or its plugins, had."""
 
 
 class FlatoutGroup(click.Group):
     """A group that answers a removed command with its replacement."""
 
-    removed = REMOVED
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in self.removed:
-            replacement = self.removed[cmd_name]
-            ctx.fail(f"{cmd_name} was removed in this version. {replacement}")
+        if cmd_name in REMOVED:
+            ctx.fail(f"{cmd_name} was removed in this version. {REMOVED[cmd_name]}")
         return super().get_command(ctx, cmd_name)
 
 
 @click.group(name="flatout", cls=FlatoutGroup)
 def cli() -> None:
     """Commands of the project."""
-
-
-cli.removed = PLUGINS
 
 
 @cli.group(cls=FlatoutGroup)

@@ -83,13 +83,12 @@ class Guard:
         tags = {"guard": verdict.state, "guard_baseline": verdict.baseline}
         if verdict.differences and verdict.state == "slow":
             tags["guard_differences"] = "; ".join(map(str, verdict.differences))
-        figures = {name: getattr(verdict, name) for name in ("rate_pct", "step_pct")}
-        folder.record.tags |= {k: v for k, v in tags.items() if v is not None}
-        folder.record.figures |= {
-            f"guard_{name}": value
-            for name, value in figures.items()
-            if value is not None
+        figures = {
+            "guard_rate_pct": verdict.rate_pct,
+            "guard_step_pct": verdict.step_pct,
         }
+        folder.record.tags |= {k: v for k, v in tags.items() if v is not None}
+        folder.record.figures |= {k: v for k, v in figures.items() if v is not None}
         text = json.dumps(asdict(verdict), indent=1)
         (self._reports / "guard.json").write_text(text, encoding="utf-8")
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.common import by_path
-from flatout.places import check_store, project_path, tracking_store
+from flatout.places import project_path, tracking_store
 from flatout.project.config_loader import loader_of
 
 SQLITE = "sqlite:///"
@@ -51,10 +51,6 @@ class MlflowOptions(BaseModel):
         unreachable: its points wait in a file."""
         file = Path(project_path(data_dir), "mlflow.db")
         return [file] if self.store == f"{SQLITE}{file}" else []
-
-    def check(self) -> None:
-        """Raises SettingsError for folders whose names MLflow would misread."""
-        check_store(self.store, self.artifact_location)
 
 
 def mlflow_options(context: KedroContext) -> MlflowOptions:

@@ -28,10 +28,14 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
     tuned = summary.get("tuned")
     if not tuned:
         return ""
-    comments = ""
+    comments, train = "", tuned["parameters"]["train"]
     if tuned["changes_optimisation"]:
-        lines = _optimisation_lines(summary, tuned["parameters"]["train"])
-        comments = "".join(f"# {line}\n" for line in lines)
+        comments = (
+            "# CHANGES THE OPTIMISATION: the global batch goes from "
+            f"{summary['global_batch_size']} to {train['global_batch_size']}, the "
+            f"learning\n# rate to {train['learning_rate']:.3g} "
+            "(benchmark.learning_rate_rule). Check the validation loss.\n"
+        )
     content = {**tuned["parameters"], "tuned": _source(tuned["provenance"])}
     advice = TRAIN_WITH_IT if tuned["gained"] else NOTHING_GAINED
     return HEAD + advice + comments + "\n" + yaml.safe_dump(content, sort_keys=False)
@@ -43,17 +47,6 @@ def interval_text(source: Mapping[str, Any]) -> str:
     if low is None:
         return ""
     return f" (trials: {number_text(low)} to {number_text(high)})"
-
-
-def _optimisation_lines(
-    summary: Mapping[str, Any], train: Mapping[str, Any]
-) -> list[str]:
-    return [
-        "CHANGES THE OPTIMISATION: the global batch goes from "
-        f"{summary['global_batch_size']} to {train['global_batch_size']}, the learning",
-        f"rate to {train['learning_rate']:.3g} (benchmark.learning_rate_rule). Check "
-        "the validation loss.",
-    ]
 
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:

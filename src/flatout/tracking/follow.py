@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
-from mlflow import MlflowClient
-
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.train.recording.metrics_file import read_points
 from flatout.tracking.mlflow_sender import SYSTEM, MlflowSender
@@ -43,7 +41,6 @@ class Follower:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.sender = MlflowSender(folder)
-        self._client: MlflowClient | None = None
         self._failures = 0
         self._system: SystemMetrics | None = None
         file = folder.path / SYSTEM
@@ -78,30 +75,23 @@ class Follower:
 
     def deliver(self, *, ended: bool = False) -> None:
         try:
-            if self._client is None:
-                self._client = self.sender.client()
+            client, fault = self.sender.client(), None
             if ended:
-                self.sender.end(self._client, *end_of(self._record))
+                self.sender.end(client, *end_of(self._record))
             else:
-                self.sender.send(self._client)
+                self.sender.send(client)
             self._failures = 0
-            self._note_fault(None)
         except Exception as error:  # tracking never ends a run
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        self._note_fault(cause(error))
-        logger.debug("not delivered", exc_info=True)
-        if self._failures == 1:
-            logger.warning(
-                "MLflow at %s does not respond (%s). Training continues; "
-                "every point is kept.",
-                without_password(self.sender.uri),
-                cause(error),
-            )
-
-    def _note_fault(self, fault: str | None) -> None:
+            fault = cause(error)
+            logger.debug("not delivered", exc_info=True)
+            if not self._failures:
+                logger.warning(
+                    "MLflow at %s does not respond (%s). Training continues; "
+                    "every point is kept.",
+                    without_password(self.sender.uri),
+                    fault,
+                )
+            self._failures += 1
         if self.sender.sent.fault != fault:
             self.sender.sent.fault = fault
             with suppress(OSError):

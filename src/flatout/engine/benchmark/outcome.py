@@ -42,7 +42,7 @@ def summarise(search: Search) -> dict[str, Any]:
         "picks": {name: _shown(trial) for name, trial in search.picks.items()},
         "verdict": _verdict(search, recommended),
         "time_to_train": time_to_train(
-            bench.train_rows,
+            len(bench.rows),
             bench.settings.train.epochs,
             search.configured,
             recommended,
@@ -63,9 +63,9 @@ def _conditions(bench: Bench) -> dict[str, Any]:
         "peak_tflops": peak_tflops(bench.device),
         "versions": versions(),
         "token_key": bench.files.data_key,
-        "rows": bench.train_rows,
-        "mean_tokens": bench.mean_tokens,
-        "longest_tokens": bench.longest,
+        "rows": len(bench.rows),
+        "mean_tokens": bench.rows.facts.mean_length,
+        "longest_tokens": bench.rows.facts.longest,
         "global_batch_size": bench.settings.train.global_batch_size,
         "max_steps": bench.settings.train.max_steps,
     }

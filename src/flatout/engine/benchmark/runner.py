@@ -69,22 +69,9 @@ class Bench:
     begin_s: float = field(default_factory=time.perf_counter)
 
     @cached_property
-    def _rows(self) -> SplitRows:
+    def rows(self) -> SplitRows:
+        """Rows of the train split."""
         return open_rows(Path(self.files.train))
-
-    @property
-    def train_rows(self) -> int:
-        return len(self._rows)
-
-    @property
-    def mean_tokens(self) -> float:
-        """Mean number of tokens of a train row."""
-        return self._rows.facts.mean_length
-
-    @property
-    def longest(self) -> int:
-        """Number of tokens of the longest train row."""
-        return self._rows.facts.longest
 
     @cached_property
     def processes(self) -> int:
@@ -203,7 +190,7 @@ class Bench:
 
     def _refused(self, spec: TrialSpec) -> Answer | None:
         """Return the answer to a trial that cannot be measured, without a process."""
-        rows, batch = self.train_rows, spec.settings.train.global_batch_size
+        rows, batch = len(self.rows), spec.settings.train.global_batch_size
         if batch <= rows:
             return None
         note = f"global batch {batch} is larger than the data ({rows} train rows)"

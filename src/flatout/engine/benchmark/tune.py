@@ -68,7 +68,7 @@ def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
     if configured.status != "oom":
         return {} if configured.ok else None
     for rows in (16, 4, 1):
-        changes = {"train.token_budget": round_budget(rows * bench.longest)}
+        changes = {"train.token_budget": round_budget(rows * bench.rows.facts.longest)}
         label = f"compute alone, token_budget of {rows} longest rows"
         if bench.run("compute", changes, label=label).ok:
             return changes
@@ -181,19 +181,20 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
 
 def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
     """Return half, a quarter, ... of a global batch's tokens, down to a longest row."""
-    mean = bench.settings.train.global_batch_size * bench.mean_tokens
+    facts = bench.rows.facts
+    mean = bench.settings.train.global_batch_size * facts.mean_length
     # Most batches are then split into the same number of parts as the mean one.
     largest = min(1.2 * mean, float(first.token_budget))
     halves = [largest / 2**power for power in range(1, 8)]
-    return [round_budget(half) for half in halves if half >= bench.longest]
+    return [round_budget(half) for half in halves if half >= facts.longest]
 
 
 def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
     """Return twice, four times, ... the resolved budget, up to a global batch."""
-    resolved = int(first.token_budget)
-    longest_batch = bench.settings.train.global_batch_size * bench.longest
+    resolved, facts = int(first.token_budget), bench.rows.facts
+    longest_batch = bench.settings.train.global_batch_size * facts.longest
     budgets = [resolved * 2**power for power in range(1, 6)]
-    needed = bench.settings.train.global_batch_size * bench.mean_tokens
+    needed = bench.settings.train.global_batch_size * facts.mean_length
     return [b for b in budgets if needed > resolved and b <= 2 * longest_batch]
 
 

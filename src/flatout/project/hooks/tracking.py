@@ -20,6 +20,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     was_trained_now,
 )
 from flatout.engine.data.split_report import split_metrics
+from flatout.places import check_store
 from flatout.project.data.origin import short_name
 from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 from flatout.project.guard import Guard
@@ -48,7 +49,7 @@ class TrackingHooks:
         self._described: dict[str, Any] | None = None
         self._guard, self._catalog = Guard(run.settings), catalog
         if run.is_main and run.options.tracks(run_params["pipeline_names"]):
-            run.options.check()
+            check_store(run.options.store, run.options.artifact_location)
             run.tracked = self._begin(run_params, pipeline)
             self._program = Program(run.tracked, login(run.context, run.options))
             atexit.register(self._end, "KILLED", "interrupted")
@@ -151,13 +152,14 @@ class TrackingHooks:
     def _name(self, nodes: set[str]) -> str:
         settings = self._run.settings
         data = short_name(self._catalog, raw_entry(settings))
-        if "run_trials" in nodes:
-            kind = f"benchmark-{settings.benchmark.mode}"
-            return facts.run_name(data, settings, kind)
-        for node in ("run_sweep", "cross_validate"):
-            if node in nodes:
-                return facts.run_name(data, settings, node.replace("run_", ""))
-        return facts.run_name(data, settings if "train_model" in nodes else None)
+        kinds = {
+            "run_trials": f"benchmark-{settings.benchmark.mode}",
+            "run_sweep": "sweep",
+            "cross_validate": "cross_validate",
+            "train_model": "",
+        }
+        kind = next((kind for node, kind in kinds.items() if node in nodes), None)
+        return facts.run_name(data, None if kind is None else settings, kind or "")
 
     def _end(self, status: str, reason: str) -> None:
         """End the run once, for whichever cause."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
 
 Figures = dict[str, Any]
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 TRAINING = "training"
 """Checkpoints and models of a whole training, inside the trial's folder."""
 
@@ -63,10 +62,10 @@ def _open(stored: Mapping[str, Any], spec: TrialSpec, folder: Path) -> TrainJob:
 
 
 def _status(error: Exception) -> str:
-    """Return the status attribute of the error, else one derived from its text."""
-    text = str(error).lower()
-    full = isinstance(error, MemoryError) or any(t in text for t in OUT_OF_MEMORY)
-    return getattr(error, "status", "oom" if full else "error")
+    """Return the status attribute of the error, else `oom` or `error`."""
+    from flatout.engine.models.model import is_out_of_memory
+
+    return getattr(error, "status", "oom" if is_out_of_memory(error) else "error")
 
 
 def _one_line(error: Exception) -> str:
