@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import time
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from statistics import median
 
 import pytest
 import yaml
-from rich.console import Console
 
 from flatout.engine.benchmark import (
     rungs as rungs_module,
@@ -28,7 +26,7 @@ from flatout.engine.benchmark.search import MODES, Search
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.parameters import SettingsError, parse_settings
-from flatout.reports.console import TrialTable
+from flatout.reports.console import show_trial
 from flatout.reports.report import trials_text
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
@@ -71,7 +69,7 @@ def searched(folder: Path, machine=None, kind=FormulaBench, **options) -> Search
     """What a mode has found on a machine of one device."""
     found = Search(bench(folder, machine, kind, **options))
     found.bench.processes = 1
-    found.bench.watch = TrialTable(Console(file=io.StringIO())).add
+    found.bench.watch = show_trial
     MODES[found.bench.options.mode](found)
     return found
 

@@ -408,7 +408,8 @@ def test_a_sweep_ended_by_ctrl_c_says_what_it_keeps(data, tmp_path):
     log.touch()
     assert interrupted_sweep(parameters, log) == 128 + signal.SIGINT
     assert (
-        "Interrupted: 1 trial done; the same command continues with the rest"
+        "Interrupted: the measured trials are kept; the same command continues with "
+        "the rest"
     ) in " ".join(log.read_text().split())
     assert "Traceback" not in log.read_text()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -18,8 +17,7 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
-from flatout.reports.markdown import counted
-from flatout.reports.report import findings_text, trials_text
+from flatout.reports.report import findings_text
 
 logger = logging.getLogger(__name__)
 
@@ -36,50 +34,31 @@ PHASES = (
 
 
 def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
-    """Print the findings of the report below the table, with the answer at the end."""
-    wide = _wide(Console(stderr=True))
-    wide.print(Markdown(findings_text(summary, steps)))
-    wide.print()
-    wide.print(Text(summary["answer"], style="bold"))
-
-
-def _wide(console: Console) -> Console:
-    """Return a wide console if the output is a file, which has no limit of width."""
-    return console if console.is_terminal else Console(file=console.file, width=200)
+    """Print the findings of the report, with the answer at the end."""
+    console = Console(stderr=True)
+    if not console.is_terminal:  # a file has no limit of width
+        console = Console(stderr=True, width=200)
+    console.print(Markdown(findings_text(summary, steps)))
+    console.print()
+    console.print(Text(summary["answer"], style="bold"))
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Search:
-    """Run the benchmark and show a table of its trials. On Ctrl-C it raises Interrupted
-    and keeps the trials measured so far."""
-    shown = TrialTable()
+    """Run the benchmark and print a line for each trial. On Ctrl-C it raises
+    Interrupted and keeps the trials measured so far."""
     try:
-        return search(settings, files, shown.add)
+        return search(settings, files, show_trial)
     except KeyboardInterrupt as error:
         logger.warning(
-            "Interrupted: %s done; the same command continues with the rest",
-            counted(len(shown.trials), "trial"),
+            "Interrupted: the measured trials are kept; the same command continues "
+            "with the rest"
         )
         raise Interrupted(signal.SIGINT) from error
-    finally:
-        shown.end()
 
 
-@dataclass
-class TrialTable:
-    """Prints each trial of a benchmark as a line, and the whole table at the end."""
-
-    console: Console = field(default_factory=lambda: Console(stderr=True))
-    trials: list[TrialResult] = field(default_factory=list)
-
-    def add(self, trial: TrialResult) -> None:
-        self.trials.append(trial)
-        line = f"[{len(self.trials)}] {trial_line(trial)}"
-        self.console.print(line, soft_wrap=True, highlight=False)
-
-    def end(self) -> None:
-        if self.trials:
-            rows = [trial.as_row() for trial in self.trials]
-            _wide(self.console).print(Markdown(trials_text(rows)))
+def show_trial(trial: TrialResult) -> None:
+    line = f"[{int(trial.trial_id)}] {trial_line(trial)}"
+    Console(stderr=True).print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def trial_line(trial: TrialResult) -> str:
