@@ -1,5 +1,5 @@
-"""Arrays of a step in one buffer, so that passing it to another process, pinning it and
-copying it to the device are one operation each."""
+"""Store all arrays of a step in one buffer, so that sending it to another process,
+pinning it and copying it to the device are a single operation each."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from flatout.engine.rows.layout import Arrays, LateArray, round_up
 ALIGNMENT = 64
 """Alignment of each tensor's first byte, in bytes."""
 Shapes = tuple[tuple[tuple[str, str, tuple[int, ...]], ...], ...]
-"""Name, type and shape of the tensors in the buffer, for each micro-batch."""
+"""The name, dtype and shape of each tensor in the buffer, per micro-batch."""
 Place = tuple[int, int, torch.dtype, tuple[int, ...]]
-"""First byte, end byte (exclusive), type and shape of a tensor in the buffer."""
+"""The first byte, end byte (exclusive), dtype and shape of a tensor in the buffer."""
 
 
 def in_one_buffer(
     parts: Sequence[Arrays], memory: Tensor | None = None
 ) -> tuple[Tensor, Shapes]:
-    """Copy all arrays into one buffer (bytes,), which is the beginning of `memory` if
-    they fit there; return it with its layout."""
+    """Copy the arrays of all micro-batches into one buffer (bytes,), and return it with
+    its layout. If `memory` is large enough, the buffer is the beginning of it."""
     shapes = tuple(
         tuple((n, np.dtype(a.dtype).str, tuple(a.shape)) for n, a in arrays.items())
         for arrays in parts
@@ -49,7 +49,7 @@ def in_one_buffer(
 
 @lru_cache(maxsize=1_024)
 def places(shapes: Shapes) -> tuple[int, list[dict[str, Place]]]:
-    """Size of the buffer in bytes, and the position of each micro-batch's tensors."""
+    """Return the buffer size in bytes and the place of each micro-batch's tensors."""
     found, size = [], 0
     for part in shapes:
         own: dict[str, Place] = {}
@@ -69,5 +69,5 @@ def _torch_type(dtype: str) -> torch.dtype:
 def view(
     buffer: Tensor, begin: int, end: int, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor:
-    """View of one tensor in the buffer."""
+    """Return a view of one tensor in the buffer (bytes,)."""
     return buffer[begin:end].view(dtype).view(shape)

@@ -1,20 +1,20 @@
-"""Conversion of rows to the tensors of a step, for all kinds of rows.
+"""Convert rows to the tensors of a step, for all kinds of rows.
 
-The kind of rows (rows/) decides the layout in tensors, the task (tasks/) the targets.
-Each micro-batch has the fields of its rows, and
+The kind of rows (rows/) determines the tensor layout, and the task (tasks/) the
+targets. Each micro-batch contains the fields of its rows and these tensors:
 
     target_index  (K,) position of a target's hidden state in the flattened batch
-    labels        (K, ...) the targets; the task's `ignored` for padding
+    labels        (K, ...) the targets; padding has the label that the task ignores
 
-K is the number of rows (one target per row) or of targets (language models). If the
-task compares the samples of a global batch (`Task.whole_batch`), there is also
+K is the number of rows (tasks with one target per row) or of targets (language models).
+If the task compares the samples of a global batch (`Task.whole_batch`), there is also
 
-    target_place  (K,) number of each target in the global batch; for padding the number
-                  after the last
+    target_place  (K,) position of each target in the global batch; padding has the size
+                  of the batch
 
-and with `train.audit`
+and if `train.audit` is set
 
-    target_row    (K,) row number of each target; for padding the number of rows
+target_row (K,) row number of each target; padding has the number of rows
 """
 
 from __future__ import annotations
@@ -53,55 +53,55 @@ ROW = "target_row"
 
 
 MicroBatch = dict[str, Tensor]
-"""Tensors of one forward pass by name; shapes in the module's docstring."""
+"""The tensors of one forward pass by name. The module docstring lists their shapes."""
 
 
 @dataclass
 class StepBatch:
-    """Data of one rank for one optimizer step.
+    """The data of one rank for one optimizer step.
 
-    All tensors are in one buffer: passing it to another process, pinning it and
-    copying it to the device are one operation each.
+    All tensors share one buffer, so that sending it to another process, pinning it and
+    copying it to the device are a single operation each.
     """
 
     step: int
     epoch: int
     buffer: Tensor
-    """(bytes,) uint8."""
+    """The bytes of all tensors, a uint8 tensor of shape (bytes,)."""
     layout: Shapes
     row_ids: Ints
-    """(N,) rows of the global batch, over all ranks."""
+    """The row numbers (N,) of the global batch, over all ranks."""
     num_samples: int
-    """Rows of the global batch."""
+    """The number of rows in the global batch."""
     num_sequences: int
-    """Number of sequences in the global batch: rows, or parts of them."""
+    """The number of sequences in the global batch, which are rows or parts of rows."""
     num_targets: int
-    """Targets of the global batch."""
+    """The number of targets in the global batch."""
     divisor: float
-    """Divisor of the global batch's summed loss: the targets, or their total weight."""
+    """The divisor of the summed loss: the number of targets, or their total weight."""
     num_tokens: int
-    """Real tokens of the global batch."""
+    """The number of tokens in the global batch, without padding."""
     rank_tokens: list[int]
-    """Tokens that each rank computes, padding included."""
+    """The number of tokens that each rank processes, including padding."""
     attention_pairs: int
-    """Pairs of tokens that attend to each other, over all layers."""
+    """The number of token pairs that attend to each other, summed over all layers."""
 
     @property
     def num_padded_tokens(self) -> int:
-        """Tokens that all ranks compute, padding included."""
+        """The number of tokens that all ranks process, including padding."""
         return sum(self.rank_tokens)
 
     @property
     def micro_batches(self) -> list[MicroBatch]:
-        """Views into the buffer."""
+        """The tensors of each micro-batch, as views of the buffer."""
         return [
             {name: view(self.buffer, *at) for name, at in part.items()}
             for part in places(self.layout)[1]
         ]
 
     def pin_memory(self) -> StepBatch:
-        """Called by the DataLoader's pinning thread. (The buffer of a batch in a ring's
-        slot is empty.)"""
+        """Pin the buffer. Called by the DataLoader's pinning thread. The buffer is
+        empty if the batch was written to a slot of the ring."""
         if not len(self.buffer):
             return self
         return replace(self, buffer=self.buffer.pin_memory())
@@ -112,19 +112,19 @@ class StepBatch:
 
 @dataclass
 class StepRun:
-    """Consecutive steps in one buffer, sent, pinned and copied to the device at once:
-    for a small batch, each of these costs more than making the batch."""
+    """Consecutive steps in one buffer, which is sent, pinned and copied to the device
+    at once. For a small batch, each of these costs more than building the batch."""
 
     buffer: Tensor
-    """(bytes,) uint8."""
+    """The bytes of all steps, a uint8 tensor of shape (bytes,)."""
     sizes: list[int]
-    """Size of each step in bytes."""
+    """The size of each step in bytes."""
     facts: list[dict[str, Any]]
-    """All fields of each step's batch except the buffer."""
+    """The fields of each step's batch, except the buffer."""
 
     @classmethod
     def of(cls, batches: Sequence[StepBatch]) -> StepRun:
-        """Join `batches`; a single one is not copied."""
+        """Join `batches` into one run. A single batch is not copied."""
         facts = [dict(vars(batch)) for batch in batches]
         buffers = [own.pop("buffer") for own in facts]
         buffer = buffers[0] if len(buffers) == 1 else torch.cat(buffers)
@@ -136,7 +136,7 @@ class StepRun:
             yield StepBatch(buffer=buffer, **own)
 
     def pin_memory(self) -> StepRun:
-        """Called by the DataLoader's pinning thread."""
+        """Pin the buffer. Called by the DataLoader's pinning thread."""
         return replace(self, buffer=self.buffer.pin_memory())
 
     def to(self, device: torch.device) -> StepRun:
@@ -145,18 +145,18 @@ class StepRun:
 
 @dataclass(frozen=True)
 class Collator:
-    """Converts rows to tensors for one task and layout."""
+    """Convert rows to tensors for one task and layout."""
 
     task: Task
     layout: Layout
     pools_last: bool = False
-    """True if the last token represents a row (decoders), else the first (encoders)."""
+    """Whether a row is represented by its last token (decoders) or its first one."""
     names_rows: bool = False
-    """True if micro-batches have target_row, for tasks with one target per row."""
+    """Whether micro-batches contain `target_row`, for tasks with one target per row."""
 
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
-        """Tensors for `row_ids` (B,); an empty batch gives one padding token whose loss
-        is zero, so that a rank without rows can still join collectives."""
+        """Return the tensors for `row_ids` (B,). Without rows, the batch is one padding
+        token with a loss of zero, so that the rank can still join collectives."""
         arrays = self._arrays(rows, row_ids, epoch)
         made = {
             n: a.made() if isinstance(a, LateArray) else a for n, a in arrays.items()
@@ -172,9 +172,12 @@ class Collator:
         places: Sequence[Ints] = (),
         count: int = 0,
     ) -> tuple[Tensor, Shapes]:
-        """One micro-batch for the row numbers of each of `parts`, all in one buffer: in
-        `memory` (bytes,), if they fit. `places`: numbers of their rows in the global
-        batch of `count` rows, to be included as target_place."""
+        """Build one micro-batch for each of `parts` (row numbers), all in one buffer.
+
+        The buffer is part of `memory` (bytes,) if it fits. If `places` has the
+        positions of the rows in the global batch of `count` rows, they become
+        `target_place`.
+        """
         found = [self._arrays(rows, ids, epoch) for ids in parts]
         for arrays, own in zip(found, places, strict=False):
             arrays[PLACE] = pad_end(own, len(arrays["labels"]), count)
@@ -194,16 +197,17 @@ class Collator:
         return found
 
     def _leave_padding(self, rows: Rows, row_ids: Ints, targets: Targets) -> None:
-        """Move each target to the last token that is not the padding token: decoders of
-        transformers read a class there, even if texts end with that token."""
+        """Move each target to the last token that is not the padding token, because the
+        decoders in transformers use that one, even if a text ends with padding
+        tokens."""
         pad = self.layout.pad_token_id
         for place, ids in zip(targets.places, rows.views(row_ids), strict=True):
             if ids[place[0]] == pad:
                 place[0] = max(np.flatnonzero(ids != pad), default=0)
 
     def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
-        """Convert positions in rows to positions in the batch (K,), with labels (K,
-        ...); padded to few shapes if the layout requires that."""
+        """Return the positions of all targets in the batch (K,) and their labels
+        (K, ...), padded to a small number of shapes if the layout requires it."""
         counts = [len(own) for own in targets.places]
         task, layout = self.task, self.layout
         ignored = ignored_label(task.label_dtype)
@@ -230,8 +234,8 @@ class Collator:
 def with_all_positions(
     index: Ints, labels: npt.NDArray[Any], size: int, ignored: float
 ) -> tuple[Ints, npt.NDArray[Any]]:
-    """All `size` positions in order, so that a model need not gather its states, with
-    the labels (K, ...) of those in `index` (K,)."""
+    """Return all `size` positions in order, so that a model need not gather its hidden
+    states, and labels (size, ...) in which only the positions in `index` are set."""
     found = np.full((size, *labels.shape[1:]), ignored, labels.dtype)
     found[index] = labels
     return np.arange(size), found
@@ -239,7 +243,7 @@ def with_all_positions(
 
 @dataclass(frozen=True)
 class StepRows:
-    """Map-style data of a DataLoader whose index is the step."""
+    """A map-style dataset that is indexed by the step."""
 
     rows: SplitRows
     batches: GlobalBatches
@@ -247,20 +251,21 @@ class StepRows:
     collator: Collator
     rank: int = 0
     count_pairs: Callable[[Ints], int] | None = None
-    """Attention pairs of rows with given lengths; None if FLOPs are not reported."""
+    """Counts the attention pairs of rows with the given lengths, if FLOPs are
+    needed."""
 
     def __getitem__(self, step: int) -> StepBatch:
         return self.made(step)
 
     def made(self, step: int, memory: Tensor | None = None) -> StepBatch:
-        """The batch of `step`, in `memory` (bytes,) if it fits."""
+        """Return the batch of `step`, stored in `memory` (bytes,) if it fits."""
         row_ids = self.batches.rows(step)
         return self.cut(row_ids, step, self.batches.epoch(step), memory)
 
     def cut(
         self, row_ids: Ints, step: int, epoch: int, memory: Tensor | None = None
     ) -> StepBatch:
-        """This rank's share of the global batch `row_ids` (N,)."""
+        """Return this rank's share of the global batch with the rows `row_ids` (N,)."""
         rows, ids = self.rows.sequences(row_ids)
         lengths = rows.lengths(ids)
         plan = self.planner.plan(lengths)

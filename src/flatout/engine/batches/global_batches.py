@@ -1,8 +1,8 @@
-"""Global batches and plans: the rows of a step, and their division into parts.
+"""Choose the rows of each global batch, and split them into micro-batches.
 
-Pure functions of row numbers and lengths. The rows of a step depend on (seed, epoch,
-step, data size) only; their division into micro-batches for the ranks may change
-speed and memory, never the gradient.
+All functions are pure functions of row numbers and lengths. The rows of a step depend
+only on the seed, the epoch, the step and the data size. How they are split over ranks
+and micro-batches changes the speed and the memory use, but never the gradient.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
 BLOCK = 4096
-"""Positions of an epoch that are permuted at once: 13 cost as much as a thousand."""
+"""Number of positions that are permuted at once: 13 cost as much as a thousand."""
 
 
 @dataclass(frozen=True)
 class GlobalBatches:
-    """The sequence of global batches: a pure function of seed and data size.
+    """The sequence of global batches, a pure function of the seed and the data size.
 
-    An epoch is a pseudo-random permutation of the rows that is computed point by
-    point (Feistel network with cycle walking, Black & Rogaway 2002), so a step
-    costs only its own rows, for any size of the data. The last batch of an epoch
-    has the remaining rows.
+    Each epoch is a pseudo-random permutation of the rows. It is computed point by point
+    (a Feistel network with cycle walking, Black & Rogaway 2002), so the cost of a step
+    does not depend on the size of the data. The last batch of an epoch contains the
+    remaining rows.
     """
 
     num_rows: int
     batch_size: int
     seed: int
     skipped: tuple[int, ...] = ()
-    """Rows that are left out: their global batches are smaller, all others the same."""
+    """Rows to leave out. Their batches get smaller; the other batches do not change."""
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
     def total_steps(self, epochs: float, max_steps: int | None = None) -> int:
-        """Number of steps: `max_steps`, or those of `epochs` epochs, rounded up."""
+        """Return `max_steps`, or the number of steps in `epochs` epochs, rounded up."""
         if max_steps is not None:
             return max_steps
         return math.ceil(epochs * self.steps_per_epoch - 1e-9)
@@ -55,7 +55,7 @@ class GlobalBatches:
         return step // self.steps_per_epoch
 
     def rows(self, step: int) -> Ints:
-        """Row numbers (N,) of `step`, counted from 0 over all epochs."""
+        """Return the row numbers (N,) of `step`, counted from 0 over all epochs."""
         epoch, index = divmod(step, self.steps_per_epoch)
         start = index * self.batch_size
         stop = min(start + self.batch_size, self.num_rows)
@@ -73,25 +73,25 @@ class GlobalBatches:
         return np.unique(np.array(self.skipped, dtype=np.int64))
 
     def steps_of(self, rows: Ints, epoch: int) -> Ints:
-        """Step (N,) of an epoch that has each of `rows` (N,), skipped or not."""
+        """Return the step (N,) of each of `rows` (N,) in `epoch`, skipped or not."""
         positions = unpermute(rows, self.num_rows, self.seed, epoch)
         return epoch * self.steps_per_epoch + positions // self.batch_size
 
 
 @lru_cache(maxsize=2)
 def _block(number: int, size: int, seed: int, epoch: int) -> Ints:
-    """Images of one block's positions, cached because small batches share a block."""
+    """Return the rows of one block of an epoch. Small batches share a cached block."""
     begin = number * BLOCK
     return permute(np.arange(begin, min(begin + BLOCK, size)), size, seed, epoch)
 
 
 def permute(positions: Ints, size: int, seed: int, epoch: int) -> Ints:
-    """Images (N,) of `positions` (N,) under the permutation of `range(size)`."""
+    """Return the images (N,) of `positions` (N,) in a permutation of `range(size)`."""
     return _walk(positions, size, seed, epoch, _feistel)
 
 
 def unpermute(images: Ints, size: int, seed: int, epoch: int) -> Ints:
-    """Positions (N,) whose images are `images` (N,): the inverse of `permute`."""
+    """Return the positions (N,) of `images` (N,), as the inverse of `permute`."""
     return _walk(images, size, seed, epoch, _inverse_feistel)
 
 
@@ -105,7 +105,7 @@ def _walk(
     epoch: int,
     bijection: Callable[[Numbers, int, Numbers], Numbers],
 ) -> Ints:
-    """Apply `bijection` until all numbers (N,) are below `size`."""
+    """Apply `bijection` to `numbers` (N,) repeatedly until all are below `size`."""
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     sequence = np.random.SeedSequence([seed, epoch])
     keys = sequence.generate_state(FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
@@ -118,7 +118,7 @@ def _walk(
 
 
 def _feistel(values: Numbers, half_bits: int, keys: Numbers) -> Numbers:
-    """One keyed bijection of the numbers of `2 * half_bits` bits, (N,) -> (N,)."""
+    """Apply a keyed bijection to `values` (N,), numbers with `2 * half_bits` bits."""
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
@@ -135,27 +135,29 @@ def _inverse_feistel(values: Numbers, half_bits: int, keys: Numbers) -> Numbers:
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea & Flood 2014), wrapping around."""
+    """Apply the splitmix64 finaliser (Steele, Lea & Flood 2014), which wraps around."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 Plan = tuple[tuple[Ints, ...], ...]
-"""Division of one global batch: `[rank][k]` has positions (B,) in the batch. All ranks
-have the same number of micro-batches, because some collectives run once per micro-
-batch; some of them may be empty."""
+"""The micro-batches of one global batch. `plan[rank][k]` contains positions (B,) in the
+global batch. All ranks have the same number of micro-batches, because some collectives
+run once per micro-batch; a micro-batch may be empty."""
 
 
 class BudgetError(ValueError):
-    """A row is longer than the token budget of a micro-batch."""
+    """Raised if a row is longer than the token budget of a micro-batch."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Cuts global batches under a token budget. One more micro-batch costs the device
-    the time of `overhead_tokens`, and the host the time that the device needs for
-    `launch_tokens`; `grouped` weighs both against padding."""
+    """Split global batches into micro-batches that fit the token budget.
+
+    One more micro-batch costs the device the time of `overhead_tokens` tokens, and the
+    host that of `launch_tokens`. `grouped` weighs these costs against padding.
+    """
 
     strategy: Strategy
     token_budget: int
@@ -165,7 +167,10 @@ class Planner:
     launch_tokens: int = 0
 
     def plan(self, lengths: Ints) -> Plan:
-        """Plan for rows of `lengths` (N,). Raises BudgetError."""
+        """Return the plan for rows of the given lengths (N,), in tokens.
+
+        Raises BudgetError if a row is longer than the token budget.
+        """
         longest = self.max_length if self.strategy == "fixed" else int(lengths.max())
         if longest > self.token_budget:
             raise BudgetError(
@@ -178,7 +183,7 @@ class Planner:
         return self._padded(lengths)
 
     def _packed(self, lengths: Ints) -> Plan:
-        """Assign rows to the emptiest bin, longest first (LPT: Graham 1969)."""
+        """Assign the rows, longest first, to the emptiest bin (LPT, Graham 1969)."""
         bins = -(-int(lengths.sum()) // (self.token_budget * self.world_size))
         while True:
             contents, fullest = _fill_bins(lengths, bins * self.world_size)
@@ -190,7 +195,7 @@ class Planner:
         )
 
     def _padded(self, lengths: Ints) -> Plan:
-        """Cut slots, each with one row per rank, into runs."""
+        """Group rows into slots of one row per rank, and cut the slots into runs."""
         order, budget = np.arange(len(lengths)), self.token_budget
         if self.strategy == "grouped":
             order = np.argsort(-lengths, kind="stable")
@@ -207,8 +212,8 @@ class Planner:
         return tuple(tuple(self._rank_rows(order, c, r) for c in cuts) for r in ranks)
 
     def _rank_rows(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
-        """Rows of one rank in the slots of `cut`; the order of the ranks alternates
-        between slots, so that no rank gets the longer row every time."""
+        """Return the rows of `rank` in the slots of `cut`. The order of the ranks
+        alternates between slots, so that no rank always gets the longest row."""
         slots = np.arange(*cut)
         back = self.world_size - 1 - rank
         places = slots * self.world_size + np.where((slots - cut[0]) % 2, back, rank)
@@ -216,7 +221,8 @@ class Planner:
 
 
 def _fill_bins(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
-    """Fill `bins` bins almost equally; also return the fullest bin's tokens."""
+    """Distribute rows of `lengths` (N,) over bins almost equally. Return the positions
+    of each bin's rows, and the number of tokens in the fullest bin."""
     heap = [(0, index) for index in range(bins)]
     contents: list[list[int]] = [[] for _ in range(bins)]
     order = np.argsort(-lengths, kind="stable")
@@ -229,14 +235,14 @@ def _fill_bins(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
 
 
 def even_cuts(count: int, most: int) -> list[tuple[int, int]]:
-    """Runs [a, b) of `count` slots, each at most `most`, as equal as possible."""
+    """Cut `count` slots into ranges [a, b) of at most `most`, as equal as possible."""
     parts = max(1, -(-count // most))
     places = [count * part // parts for part in range(parts + 1)]
     return list(pairwise(places))
 
 
 def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
-    """Cut `lengths` into the longest ranges [a, b) whose padded size fits `budget`."""
+    """Cut `lengths` (S,) into the longest ranges [a, b) whose padded size fits."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -247,12 +253,15 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 MOST_PLACES = 256
-"""Maximum of possible cuts: planning 1,408 rows with a cut anywhere needed 40 ms."""
+"""Maximum number of possible cuts. Without it, planning 1,408 rows took 40 ms."""
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
-    """Runs [a, b) of descending `lengths` (S,), each within `budget`, with the least
-    padded tokens plus `overhead` per run. Dynamic programming over run ends."""
+    """Cut descending `lengths` (S,) into the ranges [a, b) that cost least.
+
+    The cost is the number of padded tokens plus `overhead` per range, and each range
+    must fit `budget`. Solved by dynamic programming over the range ends.
+    """
     tokens = len(lengths) * int(lengths[0])
     if tokens <= budget and tokens - int(lengths.sum()) <= overhead:
         return [(0, len(lengths))]  # a second run could not save its own cost
@@ -264,7 +273,7 @@ def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, 
         for start in range(end - 1, -1, -1):
             tokens = (places[end] - places[start]) * longest[start]
             if tokens > budget:
-                break  # so is each run that begins before it
+                break  # an earlier start is over the budget too
             if cost[start] + tokens <= least:
                 least, place = cost[start] + tokens, start
         cost.append(least + overhead)
@@ -277,8 +286,9 @@ def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, 
 
 
 def _places(lengths: Ints, budget: int) -> Ints:
-    """Positions (P,) at which descending `lengths` (S,) may be cut, both ends included:
-    all, or every few rows, if eight times that many fit the budget."""
+    """Return the positions (P,) at which descending `lengths` (S,) may be cut,
+    including both ends. If there are many rows, only every few positions are
+    considered, provided that the budget fits at least eight times as many rows."""
     few = min(-(-len(lengths) // MOST_PLACES), budget // (8 * int(lengths[0])))
     return np.append(np.arange(0, len(lengths), max(1, few)), len(lengths))
 
@@ -286,8 +296,9 @@ def _places(lengths: Ints, budget: int) -> Ints:
 def quickest_cuts(
     lengths: Ints, budget: int, overhead: int, launch: int
 ) -> list[tuple[int, int]]:
-    """The cheapest cuts of descending `lengths` (S,), or fewer if the device would wait
-    for the host, which needs the time of `launch` tokens per run; both work at once."""
+    """Return the cheapest cuts of descending `lengths` (S,), or fewer cuts if the
+    device would wait for the host. Host and device work in parallel, and the host needs
+    the time of `launch` tokens per range."""
 
     def sides(cuts: list[tuple[int, int]]) -> tuple[int, int]:
         device = sum((b - a) * int(lengths[a]) + overhead for a, b in cuts)
@@ -297,7 +308,7 @@ def quickest_cuts(
     while True:
         found.append(cheapest_cuts(lengths, budget, price))
         device, host = sides(found[-1])
-        # A run never saves a whole budget, and one run is the minimum.
+        # One more range never saves a whole budget, and there is at least one range.
         if device >= host or price >= budget or len(found[-1]) == 1:
             return min(found, key=lambda cuts: max(sides(cuts)))
         price *= 2

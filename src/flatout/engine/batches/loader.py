@@ -1,7 +1,7 @@
-"""Steps from persistent workers to the device, without a gap between epochs.
+"""Load steps in persistent workers and copy them to the device.
 
-The index of the loader is the step, so one DataLoader serves the whole run, a resumed
-run starts at its step in constant time, and workers are never restarted.
+The loader is indexed by step. One DataLoader therefore serves the whole run without a
+pause between epochs, and a resumed run reaches its first step in constant time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings
 
 BATCHES_A_WORKER = 2
-"""Number of batches per worker for an estimate; fewer are too noisy."""
+"""Minimum number of batches per worker for an estimate; fewer are too noisy."""
 RUN_BYTES = 2**20
-"""Size of the steps that a worker sends together: a message costs about 1 ms, whatever
-its size, and a batch of 13 short rows 0.2 ms."""
+"""Maximum bytes of steps in one message. A message costs a worker about 1 ms whatever
+its size, but building a batch of 13 short rows takes only 0.2 ms."""
 MOST_IN_A_RUN = 32
 BYTES_A_TOKEN = 40
-"""Upper bound over all fields of a batch."""
+"""Upper bound on the size of a token, summed over all fields of a batch."""
 
 
 class WorkerTimes:
-    """Batches made by each worker and the seconds spent on them, in shared memory.
+    """Count the batches of each worker, and the time spent on them, in shared memory.
 
-    Workers keep loading while evaluations and checkpoints stop the clock, and while the
-    first step compiles. Steps that then train on finished batches are faster than the
-    loader can sustain. A worker's time per batch does not depend on pauses, and it
-    limits the rate that may be reported.
+    Workers keep loading during evaluations and checkpoints, when the clock is stopped,
+    and while the first step compiles. The next steps find their batches ready and run
+    faster than the loader can sustain. The time that a worker needs per batch does not
+    depend on such pauses, so it sets an upper limit on the reported throughput.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -50,12 +50,12 @@ class WorkerTimes:
         self._batch_s = 0.0
 
     def add(self, worker: int, batches: int, seconds: float) -> None:
-        """Add one message's batches; called by workers."""
+        """Record the batches of one message. Called in the worker processes."""
         self._sums[worker] += (batches, seconds)
 
     def batch_s(self) -> float:
-        """Seconds between two batches if workers never wait, over the batches since the
-        last call with enough of them; 0 if unknown or without workers."""
+        """Return the seconds between two batches when no worker has to wait, or 0 if
+        this is unknown. The estimate is updated once enough new batches were built."""
         made, busy_s = self._sums.sum(axis=0) - self._counted
         if made and (made >= self._least or not self._batch_s):
             self._batch_s = float(busy_s / made / self._workers)
@@ -69,9 +69,9 @@ MAX_AUTO_WORKERS = 4
 def resolve_workers(
     settings: LoaderSettings, is_cuda: bool, ranks_here: int, *, decodes: bool = False
 ) -> int:
-    """Number of workers for `auto`: 0 on a CPU, because a worker needs a core of the
-    step (measured: collation is under 1 % of a step); with a GPU up to half of a rank's
-    cores, and all of them if rows are decoded."""
+    """Return the number of workers. On a CPU, `auto` is 0, because a worker would take
+    a core from the step (collation needs under 1 % of a step). On a GPU it is up to
+    half of the rank's cores, or all of them if rows are decoded."""
     if settings.num_workers != "auto":
         return settings.num_workers
     if not is_cuda:
@@ -85,16 +85,16 @@ def resolve_workers(
 def shared_memory_bytes(
     settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
 ) -> int:
-    """Bytes of /dev/shm that `num_workers` may fill with the longest rows."""
+    """Return the bytes of /dev/shm that the workers need for rows of `max_length`."""
     batch = BYTES_A_TOKEN * batch_size * max_length
     return batch * num_workers * settings.prefetch_factor
 
 
 @dataclass
 class StepLoader:
-    """Iterates over the batches of steps `range(start, stop)`, on the device.
+    """Iterate over the batches of steps `range(start, stop)`, on the device.
 
-    `wait_s` is the time in seconds for which the last `next` blocked the host.
+    `wait_s` is the time in seconds for which the last `next` call blocked the host.
     """
 
     data: StepRows
@@ -113,8 +113,8 @@ class StepLoader:
         self.times = WorkerTimes(self.num_workers)
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Yield batches and stop the workers at the end. Python's garbage collector
-        would end the queues first; each worker would then block this for 5 s."""
+        """Yield the batches, then stop the workers. If this were left to the garbage
+        collector, it would close the queues first and block for 5 s per worker."""
         self._batches = self._from_start()
         try:
             while True:
@@ -128,7 +128,7 @@ class StepLoader:
             self._batches.close()
 
     def restart(self, data: StepRows, step: int) -> None:
-        """Continue with `step`, cut by `data`."""
+        """Continue at `step` with batches from `data`."""
         self.data, self.start = data, step
         self._batches = self._from_start()
 
@@ -143,8 +143,9 @@ class StepLoader:
             yield from run
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
-        """Runs of steps; `copies` is the stream that copies them to a GPU."""
-        # Without workers several would be one long wait, and the next ones no wait.
+        """Yield groups of consecutive steps. `copies` is the CUDA stream that copies
+        them to the GPU."""
+        # Without workers, a group of several steps would be one long wait.
         size = run_steps(self.data) if self.num_workers else 1
         for steps in self._step_ranges():
             if self._in_ring:
@@ -155,8 +156,8 @@ class StepLoader:
 
     @property
     def _in_ring(self) -> bool:
-        """Return whether workers write batches, of a fixed size, for a GPU to shared
-        locked memory."""
+        """Return whether workers write batches to shared, page-locked memory. This
+        needs a GPU and rows of a fixed size."""
         locked = self.settings.pin_memory and self.runtime.is_cuda
         return locked and self.data.rows.row_bytes > 0
 
@@ -170,7 +171,8 @@ class StepLoader:
                 yield StepRun.of([batch])
 
     def _step_ranges(self) -> Iterator[range]:
-        """The whole run; or one range per epoch, if workers must not persist."""
+        """Yield a range for the whole run, or for each epoch if workers do not
+        persist."""
         if self.settings.persistent_workers:
             yield range(self.start, self.stop)
             return
@@ -194,8 +196,8 @@ class StepLoader:
             batch_size=None,
             sampler=steps,
             num_workers=self.num_workers,
-            # Else each iteration draws from the generator of dropout, and a resumed run
-            # draws other numbers than an uninterrupted one.
+            # Without it, each iteration advances the global generator, and dropout in a
+            # resumed run differs from dropout in an uninterrupted run.
             generator=torch.Generator(),
             pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
             **workers,
@@ -203,22 +205,22 @@ class StepLoader:
 
 
 def run_steps(data: StepRows) -> int:
-    """Number of steps that a worker sends together, limited by their size with the
-    longest rows. Decoded rows need enough time to be sent one by one."""
+    """Return how many steps a worker sends in one message, limited by their maximum
+    size. Decoding takes much longer than a message, so decoded rows are sent alone."""
     if data.rows.decodes:
         return 1
     return max(1, min(MOST_IN_A_RUN, RUN_BYTES // batch_bytes(data)))
 
 
 def batch_bytes(data: StepRows) -> int:
-    """Maximum size of a step in bytes."""
+    """Return the maximum size of a step in bytes."""
     row = BYTES_A_TOKEN * data.rows.facts.largest_sample + data.rows.row_bytes
     return int(data.batches.batch_size * row)
 
 
 def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
-    """Runs of `size` steps; the first `alone` runs, for which the training waits and
-    which fill the workers' caches, have one step."""
+    """Split `steps` into ranges of `size` steps. The first `alone` ranges have a single
+    step, because training waits for them and they fill the workers' caches."""
     first = steps[:alone]
     for step in first:
         yield range(step, step + 1)
@@ -228,7 +230,7 @@ def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Map-style data of a DataLoader whose index is a range of steps."""
+    """A map-style dataset that is indexed by a range of steps."""
 
     data: StepRows
 
@@ -238,7 +240,7 @@ class _Runs:
 
 @dataclass
 class _Timed:
-    """Measures each worker's messages except its first, which fills caches."""
+    """Time each worker's messages except the first one, which fills its caches."""
 
     data: Any
     times: WorkerTimes
@@ -258,7 +260,7 @@ class _Timed:
 def _prefetch_to_device(
     runs: Iterator[StepRun], device: torch.device, side: torch.cuda.Stream
 ) -> Generator[StepRun]:
-    """Copy the next run's tensors on a side stream while this one computes."""
+    """Copy the tensors of the next run on the stream `side` while this run computes."""
     ahead: tuple[StepRun, Any] | None = None
     for run in runs:
         with torch.cuda.stream(side):
@@ -271,8 +273,8 @@ def _prefetch_to_device(
 
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
-    """Let this stream wait for the run's own copy, not for the next one's, and keep the
-    memory until it has been used."""
+    """Make the current stream wait for the copy of this run, but not of the next one,
+    and keep the memory alive until the stream has used it."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)

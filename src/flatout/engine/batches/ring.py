@@ -1,8 +1,8 @@
-"""Memory that workers write steps to and a device reads them from.
+"""Shared memory that workers write batches to and the GPU reads them from.
 
 A batch of images from a DataLoader worker is normally copied four times: out of Arrow,
-next to the batch's other tensors, through shared memory, into page-locked memory. Here
-it is copied once. Workers are forked and share the pages; the host locks them.
+into the batch's buffer, through shared memory and into page-locked memory. Here it is
+copied once, because the forked workers share the pages, which the host has locked.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from flatout.engine.rows.layout import round_up
 logger = logging.getLogger(__name__)
 
 SPARE = 3
-"""Extra slots: for the batch in use, for the one that the device copies, and for the
-one that is requested."""
+"""Extra slots for the batch in use, the batch that is being copied to the device, and
+the batch that is requested next."""
 EXTRA_BYTES = 128
-"""Bytes per row for targets, labels and crops. A larger batch is sent normally."""
+"""Extra bytes per row for targets, labels and crops. A batch that does not fit into its
+slot is sent as an ordinary DataLoader batch."""
 
 
 class Ring:
-    """Slots that steps use in turn. A slot is reused when its copy to the device is
-    done."""
+    """A ring buffer with one batch per slot. A slot is reused once its batch has been
+    copied to the device."""
 
     def __init__(self, places: int, size: int) -> None:
-        """`size`: maximum bytes of a step."""
+        """Allocate `places` slots, each for a step of at most `size` bytes."""
         size = round_up(size, mmap.PAGESIZE)
         self._shared = mmap.mmap(-1, places * size)
         flat = torch.frombuffer(self._shared, dtype=torch.uint8)
@@ -44,7 +45,7 @@ class Ring:
 
     @classmethod
     def of(cls, data: StepRows, ahead: int) -> Ring:
-        """Ring for batches of `data`, of which `ahead` are in progress."""
+        """Create a ring for the batches of `data`, of which `ahead` are in progress."""
         rows = -(-data.batches.batch_size // data.planner.world_size)
         row_bytes = data.rows.row_bytes + EXTRA_BYTES
         return cls(ahead + SPARE, rows * row_bytes + 64 * ALIGNMENT)
@@ -53,11 +54,11 @@ class Ring:
         return len(self._memory)
 
     def place(self, number: int) -> Tensor:
-        """Memory of one slot (bytes,)."""
+        """Return the memory of one slot as a tensor of shape (bytes,)."""
         return self._memory[number]
 
     def numbered(self, steps: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Each step with its slot, once the slot's last copy is done."""
+        """Yield each step with its slot, once the slot's previous copy is done."""
         for count, step in enumerate(steps):
             number = count % len(self)
             if self._read[number] is not None:
@@ -67,9 +68,9 @@ class Ring:
     def batches(
         self, made: Iterable[StepBatch], copies: Any = None
     ) -> Generator[StepBatch]:
-        """Batches with their buffers, in the order of `numbered`. The consumer must
-        have started the copy of a batch, on the stream `copies`, before it requests
-        the next one."""
+        """Yield the batches with their buffers, in the order of `numbered`. Before the
+        consumer requests the next batch, it must have started to copy the current one
+        on the stream `copies`."""
         for count, batch in enumerate(made):
             if len(batch.buffer):
                 yield batch
@@ -81,7 +82,8 @@ class Ring:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Page-lock the memory for GPU reads; call it after all workers are forked."""
+        """Context manager that page-locks the memory for copies to the GPU. Enter it
+        only after all workers have been forked."""
         start, size = self._memory.data_ptr(), self._memory.nbytes
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         failed = int(runtime.cudaHostRegister(start, size, 0))
@@ -92,7 +94,7 @@ class Ring:
                 size / 2**30,
                 failed,
             )
-            # Otherwise PyTorch would raise this error at its next kernel.
+            # Clear the error; otherwise PyTorch would raise it at the next kernel.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda").add_(1)
         try:
@@ -105,8 +107,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class RingDataset:
-    """Map-style data of a DataLoader whose index is a step and its slot. A batch that
-    is in the slot is sent without its buffer."""
+    """A map-style dataset that is indexed by a step and its slot. If a batch fits into
+    the slot, it is sent to the main process without its buffer."""
 
     data: StepRows
     ring: Ring

@@ -1,4 +1,4 @@
-"""Train rows that a run leaves out (`train.skip_rows`)."""
+"""Read and check the training rows that a run leaves out (`train.skip_rows`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ COLUMN = "row"
 
 
 def skipped_rows(given: Sequence[int] | str, num_rows: int) -> Ints:
-    """Return the numbers (N,) of `train.skip_rows`, sorted. Raises SettingsError."""
+    """Return the sorted row numbers (N,) of `train.skip_rows`, a list or a file. Raises
+    SettingsError if the file cannot be read or a row does not exist."""
     found = _read(Path(given)) if isinstance(given, str) else given
     rows = np.unique(np.array(found, dtype=np.int64))
     outside = rows[(rows < 0) | (rows >= num_rows)]
@@ -45,7 +46,7 @@ def _read(path: Path) -> Sequence[int]:
 
 
 def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> None:
-    """Raise SettingsError if one of the steps is left without a row."""
+    """Raise SettingsError if `skipped` (N,) contains all rows of a step."""
     least = batches.num_rows % batches.batch_size or batches.batch_size
     for epoch in range(math.ceil(total_steps / batches.steps_per_epoch)):
         steps, counts = np.unique(batches.steps_of(skipped, epoch), return_counts=True)
