@@ -46,7 +46,7 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
         "compute-bound (loader wait 3.7 %), peak 1.2 GiB",
         "validation  loss 0.9123  accuracy 0.7490",
         "test        loss 0.7996  accuracy 0.7780",
-        "            accuracy 0.1114 by saying 'pandas' always",
+        "            accuracy 0.1114 by always predicting 'pandas'",
         "            never predicted: mlflow, sympy",
         "model       data/06_models/model",
         "report      data/08_reporting/train_report.json",
@@ -73,7 +73,7 @@ def test_a_language_model_is_not_offered_to_predict_which_refuses_it():
     [
         (
             {"accuracy": 0.5, "majority_label": "a, b", "majority_accuracy": 0.25},
-            "accuracy 0.2500 by saying 'a, b' always",
+            "accuracy 0.2500 by always predicting 'a, b'",
         ),
         (
             {"never_predicted": [f"c{n}" for n in range(9_999)]},

@@ -66,7 +66,7 @@ def _of_evaluation(
         yield report["split"], _figures(report, "", metric)
         if MAJORITY in report:
             most, share = report["majority_label"], report[MAJORITY]
-            yield "", f"accuracy {share:.4f} by saying {most!r} always"
+            yield "", f"accuracy {share:.4f} by always predicting {most!r}"
         if never := report.get("never_predicted"):
             more = f" and {len(never) - SHOWN_NAMES} more" * (len(never) > SHOWN_NAMES)
             names = ", ".join(map(str, never[:SHOWN_NAMES]))
