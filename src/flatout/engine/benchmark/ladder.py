@@ -1,10 +1,11 @@
-"""The ladder: the slow configuration, then one optimisation after the other.
+"""Mode `ladder`: start with a slow configuration and add one optimisation at a time.
 
-Common tips are first, in the order of the guides that name them, then flatout's. Each
-rung is measured alternating with the rungs kept below it, window by window. A rung that
-loses is shown and left out of the rungs above it. At the end all kept
-rungs are compared with the slow configuration; if a larger global batch was kept, the
-rungs that do not change the optimisation are compared first.
+Common tips come first, in the order of the guides that name them, followed by flatout's
+own optimisations. Windows of each rung alternate with windows of all rungs kept below
+it. A rung that makes training slower is reported, but left out of the rungs above it.
+At the end, all kept rungs together are compared with the slow configuration. If a
+larger global batch was kept, the rungs that do not change the optimisation are first
+compared on their own.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from flatout.engine.benchmark.trials.trial_spec import (
 )
 
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
-"""Labels of the last rungs: with a larger global batch, and without."""
+"""Labels of the final comparisons, with and without a larger global batch."""
 KEPT_FROM = 0.98
-"""A rung whose rate is below this share of the rate of the rung below is left out."""
+"""A rung is left out if its rate is below this share of the rate without it."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One row of benchmark_ladder.csv."""
+    """A row of benchmark_ladder.csv."""
 
     rung: int
     name: str
     samples_per_s: float | None
     individual: float | None
-    """Rate divided by that of the rungs kept below, measured alternating."""
+    """Rate divided by that of the rungs kept below. Their windows alternate."""
     cumulative: float | None
-    """Rate divided by that of the slow configuration: the product of the kept gains; in
-    the last rows, the measured ratio."""
+    """Rate divided by that of the slow configuration. It is the product of the kept
+    gains, except in the final comparisons, where it is measured."""
     spread_pct: float | None
-    """Spread of the middle half of these ratios; for a trial without a pair (the first
-    row), (highest - lowest) / median of its rates."""
+    """Interquartile range of these ratios divided by their median, in percent. In the
+    first row, which has no ratios, it is (highest - lowest) / median of the rates."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -53,21 +54,21 @@ class Step:
 
 @dataclass
 class LadderState:
-    """The changes to conf/slow that were kept so far."""
+    """The changes to conf/slow that have been kept so far."""
 
     changes: Changes = field(default_factory=dict)
     same: Changes = field(default_factory=dict)
-    """The kept changes that do not affect the optimizer."""
+    """The kept changes that do not change the optimisation."""
     gained: float = 1.0
-    """Product of the gains that were kept."""
+    """The product of the kept gains."""
 
     def complete(self, rung: Rung) -> Rung:
-        """Return `rung` with the required changes that the rungs below lack."""
+        """Return `rung` with the required changes that are not yet in effect."""
         now = {**SLOW, **self.changes}
         missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
         changes = {**missing, **rung.changes}
         if changes.get("train.cuda_graphs") == "auto" and not now["train.cuda_graphs"]:
-            del changes["train.cuda_graphs"]  # graphs that lost are not used again
+            del changes["train.cuda_graphs"]  # they were left out on a lower rung
         return replace(rung, changes=changes)
 
     def keep(self, rung: Rung, ratio: float) -> None:
@@ -78,12 +79,12 @@ class LadderState:
 
 
 SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
-"""Columns of a trial with resolved values."""
+"""Columns of a trial that hold resolved values."""
 
 
 def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
-    """Return whether the trial measured something else, because the device or the model
-    lacks the feature and a substitute was used."""
+    """Return whether the trial fell back to a substitute, because the device or the
+    model lacks the rung's feature."""
     if "runtime.attention" in rung.changes and trial.attention == "none":
         return True
     return any(
@@ -94,7 +95,8 @@ def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
-    """Climb the ladder; every rung is an end-to-end trial."""
+    """Climb the ladder, and yield a row for each rung. Every rung is an end-to-end
+    trial."""
     chosen, climb = rungs(bench.settings), LadderState()
     slowest = with_changes(bench.settings, SLOW)
     measured = partial(bench.compare, slowest)
@@ -122,7 +124,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 
 def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
-    """Measure all kept changes, alternating with the ladder's first configuration."""
+    """Compare all kept changes with the slow configuration. Their windows alternate."""
     label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
     top, times = measured(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
@@ -138,7 +140,7 @@ def _step(
     *,
     kept: bool,
 ) -> Step:
-    """Return the row of a rung. `gained`: product of the kept gains below."""
+    """Return the row of a rung. `gained` is the product of the kept gains below it."""
     return Step(
         rung=number,
         name=rung.name,

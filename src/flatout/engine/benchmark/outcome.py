@@ -1,4 +1,4 @@
-"""benchmark_summary.json: the result of a benchmark as plain values."""
+"""Summarise a benchmark as plain values, for benchmark_summary.json."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from flatout.engine.models.flops import peak_tflops
 
 
 class BenchmarkError(RuntimeError):
-    """A benchmark without any measurement."""
+    """Raised if a benchmark has no successful measurement."""
 
     exit_code = 1
 
 
 def summarise(search: Search) -> dict[str, Any]:
-    """Return everything except the tables."""
+    """Return the content of benchmark_summary.json, which is all except the tables."""
     bench, recommended = search.bench, search.recommended
     return {
         "mode": bench.options.mode,
@@ -76,7 +76,7 @@ def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _first_fault(search: Search) -> TrialResult | None:
-    """Return the trial that explains why a mode has no recommendation."""
+    """Return the first failed end-to-end trial, to explain a missing recommendation."""
     if search.bench.options.mode not in ADVISES or not search.complete:
         return None
     tried = [t for t in search.bench.results if t.kind == "end_to_end"]
@@ -84,8 +84,8 @@ def _first_fault(search: Search) -> TrialResult | None:
 
 
 def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    """Return the verdict on the recommended trial, else on the top of a ladder, else on
-    the fastest trial on the largest number of devices."""
+    """Return the verdict for the recommended trial, falling back to the last trial of
+    the ladder, then to the fastest trial on the largest number of devices."""
     bench = search.bench
     measured = [t for t in bench.results if t.kind == "end_to_end"]
     tops = {step.trial_id for step in search.ladder[-1:]}
@@ -99,15 +99,19 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
         return None
     single = next((t for t in measured if t.world_size == 1), None)
     if not nvidia_gpu_count():
-        single = None  # ranks on a CPU share its cores, which limits them
+        single = None  # ranks on a CPU share its cores, so they cannot scale
     tried = [t for t in bench.results if t is not chosen]
     found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
     return {"trial_id": chosen.trial_id, **asdict(found)}
 
 
 def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    """Return the tuned parameters and their origin; None without a recommendation.
-    `gained`: faster than noise, or safe if the faster configured settings are not."""
+    """Return the tuned parameters and their provenance; None if `trial` is None.
+
+    `gained` is False if they are as fast as the configured settings or less than `GAIN`
+    times as fast. Slower settings count as a gain: they are recommended only if the
+    configured settings leave too little memory free.
+    """
     if trial is None:
         return None
     bench = search.bench
@@ -133,7 +137,7 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
-    """Return whether it trained with the same parameters and number of devices."""
+    """Return whether both ran with the same parameters and number of devices."""
     one, other = (tuned_parameters(bench.settings, t) for t in (trial, wanted))
     return (
         trial.ok

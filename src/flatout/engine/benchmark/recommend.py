@@ -1,4 +1,4 @@
-"""The recommendation: three picks, the time of a training, the tuned settings."""
+"""Recommend trials, estimate the training time, and return the tuned settings."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ def pick(
     free_global_batch: bool = False,
     rate_of: Callable[[TrialResult], float] = attrgetter("rate"),
 ) -> dict[str, TrialResult | None]:
-    """Choose among whole trainings at the user's global batch, or at any if it is free:
-    the fastest, the one with the most samples/s per GiB, and the fastest that leaves
-    the head-room free; None if no trial qualifies. `rate_of`: the rate by which they
-    are compared."""
+    """Pick the fastest, the most memory-efficient and the recommended trial.
+
+    Only end-to-end trials with the user's global batch size are considered, unless
+    `free_global_batch` is set. The most efficient trial has the most samples/s per GiB
+    of reserved memory. The recommended trial is the fastest that leaves the share
+    `headroom` of `memory_gib` free. A pick is None if no trial qualifies. `rate_of`
+    returns the rate by which trials are compared.
+    """
     rated = [
         trial
         for trial in trials
@@ -50,8 +54,8 @@ def pick(
 
 
 def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
-    """Return the learning rate for a global batch `growth` times as large: `sqrt`
-    (Krizhevsky 2014), `linear` (Goyal et al. 2017) or `none`."""
+    """Return the learning rate for a global batch that is `growth` times as large.
+    `rule` is `sqrt` (Krizhevsky 2014), `linear` (Goyal et al. 2017) or `none`."""
     factors = {"sqrt": math.sqrt(growth), "linear": growth, "none": 1.0}
     return rate * factors[rule]
 
@@ -59,8 +63,8 @@ def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
 def time_to_train(
     rows: int, epochs: float, before: TrialResult | None, after: TrialResult | None
 ) -> dict[str, Any] | None:
-    """Return hours of step time with the configured settings and with those of `after`;
-    evaluation, checkpoints and start-up are not included."""
+    """Return the hours that all training steps take with the settings of `before` and
+    of `after`. Evaluation, checkpoints and start-up are not included."""
     if after is None:
         return None
     hours = [
@@ -71,8 +75,8 @@ def time_to_train(
 
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
-    """Return nested parameters with which a training runs as `trial` ran: all resolved
-    values are written out, so that no `auto` resolves differently."""
+    """Return nested parameters that make training run exactly as `trial` ran. Resolved
+    values are written out, so that no `auto` can resolve differently."""
     found: dict[str, Any] = {
         "runtime": {"precision": trial.precision},
         "train": {
@@ -109,9 +113,12 @@ def provenance(
     rates: Sequence[float] = (),
     gain: float | None = None,
 ) -> dict[str, Any]:
-    """Return the origin of parameters: their measurements, or this machine as it is.
-    `rates`: samples/s of each trial with them; `gain`: rate divided by that of the
-    configured settings."""
+    """Return a record of where parameters were measured.
+
+    `rates` are the samples/s of each trial with these parameters. `gain` is their rate
+    divided by that of the configured settings. Without both, the record describes only
+    this machine, model and data, to be compared with a stored record.
+    """
     rate, several = median(rates) if rates else 0.0, len(rates) > 1
     model = settings.model.model_dump_json() + str(settings.tokenize.max_length)
     return {
@@ -129,13 +136,13 @@ def provenance(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of packages that decide speed, without importing them."""
+    """Return the versions of the packages that affect speed, without importing them."""
     found = {name: version(name) for name in ("torch", "transformers")}
     return {"flatout": __version__, **found}
 
 
 def mismatches(tuned: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return a text for each difference between the machine of `tuned` and `here`."""
+    """Describe each difference between the records `tuned` and `here`."""
     found = [
         f"{word} {tuned[name]}, here {here[name]}"
         for name, word in _WORDS.items()

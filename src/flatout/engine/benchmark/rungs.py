@@ -1,4 +1,4 @@
-"""The rungs of the ladder: common tips, then flatout's optimisations."""
+"""The rungs of the ladder: common tips, followed by flatout's own optimisations."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ SLOW: dict[str, Any] = {
     "train.loader.pin_memory": False,
     "train.loader.persistent_workers": False,
 }
-"""conf/slow by path; a test keeps the two equal."""
+"""The settings of conf/slow, by path. A test ensures that the two are equal."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One optimisation."""
+    """An optimisation on the ladder."""
 
     name: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Changes that it requires, added if a rung below was left out."""
+    """Changes that the rung requires. They are added if a lower rung was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 
 
 def rungs(settings: Settings) -> list[Rung]:
-    """Return the rungs that apply to this device and these rows, in order: samples of
-    one shape have no padding to avoid."""
+    """Return the rungs that apply to this device and data, in order. Rungs about
+    batching are left out if all samples have the same shape, without padding."""
     gpu = nvidia_gpu_count() > 0
     found = [
         *_common_rungs(settings.train, gpu),
@@ -63,7 +63,7 @@ def rungs(settings: Settings) -> list[Rung]:
 
 
 def _common_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
-    """Return the common tips, in the order of the guides that name them."""
+    """Return the common tips, in the order of the guides that they come from."""
     rarely = {
         "train.synchronize_every_step": False,
         "train.log_every": train.log_every,
@@ -91,12 +91,12 @@ def _common_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
 
 
 def _own_rungs(gpu: bool) -> list[Rung]:
-    # Packing uses its own kernels, so the result of fused attention for padded batches
-    # does not apply to it. On a GPU they require half precision.
+    # Packed batches use other attention kernels, so a loss of fused attention on padded
+    # batches does not apply to them. On a GPU these kernels require half precision.
     packed = {"train.batching": "packed", "runtime.attention": "auto"}
     half = {"runtime.precision": "bf16"}
     fused = {"train.fused_optimizer": True}
-    # Kernels of the residual stream exist only in compiled blocks.
+    # Only compiled blocks have kernels for the residual stream.
     compiled = {**half, "train.compile": True}
     residual = {"runtime.residual": "bf16"}
     graphs = {"train.cuda_graphs": True}
@@ -111,7 +111,8 @@ def _own_rungs(gpu: bool) -> list[Rung]:
 
 
 def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
-    """Return larger global batches: another optimisation, so last and marked."""
+    """Return rungs with larger global batches. They change the optimisation, so they
+    come last and are marked."""
     wanted = settings.train.global_batch_size
     sizes = [wanted] if wanted > slow_batch else []
     if gpu:

@@ -1,4 +1,4 @@
-"""The benchmark's state: trials run, stored, and resumed after a kill."""
+"""Run the trials of a benchmark, store them, and resume after an interruption."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from flatout.engine.rows.rows import SplitRows, open_rows
 logger = logging.getLogger(__name__)
 
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
-"""Minutes that mode tune explores. On an H200 a trial that compiles needs 45 to 60 s;
-with caches of earlier ones on the disk its dozen trials needed 290 s."""
+"""Minutes that mode `tune` spends on exploration. On an H200, a trial that compiles
+takes 45 to 60 s. With a warm compilation cache, a dozen trials took 290 s."""
 
 
 Watch = Callable[[TrialResult], None]
@@ -40,42 +40,40 @@ Watch = Callable[[TrialResult], None]
 
 
 UNPAIRED = "unpaired"
-"""Status of a trial whose paired process has ended."""
+"""Status of a trial whose reference process ended early."""
 ALONE = "one after the other"
-"""Note of a trial that could not be measured alternating."""
+"""Note of a trial that could not alternate with its reference."""
 
 
 class OutOfTime(Exception):
-    """`benchmark.max_minutes` is over: measurements are kept, no trial begins."""
+    """Raised once `benchmark.max_minutes` are over. Finished trials are kept."""
 
 
 @dataclass
 class Bench:
-    """Runs trials of one benchmark and stores their results.
-
-    An interrupted benchmark leaves a file `running`; the next one of the same mode
-    reuses its answers. A finished benchmark is measured again.
-    """
+    """Runs the trials of one benchmark and stores their results. If a benchmark is
+    interrupted, a file named `running` stays behind, and the next benchmark of the same
+    mode reuses its answers. After a complete benchmark, everything is measured anew."""
 
     settings: Settings
     files: JobFiles
     folder: Path
-    """Folder with one sub-folder per trial: spec.json, log.txt, result.json."""
+    """Folder with a subfolder for each trial (spec.json, log.txt, result.json)."""
     watch: Watch | None = None
     results: list[TrialResult] = field(default_factory=list)
     reused: int = 0
     profile: dict[str, Any] | None = None
-    """Files that the profile of the chosen trial left."""
+    """The profiled trial and the files of its profile."""
     begin_s: float = field(default_factory=time.perf_counter)
 
     @cached_property
     def rows(self) -> SplitRows:
-        """Rows of the train split."""
+        """The rows of the training split."""
         return open_rows(Path(self.files.train))
 
     @cached_property
     def processes(self) -> int:
-        """Number of devices of this machine that training will use."""
+        """The number of devices of this machine that training uses."""
         return resolve_processes(self.settings.train.distributed)
 
     @cached_property
@@ -84,7 +82,8 @@ class Bench:
 
     @property
     def memory_gib(self) -> float | None:
-        """Memory of the device, or of the machine, as a trial reported it."""
+        """The memory of the device, or of a machine without a GPU, in GiB; None until
+        a trial has reported it."""
         reported = (t.figures.get("device_memory_gib") for t in self.results)
         return next(filter(None, reported), None)
 
@@ -93,7 +92,7 @@ class Bench:
         return time.perf_counter() - self.begin_s
 
     def explored(self, share: float = 1.0) -> bool:
-        """Return whether `share` of mode tune's time for exploring is over."""
+        """Return whether `share` of the exploration time of mode `tune` has passed."""
         minutes = self.options.tune_minutes
         if minutes == "auto":
             minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU
@@ -104,7 +103,7 @@ class Bench:
         return self.settings.benchmark
 
     def start(self) -> None:
-        """Make the folder ready: kept if a benchmark was interrupted, else empty."""
+        """Prepare the folder. It is emptied unless an interrupted benchmark resumes."""
         interrupted = self._running.exists()
         if self.folder.exists() and not (interrupted and self.options.resume):
             shutil.rmtree(self.folder)
@@ -113,12 +112,12 @@ class Bench:
         self.begin_s = time.perf_counter()
 
     def finish(self) -> None:
-        """Mark the benchmark as complete: the next one starts from the beginning."""
+        """Mark the benchmark as complete, so that the next one starts anew."""
         self._running.unlink()
 
     @property
     def _running(self) -> Path:
-        """A file that exists from the start of a benchmark to its end."""
+        """A file that exists while a benchmark runs or after it was interrupted."""
         return self.folder / "running"
 
     def run(
@@ -131,9 +130,12 @@ class Bench:
         options: Mapping[str, Any] | None = None,
         base: Settings | None = None,
     ) -> TrialResult:
-        """Run one trial: `base` (the benchmark's settings) with `changes` by path.
-        Steps run on the same number of devices as training, unless `world_size` sets
-        another. Raises OutOfTime."""
+        """Run one trial, or reuse its stored answer.
+
+        Its settings are `base`, by default those of the benchmark, with `changes`
+        applied by path. Steps run on as many devices as training uses, unless
+        `world_size` is given. Raises OutOfTime if the time limit has passed.
+        """
         settings = with_changes(base or self.settings, changes or {})
         spec = TrialSpec(
             kind=kind,
@@ -160,10 +162,12 @@ class Bench:
     def compare(
         self, base: Settings, number: int, label: str, changes: Changes, below: Changes
     ) -> tuple[TrialResult, float | None]:
-        """Return an end-to-end trial of `base` with `changes`, on one device, and its
-        rate divided by that of `base` with the changes `below`: measured alternating,
-        each in a separate process, or one after the other if both do not fit at a
-        time."""
+        """Measure `base` with `changes` against `base` with `below` on one device.
+
+        Return the end-to-end trial of `changes` and its rate divided by that of
+        `below`. Their windows alternate, each configuration in a process of its own. If
+        both do not fit into memory at the same time, one runs after the other.
+        """
         reference = with_changes(base, below)
         stored = reference.model_dump(mode="json", exclude={"benchmark", "sweep"})
         run = partial(self.run, "end_to_end", base=base, world_size=1)
@@ -189,7 +193,7 @@ class Bench:
         }
 
     def _refused(self, spec: TrialSpec) -> Answer | None:
-        """Return the answer to a trial that cannot be measured, without a process."""
+        """Return an error answer if the trial cannot be run with this data."""
         rows, batch = len(self.rows), spec.settings.train.global_batch_size
         if batch <= rows:
             return None

@@ -1,4 +1,4 @@
-"""The choice of the next trial: the modes of the benchmark, and their results."""
+"""The modes of the benchmark, which choose the trials, and their results."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from flatout.engine.parameters import Settings
 logger = logging.getLogger(__name__)
 
 ADVISES = frozenset({"tune", "grid"})
-"""Modes that recommend settings for the user's training."""
+"""Modes that recommend settings to the user."""
 
 
 @dataclass
 class Search:
-    """The results of a mode, when it has ended or was interrupted."""
+    """The results of a benchmark, which is complete or was interrupted."""
 
     bench: Bench
     ladder: list[Step] = field(default_factory=list)
     tuned: Tuned | None = None
     complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
-    """Combinations skipped beyond one that ran out of memory."""
+    """Combinations that were skipped because a smaller batch ran out of memory."""
 
     @property
     def configured(self) -> TrialResult | None:
-        """The end-to-end trial with the original settings, in modes that recommend."""
+        """The end-to-end trial with the original settings, or None."""
         found = (t for t in self.bench.results if t.label == CONFIGURED)
         return next(found, None)
 
     @property
     def picks(self) -> dict[str, TrialResult | None]:
-        """Return the picks for the user's training; empty in modes that only compare,
-        and for an interrupted search."""
+        """The recommended trials by name (see `recommend.pick`). All are None if the
+        mode makes no recommendations or the search was interrupted."""
         bench, options = self.bench, self.bench.options
         if options.mode not in ADVISES or not self.complete:
             return dict.fromkeys(PICKS)
@@ -62,8 +62,8 @@ class Search:
         return self.picks["recommended"]
 
     def rate_of(self, trial: TrialResult) -> float:
-        """Return samples/s; for a trial paired with the configured settings, scaled to
-        the speed of the host during their trial."""
+        """Return a trial's throughput in samples/s. If the trial alternated with the
+        configured settings, it is scaled to the host's speed during their own trial."""
         if self.tuned is None or trial.times_below is None:
             return trial.rate
         return float(trial.times_below * self.tuned.configured.rate)
@@ -74,7 +74,7 @@ def search(
     files: JobFiles,
     watch: Watch | None = None,
 ) -> Search:
-    """Run the mode that the settings choose; call `watch` after each trial."""
+    """Run the mode chosen in the settings, and call `watch` after each trial."""
     options = settings.benchmark
     folder = Path(options.folder) / options.mode
     bench = Bench(settings, files, folder, watch)
@@ -97,8 +97,8 @@ def search(
 
 
 def profile_best(search: Search) -> None:
-    """Profile the recommended training of the search, else the fastest; the configured
-    one if there is no recommendation."""
+    """Profile the recommended trial, or else the fastest end-to-end trial, or else the
+    configured settings."""
     bench = search.bench
     rated = [t for t in bench.results if t.ok and t.kind == "end_to_end"]
     fastest = max(rated, key=lambda trial: trial.rate, default=None)
@@ -113,8 +113,8 @@ def profile_best(search: Search) -> None:
 
 
 def run_grid(search: Search) -> None:
-    """Run every combination of the lists, end to end, with rising batch until memory
-    runs out."""
+    """Run every combination of the listed values end to end. Combinations with a larger
+    batch than one that ran out of memory are skipped."""
     bench = search.bench
     plan = _combinations(bench)
     logger.info("%d combinations", len(plan))
@@ -131,7 +131,7 @@ BATCH = "train.global_batch_size"
 
 
 def _is_beyond(changes: Mapping[str, Any], full: Iterable[Changes]) -> bool:
-    """Return whether a smaller batch ran out of memory with all else the same."""
+    """Return whether a smaller batch with otherwise equal changes ran out of memory."""
     rest = {**changes, BATCH: None}
     return any(
         {**one, BATCH: None} == rest and one[BATCH] < changes[BATCH] for one in full
@@ -149,13 +149,13 @@ def _combinations(bench: Bench) -> list[Changes]:
         "train.batching": options.strategies,
         "train.token_budget": options.token_budgets or ["auto"],
     }
-    if options.precisions == ["auto"]:  # the configured one
+    if options.precisions == ["auto"]:  # keep the configured precision
         del axes["runtime.precision"]
-    if bench.settings.train.rows != "tokens":  # one shape: no padding
+    if bench.settings.train.rows != "tokens":  # all rows have one shape: no padding
         del axes["train.batching"]
     axes = {name: values for name, values in axes.items() if values}
     combinations = (dict(zip(axes, v, strict=True)) for v in product(*axes.values()))
-    first = options.prefetch_factors[:1]  # without workers it has no effect
+    first = options.prefetch_factors[:1]  # has no effect if there are no workers
     return [
         changes
         for changes in combinations

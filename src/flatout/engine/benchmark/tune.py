@@ -1,9 +1,10 @@
-"""tune: the best settings from few trials.
+"""Mode `tune`: find the best settings with few trials.
 
-First only compute, over strategies, budgets and step options; then only the loader,
-over workers; then the best of both end to end, alternating with the configured
-settings. Further short processes of the chosen settings show how far trainings differ.
-The global batch is the user's.
+The search first measures compute alone, for different batching strategies, token
+budgets and step options. It then measures the loader alone, for different numbers of
+workers. Finally it measures the best of both end to end, alternating with the
+configured settings, and runs the chosen settings in a few more short processes to show
+how much their rates vary. The user's global batch size is never changed.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 CONFIGURED = "as configured"
 """Label of the end-to-end trial with the original settings."""
 GAIN = 1.02
-"""A change is kept if it gains at least this factor, which is more than noise."""
+"""A change is kept if it speeds training up by at least this factor, above noise."""
 LOADER_MARGIN = 1.5
-"""The loader without steps must be faster than the steps by this factor."""
+"""The loader alone must be faster than the training steps by this factor."""
 FREE_LOADER = 20.0
-"""With this factor no worker is needed: making batches costs under 5 % of a step."""
+"""No workers are needed from this factor on, as a batch costs under 5 % of a step."""
 EXPLORING_SHARE = 0.6
-"""Share of the time limit for exploring; the rest is for confirmation."""
+"""Share of the time limit spent on exploration. The rest is for confirmation."""
 AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1
-"""Further processes of the chosen settings, which show how far trainings differ. Those
-that start CUDA need half a minute."""
+"""Number of extra processes that run the chosen settings to show how much their rates
+vary. There are fewer on a GPU, where each takes half a minute to start."""
 
 
 @dataclass
 class Tuned:
-    """Result of the search. Trials are those of the benchmark."""
+    """Result of the search. Its trials are also among the benchmark's results."""
 
     configured: TrialResult
     """The end-to-end trial with the original settings."""
     chosen: TrialResult
     changes: Changes
     rate: float
-    """Samples/s of the chosen trial, scaled by `_end_to_end`."""
+    """Throughput of the chosen trial in samples/s, scaled by `_end_to_end`."""
 
 
 def tune(bench: Bench) -> Tuned | None:
-    """Return the best settings; None if not even one row at a time runs."""
+    """Return the best settings, or None if no trial of the configured settings runs."""
     configured = bench.run("end_to_end", label=CONFIGURED)
     changes = _runnable(bench, configured)
     if changes is None:
@@ -54,7 +55,7 @@ def tune(bench: Bench) -> Tuned | None:
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
-    with suppress(OutOfTime):  # no choice depends on these processes
+    with suppress(OutOfTime):  # the choice does not depend on these processes
         for _ in range(AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU):
             options = {"again": len(bench.results)}
             bench.run("again", tuned.changes, label="once more", options=options)
@@ -64,7 +65,8 @@ def tune(bench: Bench) -> Tuned | None:
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
-    """Return changes with which the configured settings run; None if they never do."""
+    """Return changes that make the configured settings run, or None if none does. If
+    the device runs out of memory, smaller token budgets are tried."""
     if configured.status != "oom":
         return {} if configured.ok else None
     for rows in (16, 4, 1):
@@ -76,7 +78,7 @@ def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
 
 
 def explore_steps(bench: Bench, changes: Changes) -> Changes:
-    """Measure only compute, one setting after the other, and keep each that gains."""
+    """Measure compute alone, one setting after another, and keep each improvement."""
     best = bench.run("compute", changes, label="compute alone, as configured")
     if not best.ok:
         return changes
@@ -94,7 +96,8 @@ def explore_steps(bench: Bench, changes: Changes) -> Changes:
 
 
 def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]]]:
-    """Yield settings of a step, with values to try in order; a loss ends an axis."""
+    """Yield step settings with the values to try in order. The remaining values of a
+    setting are skipped once a value brings no gain."""
     configured = first.strategy
     one_shape = bench.settings.train.rows != "tokens"
     for strategy in () if one_shape else bench.options.strategies:
@@ -123,7 +126,7 @@ def gains(trial: TrialResult, best: TrialResult) -> bool:
 
 
 def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:
-    """Return the best step options with the workers that feed them, end to end."""
+    """Measure the best step options end to end, with enough workers to feed them."""
     best = Tuned(configured, configured, {}, configured.rate) if configured.ok else None
     for workers in enough_workers(bench, changes):
         if workers in (None, configured.num_workers):
@@ -131,7 +134,7 @@ def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | No
         else:
             attempt = {**changes, "train.loader.num_workers": workers}
         if not attempt and best is not None:
-            continue  # the first measurement
+            continue  # same as the configured settings, which are already measured
         trial, rate = _end_to_end(bench, configured, "end to end", attempt)
         if trial.ok and (best is None or rate > best.rate):
             best = Tuned(configured, trial, attempt, rate)
@@ -141,8 +144,9 @@ def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | No
 def _end_to_end(
     bench: Bench, configured: TrialResult, label: str, changes: Changes
 ) -> tuple[TrialResult, float]:
-    """Return a trial alternating with the configured settings, if both run on one
-    device, and its rate scaled to the time of their trial: a host's speed drifts."""
+    """Return an end-to-end trial and its rate in samples/s. On one device, the trial
+    alternates with the configured settings, and its rate is scaled to the host's speed
+    during their first trial, because that speed drifts."""
     if bench.processes > 1 or not configured.ok:
         trial = bench.run("end_to_end", changes, label=label)
         return trial, trial.rate
@@ -152,8 +156,9 @@ def _end_to_end(
 
 
 def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]:
-    """Return worker counts worth a trial: 0 if making batches is nearly free, and the
-    fewest whose rate is well above that of the steps. None: as configured."""
+    """Return the numbers of loader workers that are worth an end-to-end trial: 0 if
+    building batches is nearly free, and the smallest number whose rate is well above
+    that of the steps. None stands for the configured number."""
     steps = [t.rate for t in bench.results if t.kind == "compute" and t.ok]
     needed = max(steps, default=0.0)
     chosen: list[int | None] = []
@@ -180,17 +185,17 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
 
 
 def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Return half, a quarter, ... of a global batch's tokens, down to a longest row."""
+    """Return 1/2, 1/4, ... of a global batch's tokens, down to the longest row."""
     facts = bench.rows.facts
     mean = bench.settings.train.global_batch_size * facts.mean_length
-    # Most batches are then split into the same number of parts as the mean one.
+    # With 20 % to spare, most batches are split into as many parts as the average one.
     largest = min(1.2 * mean, float(first.token_budget))
     halves = [largest / 2**power for power in range(1, 8)]
     return [round_budget(half) for half in halves if half >= facts.longest]
 
 
 def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Return twice, four times, ... the resolved budget, up to a global batch."""
+    """Return 2, 4, ... times the resolved budget, up to a whole global batch."""
     resolved, facts = int(first.token_budget), bench.rows.facts
     longest_batch = bench.settings.train.global_batch_size * facts.longest
     budgets = [resolved * 2**power for power in range(1, 6)]

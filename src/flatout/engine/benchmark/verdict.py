@@ -1,4 +1,4 @@
-"""The bottleneck of a step, the figures that show it, and the next thing to change."""
+"""Find the bottleneck of a step, the metrics that show it, and what to change next."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 Bound = Literal["loader", "launch", "memory", "compute", "communication", "unknown"]
 
 IO_LIMIT_SHARE = 0.1
-"""Share of a step lost waiting for its batch from which the loader limits."""
+"""If steps spend this share of their time waiting, the loader is the bottleneck."""
 GPU_UTIL_LIMIT_PCT = 70.0
-"""GPU utilisation below which the batch is too small, or I/O is the bottleneck."""
+"""Below this GPU utilisation, the batch is too small or I/O is the bottleneck."""
 MEMORY_FULL_PCT = 90.0
 LAUNCH_SHARE = 0.9
-"""If the launch needs this share of a step, the device waits for the host."""
+"""If launching takes this share of a step, the device waits for the host."""
 SCALING_LIMIT = 0.9
-"""Share of linear scaling below which the exchange of gradients is the bottleneck."""
+"""Below this share of linear scaling, gradient communication is the bottleneck."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     bound: Bound
     because: str
-    """The figures."""
+    """The metrics that show the bottleneck."""
     advice: str
-    """The next thing to change."""
+    """What to change next."""
 
 
 def judge(
@@ -37,9 +37,9 @@ def judge(
     single: TrialResult | None = None,
     tried: Sequence[TrialResult] = (),
 ) -> Verdict:
-    """Return the bottleneck of `trial`. `memory_gib`: of the device; `single`: the same
-    settings on one device, if `trial` ran on several; `tried`: slower trials, whose
-    settings are not recommended."""
+    """Return the bottleneck of `trial`. `memory_gib` is the memory of the device.
+    `single` is a trial of the same settings on one device, if `trial` ran on several.
+    `tried` are slower trials, whose settings are not recommended again."""
     return (
         _communication(trial, single)
         or _loader(trial, tried)
@@ -65,7 +65,8 @@ def _communication(trial: TrialResult, single: TrialResult | None) -> Verdict | 
 
 
 def scaling_share(trial: TrialResult, single: TrialResult | None) -> float | None:
-    """Return the rate divided by devices times the rate of one; 1 is linear."""
+    """Return the rate per device divided by the rate of a single device. A value of 1
+    is linear scaling. None is returned if either was not measured."""
     if trial.world_size < 2 or single is None:
         return None
     if not trial.samples_per_s or not single.samples_per_s:

@@ -1,4 +1,4 @@
-"""Training steps one by one, over a few batches that represent an epoch."""
+"""Run training steps one by one, over a few batches that represent an epoch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 class Driver:
-    """Runs single training steps. Its `window_clock` closes at the end of a
-    measurement; that of the recorder closes at log points."""
+    """Runs single training steps. `window_clock` is closed at the end of each
+    measurement. The recorder has a clock of its own, which is closed at log points."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -51,7 +51,8 @@ class Driver:
 
 @dataclass
 class Feed:
-    """Endless batches of a block, and the time that a step waited for the last one."""
+    """An endless stream of a block's batches, read through `loader` unless it is None.
+    `period` is the number of steps of the block."""
 
     loader: StepLoader | None
     batches: Iterator[StepBatch]
@@ -64,13 +65,13 @@ class Feed:
 
 CANDIDATE_BLOCKS = 64
 ENDLESS = 2**40
-"""Steps of a loader that is abandoned when enough is measured."""
+"""Number of steps of a loader that is abandoned once enough has been measured."""
 
 
 @dataclass(frozen=True)
 class BlockRows(StepRows):
-    """The same `period` steps repeatedly, from `first` on: every window measures the
-    same rows. Steps are numbered from 0 without a gap."""
+    """Repeats the `period` steps that start at step `first`, so that every window
+    measures the same rows. The repeated steps are numbered consecutively from 0."""
 
     first: int = 0
     period: int = 1
@@ -89,8 +90,9 @@ class BlockRows(StepRows):
 def representative_block(
     rows: SplitRows, batches: GlobalBatches, steps: int
 ) -> tuple[int, int]:
-    """Return first step and number of steps of the part of the first epoch whose mean
-    length is nearest to that of all rows, so that few steps represent an epoch."""
+    """Return the first step and the number of steps of a block that represents an
+    epoch: the part of the first epoch whose mean row length is closest to that of all
+    rows. It has `steps` steps, or fewer if the epoch is shorter."""
     whole = max(1, len(rows) // batches.batch_size)
     steps = min(steps, whole)
     starts = np.unique(np.linspace(0, whole - steps, CANDIDATE_BLOCKS).astype(int))

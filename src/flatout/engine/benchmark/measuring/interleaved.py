@@ -1,8 +1,8 @@
-"""Interleaved A/B: a window of one configuration, then a window of the other.
+"""Interleaved A/B measurements, in which windows of two configurations alternate.
 
-A host's speed changes by a third within minutes; adjacent windows change together, and
-their ratio is stable. Each configuration has a separate process, because TF32, cuDNN's
-choice and SDPA's kernels are switches of a process.
+The speed of a host can change by a third within minutes. Adjacent windows change
+together, so the ratio of their rates is stable. Each configuration runs in a process of
+its own, because TF32, cuDNN benchmarking and the SDPA kernels are set per process.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ ENDS_WITHIN_S = 10.0
 
 
 class BaselineError(RuntimeError):
-    """The baseline measured no window."""
+    """Raised if the baseline process ends without an answer."""
 
     status = "unpaired"
-    """Status of the trial that was paired with it."""
+    """Status of the trial that was paired with the baseline."""
 
 
 @dataclass(frozen=True)
 class InterleavedPair:
-    """A window, and one of the baseline directly before or after it."""
+    """A window, and the baseline's window directly before or after it."""
 
     window: Window
     baseline: Window
 
     @property
     def clean(self) -> bool:
-        """Return whether neither window contains a compilation."""
+        """Whether nothing was compiled during either window."""
         return self.window.clean and self.baseline.clean
 
     @property
@@ -60,19 +60,21 @@ class InterleavedPair:
 
 @dataclass
 class Baseline:
-    """The compared configuration, in a separate process (`measure.baseline`)."""
+    """The reference configuration, in a separate process (see `measure.baseline`)."""
 
     process: psutil.Popen
     connection: Connection
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Return the result of this method of `WarmTraining`. Raises BaselineError."""
-        with suppress(OSError):  # it has ended: the missing answer shows it
+        """Call a method of the baseline's `WarmTraining` and return its result. Raises
+        BaselineError if the process has ended."""
+        with suppress(OSError):  # if it has ended, `answer` raises the error
             self.connection.send((method, arguments))
         return self.answer()
 
     def answer(self) -> Any:
-        """Read the next answer; the first is "warm". Raises BaselineError."""
+        """Return the baseline's next answer. The first one is "warm". Raises
+        BaselineError if the process has ended."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -81,25 +83,25 @@ class Baseline:
             raise BaselineError(text) from None
 
     def end(self) -> None:
-        """End the baseline and its workers, by a call without a method."""
-        with suppress(OSError):  # it has ended
+        """Tell the baseline and its workers to end, by sending None."""
+        with suppress(OSError):  # it has already ended
             self.connection.send(None)
         self._status()
 
     def _status(self) -> int:
-        """Return the exit status of the process, which is about to end."""
+        """Wait for the process to end, and return its exit code."""
         try:
             return self.process.wait(ENDS_WITHIN_S)
-        except psutil.TimeoutExpired:  # it loads, or hangs
+        except psutil.TimeoutExpired:  # it is still loading, or it hangs
             self.process.kill()
             return self.process.wait()
 
 
 @contextmanager
 def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
-    """Start the baseline at once, with the trial's data in a sub-folder of `folder`, so
-    that it loads while this process does; end it when the block ends. Yield None if the
-    spec has no `below`."""
+    """Context manager that runs a trial's baseline. It starts at once, so that it loads
+    at the same time as this process, and stores its files in a subfolder of `folder`.
+    Yields None if the spec has no baseline (`below`)."""
     if "below" not in spec.options:
         yield None
         return
@@ -124,8 +126,9 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
 
 
 def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
-    """At least `repeats` pairs, up to 2 * repeats + 1 if ratios vary. The first side
-    alternates, so that a slowing host does not bias the ratio."""
+    """Measure pairs of windows: at least `repeats`, or up to 2 * `repeats` + 1 if their
+    ratios vary. Both take turns to go first, so that a host that slows down does not
+    bias the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     while not _enough(pairs, warm.measure.repeats):
@@ -140,15 +143,16 @@ def _enough(pairs: list[InterleavedPair], repeats: int) -> bool:
 
 
 def middle_half_pct(ratios: list[float]) -> float:
-    """Return the spread of the middle half of the ratios over their median, in percent:
-    a short pause of the host spoils a pair, not the median."""
+    """Return the interquartile range of `ratios` divided by their median, in percent.
+    Outliers are ignored, because a short pause of the host affects only single
+    pairs."""
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return float(100 * (high - low) / middle)
 
 
 def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
-    """Use the same rows on both sides: those that fit the slower one's windows. Each
-    side is timed while the other rests."""
+    """Make both configurations use the same rows: as many as fit into a window of the
+    slower one. Each is timed while the other is idle."""
     baseline.answer()
     slower_s = max(warm.time_step(), baseline.ask("time_step"))
     steps = block_steps(warm.measure, slower_s)

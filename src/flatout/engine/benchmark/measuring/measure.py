@@ -1,7 +1,7 @@
-"""Rates of real training steps, and the time of each phase.
+"""Measure training throughput and the time of each phase.
 
-Rates are measured in windows without phase timing, through the same recorder, loader
-and step that training uses; phases are timed afterwards, on steps that rank no trial.
+Throughput is measured in windows without phase timing, with the recorder, loader and
+step that training uses. Phases are timed afterwards, on separate steps.
 """
 
 from __future__ import annotations
@@ -45,21 +45,24 @@ from flatout.engine.train.setup.job import TrainJob
 PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
 AGAIN_WINDOWS = 3
-"""The first window is slow, 552 samples/s compared with 780: it does not count."""
+"""Windows of a trial of kind `again`. The first does not count, because it is slow (552
+samples/s compared with 780)."""
 
 FeedOf = Callable[[Trainer, int], Feed]
 
 
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure loader, copies, steps and log points, like training. If the spec has a
-    configuration `below`, interleave both, because a host's speed changes both."""
+    """Measure the loader, copies, steps and log points together, as in training. If the
+    spec has a reference configuration `below`, the windows of both alternate, so that
+    changes of the host's speed affect both."""
     with baseline_of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure only the rates of `end_to_end`. The number of processes matters here, so
-    each process is short, whatever the spread of its windows."""
+    """Measure only the throughput of `end_to_end`. The number of processes matters more
+    than the accuracy of each, so that a process ends after a few windows, however much
+    they vary."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
@@ -76,7 +79,7 @@ def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Run the process of `Baseline`: answer its calls until a call has no method."""
+    """Serve `Baseline` in its process: answer calls until None is received."""
     connection = Connection(spec.options["connection"])
     runtime = set_up(job.settings.runtime)
     warm = warm_training(job, spec.measure, loaded_feed, runtime, None)
@@ -88,7 +91,7 @@ def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure only steps: their batches are on the device before the clock starts."""
+    """Measure the steps alone. Batches are on the device before the clock starts."""
 
     def feed(trainer: Trainer, steps: int) -> Feed:
         block = BlockRows.of(trainer.data, steps)
@@ -100,7 +103,7 @@ def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def loaded_feed(trainer: Trainer, steps: int) -> Feed:
-    """Return a block that is read through the loader."""
+    """Return a feed that reads a representative block through the loader."""
     block = BlockRows.of(trainer.data, steps)
     settings = trainer.job.settings.train.loader
     loader = StepLoader(block, settings, trainer.runtime, 0, ENDLESS)
@@ -114,7 +117,7 @@ def warm_training(
     runtime: Runtime,
     group: ProcessGroup | None,
 ) -> WarmTraining:
-    """Return the training of `job` after its first steps."""
+    """Assemble the training run of `job` and take its warm-up steps."""
     compile_clock.listen()
     trainer = assemble(job, runtime, group)
     trainer.model.train()
@@ -133,7 +136,7 @@ def _measured(
     else:
         pairs = interleave(warm, below)
         windows = [pair.window for pair in pairs]
-        below.end()  # phases are timed without the baseline
+        below.end()  # the baseline must not run while phases are timed
     busy_pct = [found for found in warm.gpu_util_pct if found is not None]
     trainer, batches = warm.driver.trainer, warm.feed.batches
     few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
@@ -161,14 +164,14 @@ def _measured(
 
 
 def _join(job: TrainJob, runtime: Runtime) -> ProcessGroup | None:
-    """Join the other ranks, if this process is one of several."""
+    """Join the process group, or return None if this is the only process."""
     if runtime.ranks.world_size == 1:
         return None
     return ProcessGroup.join(job.settings.train.distributed, runtime)
 
 
 def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:
-    """Return figures against the baseline: the median of the pairs' ratios."""
+    """Return the metrics of the comparison with the baseline."""
     if not pairs:
         return {}
     ratios = [pair.ratio for pair in pairs]
@@ -181,7 +184,8 @@ def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:
 
 
 def _rates(windows: list[Window]) -> dict[str, Any]:
-    """Return the rates of the median window, and p90 over all steps."""
+    """Return the metrics of the median window, and the 90th percentile of the step time
+    over all windows."""
     median_window = middle(windows)
     figures = Rates.over([median_window])
     return {
@@ -197,7 +201,7 @@ def _rates(windows: list[Window]) -> dict[str, Any]:
 
 
 def _resolved_parameters(trainer: Trainer, feed: Feed) -> dict[str, Any]:
-    """Return the resolved value of every `auto`."""
+    """Return the parameters with every `auto` replaced by its resolved value."""
     workers = feed.loader.num_workers if feed.loader else 0
     own = {"num_workers": workers, "block_steps": feed.period}
     return resolved_parameters(trainer) | own

@@ -1,4 +1,4 @@
-"""Step time by phase, on the host and as reported by the GPU."""
+"""Measure the time of each phase of a step, on the host and on the GPU."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass
 class PhaseClock:
-    """Start times of the phases of steps on `device`; synchronise before reading."""
+    """Records when each phase of a step begins. Synchronise `device` before reading."""
 
     device: torch.device
     _marks: list[tuple[str, Any]] = field(default_factory=list)
 
     @contextmanager
     def on(self, stepper: Stepper) -> Iterator[None]:
-        """Time only the steps of `stepper`. The backward pass follows a forward pass
-        and includes the exchange of gradients between ranks."""
+        """Context manager that times the steps of `stepper`. The backward phase lasts
+        from the end of the forward pass to the optimiser, so it includes the exchange
+        of gradients between ranks."""
         seen: Any = stepper
         module, updater = stepper.module, stepper.updater
         seen.module = _Timed(module, self.mark, "forward", "backward")
@@ -48,7 +49,7 @@ class PhaseClock:
         )
 
     def mark(self, name: str) -> None:
-        """Begin the phase `name`, and end the one before."""
+        """Begin the phase `name`, which ends the previous phase."""
         point: Any = time.perf_counter()
         if self.device.type == "cuda":
             point = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -63,7 +64,7 @@ class PhaseClock:
 
 @dataclass
 class _Timed:
-    """`inner`, whose call is the phase `name`; the phase `then` begins after it."""
+    """Wraps a callable so that each call is the phase `name`, followed by `then`."""
 
     inner: Any
     mark: Callable[[str], None]
@@ -83,7 +84,8 @@ class _Timed:
 def phase_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> dict[str, float]:
-    """Return mean forward_ms, backward_ms, optimizer_ms of `steps` eager steps."""
+    """Return forward_ms, backward_ms and optimizer_ms, the means of `steps` eager
+    steps."""
     clock = PhaseClock(trainer.runtime.device)
     with clock.on(trainer.stepper):
         for _ in range(steps):
@@ -95,8 +97,9 @@ def phase_ms(
 def launch_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> float | None:
-    """Return the time until a step's last kernel is launched into an empty queue, in
-    ms: the median of `steps`. None on a CPU, which computes while it launches."""
+    """Return how long the host takes to launch a step, in ms. It is the median over
+    `steps` steps of the time until the last kernel is launched into an empty queue. On
+    a CPU, which computes while it launches, None is returned."""
     if not trainer.runtime.is_cuda:
         return None
     taken = []
@@ -110,10 +113,10 @@ def launch_ms(
 
 
 def gpu_util_pct(runtime: Runtime) -> float | None:
-    """Return the driver's utilisation of the last second or less; None if unknown."""
+    """Return the GPU utilisation over the last second or less; None if unknown."""
     if not runtime.is_cuda:
         return None
     try:
         return float(torch.cuda.utilization(runtime.device))
-    except Exception:  # no nvidia-ml-py, or a driver without this figure
+    except Exception:  # nvidia-ml-py is missing, or the driver does not report it
         return None

@@ -1,4 +1,4 @@
-"""Trials without rates of steps: only the loader, and a profile."""
+"""Trials that do not measure step rates: the loader alone, and a profile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from flatout.engine.train.setup.step_data import step_rows
 
 
 def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure batches per second without any step, copies to the device included."""
+    """Measure the loader's throughput without training steps. Copies to the device are
+    included."""
     runtime = set_up(job.settings.runtime)
     config = build_model(job).config
     resolved = resolve(job, runtime, config)
@@ -50,13 +51,13 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 def _loader_rates(
     job: TrainJob, runtime: Runtime, data: StepRows, measure: BenchmarkSettings
 ) -> list[float]:
-    """Return samples per second of each window."""
+    """Return the loader's samples/s in each window."""
     block = BlockRows.of(data, measure.steps_per_trial)
     source = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
     batches = iter(source)
     runs = source.num_workers * job.settings.train.loader.prefetch_factor
     ahead = runs * run_steps(block)
-    for _ in range(measure.warmup_steps + ahead):  # batches that were ready before
+    for _ in range(measure.warmup_steps + ahead):  # skip the prefetched batches
         next(batches)
     rates = []
     for _ in range(measure.repeats):
@@ -73,14 +74,15 @@ def _loader_rates(
 PROFILED_STEPS = 5
 OPERATORS = 40
 HISTORY = 200_000
-"""Number of allocations that a memory snapshot stores."""
+"""Maximum number of allocations in a memory snapshot."""
 
 TRACE_VIEWER = "https://ui.perfetto.dev (or chrome://tracing): open the file there"
 MEMORY_VIEWER = "https://docs.pytorch.org/memory_viz: drop the file there"
 
 
 def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Write trace.json.gz, operators.txt and, on a GPU, memory.pickle to `folder`."""
+    """Profile a few steps and write the result to `folder`. The files are
+    trace.json.gz, operators.txt and, on a GPU, memory.pickle."""
     runtime = set_up(job.settings.runtime)
     trainer = assemble(job, runtime)
     trainer.model.train()
@@ -102,7 +104,7 @@ def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def _write(profiler: Any, runtime: Runtime, folder: Path) -> dict[str, dict[str, str]]:
-    """Write the files; return path and viewer of each, by name."""
+    """Write the profile's files, and return the path and viewer of each by name."""
     trace, table = folder / "trace.json.gz", folder / "operators.txt"
     profiler.export_chrome_trace(str(trace))
     by = "self_device_time_total" if runtime.is_cuda else "self_cpu_time_total"

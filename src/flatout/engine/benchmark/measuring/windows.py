@@ -1,9 +1,9 @@
-"""Windows over the steps of a block, from which rates are computed.
+"""Measure throughput in windows over the steps of a block.
 
-One rule applies to all contenders of all modes. A window represents all rows. `enough`
-decides their number, from at least `repeats`; all of them count except those with a
-compilation; the rate is that of the median window. Short processes, which are no
-contenders, measure the fewest.
+The same rule applies to every trial of every mode. Each window represents all rows. At
+least `repeats` windows are measured, and `enough` decides when to stop. All windows
+count except those in which something was compiled. The trial's rate is that of the
+median window. Only trials of kind `again` measure fewer windows.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from flatout.engine.train.recording.timing import Window, steady
 from flatout.engine.train.setup.assemble import Trainer
 
 SPREAD_LIMIT_PCT = 5.0
-"""A larger spread of the windows is reported, in percent."""
+"""A spread of the windows above this limit is reported, in percent."""
 
 
 @dataclass
 class WarmTraining:
-    """A training past warm-up, on which windows are measured."""
+    """A training run that has been warmed up and is ready to measure windows."""
 
     driver: Driver
     feed_of: Callable[[int], Feed]
     feed: Feed
     measure: BenchmarkSettings
     first_step_s: float
-    """Seconds of the first, cold step."""
+    """Duration of the first, cold step in seconds."""
     step_s: float = math.inf
-    """Seconds of a warm step."""
+    """Duration of a warm step in seconds."""
     gpu_util_pct: list[float | None] = field(default_factory=list)
-    """The GPU's utilisation at the end of each window, in percent."""
+    """GPU utilisation at the end of each window, in percent."""
 
     @classmethod
     def up(
@@ -59,7 +59,7 @@ class WarmTraining:
         return cls(driver, feed_of, feed, measure, first_step_s)
 
     def time_step(self) -> float:
-        """Measure `step_s`, the mean of two steps."""
+        """Set `step_s` to the mean duration of two steps, and return it."""
         self.driver.synchronize()
         begin = time.perf_counter()
         for _ in range(2):
@@ -71,14 +71,14 @@ class WarmTraining:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """Shorten the block to `steps` if it has more, and start its workers."""
-        if steps < self.feed.period:  # new workers need seconds to start
-            del self.feed  # frees its workers and batches before the next ones start
+        """Shorten the block to `steps` if it is longer, and start its workers."""
+        if steps < self.feed.period:  # new workers take seconds to start
+            del self.feed  # free its workers and batches before new ones start
             self.feed = self.feed_of(steps)
         self.feed.step(self.driver)
 
     def window(self) -> Window:
-        """Measure whole blocks until `min_window_s` is over."""
+        """Measure a window of one or more whole blocks, for about `min_window_s`."""
         driver, feed, runtime = self.driver, self.feed, self._runtime
         passes = max(1, round(self.measure.min_window_s / (feed.period * self.step_s)))
         driver.synchronize()
@@ -89,14 +89,16 @@ class WarmTraining:
         compiles = same_on_all_ranks(driver.window_clock.compiles, runtime)
         window = driver.window_clock.close(int(compiles))
         self.gpu_util_pct.append(gpu_util_pct(runtime))
-        # Replayed graphs are faster than the warm-up was.
+        # Replayed CUDA graphs are faster than the warm-up steps.
         self.step_s = same_on_all_ranks(
             min(self.step_s, window.wall_s / window.steps), runtime
         )
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
-        """Return the windows that count: more of them if their rates differ more."""
+        """Measure windows until `enough` of them agree, and return those that count.
+        `most_apart_pct` is the largest spread of their rates that counts as
+        agreement."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
         while not self._enough(windows, most_apart_pct):
@@ -109,8 +111,9 @@ class WarmTraining:
         return not same_on_all_ranks(float(more), self._runtime)
 
     def discard_ready_batches(self) -> None:
-        """Discard ready batches after a rest, because workers loaded them during it,
-        which is not their rate; every window still covers whole blocks."""
+        """Discard the batches that the workers prefetched during a rest. They would
+        make the loader look faster than it is. Windows still cover whole blocks
+        afterwards."""
         loader = self.feed.loader
         ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
         for _ in range(ready):
@@ -118,7 +121,7 @@ class WarmTraining:
         self.feed.step(self.driver)
 
     def window_after_rest(self) -> Window:
-        """Return the next window after a rest."""
+        """Measure a window after a rest, without the prefetched batches."""
         self.discard_ready_batches()
         return self.window()
 
@@ -128,12 +131,13 @@ class WarmTraining:
 
 
 def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
-    """Return the steps of a block that fit a window, at least two."""
+    """Return how many steps of a block fit into a window, at least two."""
     return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
 def same_on_all_ranks(value: float, runtime: Runtime) -> float:
-    """Return the highest value of all ranks: they must run the same number of steps."""
+    """Return the maximum of `value` over all ranks, so that all ranks decide alike. The
+    number of steps is derived from it, and that must be the same on all ranks."""
     if runtime.ranks.world_size == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
@@ -147,28 +151,32 @@ def enough(
     repeats: int,
     most_apart_pct: float = SPREAD_LIMIT_PCT,
 ) -> bool:
-    """Return whether `rates` of the windows that count, of `taken` windows, are enough:
-    `repeats` without compilations and close together, or twice `repeats` plus one."""
+    """Return whether enough windows have been measured.
+
+    `rates` are the rates of the windows that count, and `taken` is the number of all
+    windows. They are enough if at least `repeats` rates are no more than
+    `most_apart_pct` apart, or if `taken` has reached 2 * `repeats` + 1.
+    """
     if taken > 2 * repeats:
         return True
     return len(rates) >= repeats and spread_of(rates) <= most_apart_pct
 
 
 def middle(windows: Sequence[Window]) -> Window:
-    """Return the window with the median rate; of two, the slower one."""
+    """Return the window with the median rate; if two are in the middle, the slower."""
     return sorted(windows, key=rate)[(len(windows) - 1) // 2]
 
 
 def rate(window: Window) -> float:
-    """Return the rate in samples/s."""
+    """Return the window's throughput in samples/s."""
     return window.samples / window.wall_s
 
 
 def spread_pct(windows: Sequence[Window]) -> float:
-    """Return (highest - lowest) / median of the rates, in percent."""
+    """Return (highest - lowest) / median of the windows' rates, in percent."""
     return spread_of([rate(window) for window in windows])
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Return (highest - lowest) / median, in percent."""
+    """Return (highest - lowest) / median of `values`, in percent."""
     return 100 * (max(values) - min(values)) / median(values)

@@ -1,7 +1,7 @@
-"""One trial of the benchmark in a separate process.
+"""Run a trial of the benchmark in a separate process.
 
-A trial runs in its own process group with a time limit, so that one that hangs, dies or
-fills the memory affects only itself. The parent never uses the device.
+Each trial has its own process group and a time limit, so that a trial that hangs, dies
+or fills the memory affects only itself. The parent process never uses the device.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from flatout.engine.machine.environment import (
 logger = logging.getLogger(__name__)
 
 MODULE = "flatout.engine.benchmark.trials.trial"
-"""The module that a trial's process runs."""
+"""The module that runs in a trial's process."""
 KEPT = frozenset({"ok", "oom"})
-"""Statuses of answers that are final: their trials are not run again."""
+"""Statuses that are final. A resumed benchmark does not repeat such trials."""
 POLL_S = 0.1
 MAX_NOTE = 500
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a trial's process: status, note, and figures by name."""
+    """The result of a trial's process. `figures` are its metrics by name."""
 
     status: str
     note: str
@@ -56,13 +56,13 @@ class Answer:
 
 
 def stored_answer(folder: Path) -> Answer | None:
-    """Return the stored answer of the trial in `folder`; None if it must be run."""
+    """Return the stored answer of the trial in `folder`, or None if it must be run."""
     file = folder / "answer.json"
     try:
         answer = Answer(**json.loads(file.read_text()))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:  # as a full disk leaves it
+    except (ValueError, TypeError) as error:  # truncated, e.g. by a full disk
         logger.warning("%s is no whole answer (%s): the trial runs again", file, error)
         return None
     return answer if answer.status in KEPT else None
@@ -77,10 +77,14 @@ def ask(
     variables: Mapping[str, str],
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run a trial in `folder` and store its answer there. `headroom`: share of the
-    machine's memory that stays free, if its device has no memory."""
+    """Run a trial in `folder` and store its answer there.
+
+    `headroom` is the share of memory that should stay free. Without a GPU, the trial is
+    stopped once it uses more than the available memory less half of this share. The
+    other arguments are those of `run_isolated`.
+    """
     write_spec(spec, asdict(files), folder)
-    limit = None  # without separate memory, half of the headroom stays free
+    limit = None
     if not nvidia_gpu_count():
         limit = int(available_memory_bytes() * (1 - headroom / 2))
     answer = run_isolated(
@@ -92,7 +96,7 @@ def ask(
 
 
 def write_spec(spec: TrialSpec, job: Mapping[str, Any], folder: Path) -> None:
-    """Write the input of a trial's process. `job`: the JSON values of a JobFiles."""
+    """Write the input of a trial's process. `job` holds the fields of a JobFiles."""
     folder.mkdir(exist_ok=True)
     asked = {"spec": spec.as_json(), "job": job}
     (folder / "spec.json").write_text(json.dumps(asked, indent=1))
@@ -107,12 +111,12 @@ def run_isolated(
     variables: Mapping[str, str] = MappingProxyType({}),
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run the trial of `folder`/spec.json. Its log is stored there, below the command
-    that runs it again in a terminal.
+    """Run the trial of `folder`/spec.json and return its answer.
 
-    `max_resident_bytes`: end it before the machine runs out (devices without separate
-    memory). `variables`: for its environment. The trial ends when `stop`, which is
-    called often, returns true.
+    The log is written to the same folder. It begins with the command that repeats the
+    trial in a terminal. `variables` are added to the trial's environment. The trial is
+    stopped if its processes use more than `max_resident_bytes` of resident memory, or
+    as soon as `stop` returns True, which is called often.
     """
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -151,10 +155,10 @@ def _start(
 
 
 def command(spec: TrialSpec, folder: Path) -> list[str]:
-    """Return the command that runs the trial, once per rank."""
+    """Return the command that runs the trial on all of its ranks."""
     if spec.world_size == 1:
         return [sys.executable, "-m", MODULE, str(folder)]
-    # The agent ends with this process, and its ranks with it.
+    # The agent ends when this process ends, and then ends its ranks.
     return agent.command(folder, MODULE, {"nproc_per_node": spec.world_size})
 
 
@@ -164,7 +168,8 @@ def wait_for(
     max_resident_bytes: int | None,
     stop: Callable[[], bool] | None,
 ) -> tuple[str, str] | None:
-    """Wait for the end; return status and note of a trial that had to be stopped."""
+    """Wait for the process to end. If it has to be stopped, return the trial's status
+    and note; otherwise return None. The caller ends the process."""
     deadline = time.perf_counter() + timeout_s
     while process.poll() is None:
         if time.perf_counter() > deadline:
@@ -179,25 +184,25 @@ def wait_for(
 
 
 def _resident_bytes(pid: int) -> int:
-    """Return the resident size of a process and its children."""
+    """Return the resident memory of a process and its children."""
     total = 0
     try:
         process = psutil.Process(pid)
         for one in [process, *process.children(recursive=True)]:
             total += one.memory_info().rss
-    except psutil.Error:  # it ended during the query
+    except psutil.Error:  # the process ended during the query
         pass
     return total
 
 
 def end_groups(process: subprocess.Popen[bytes]) -> None:
-    """End the trial with its workers and ranks; each rank leads its own group."""
+    """Kill the trial with its workers and ranks, each of which has its own group."""
     groups = {process.pid}
-    with suppress(psutil.NoSuchProcess):  # it has ended, and its ranks notice
+    with suppress(psutil.NoSuchProcess):  # it has ended, so its ranks end themselves
         below = psutil.Process(process.pid).children(recursive=True)
         groups |= {child.pid for child in below}
     for pid in groups:
-        with suppress(ProcessLookupError):  # it leads no group
+        with suppress(ProcessLookupError):  # it does not lead a process group
             os.killpg(pid, signal.SIGKILL)
     process.wait()
 

@@ -1,7 +1,7 @@
-"""The process of a trial: `python -m flatout.engine.benchmark.trials.trial FOLDER`.
+"""Entry point of a trial: `python -m flatout.engine.benchmark.trials.trial FOLDER`.
 
-Reads FOLDER/spec.json and writes FOLDER/result.json. Tracebacks go to its output, which
-the parent stores as FOLDER/log.txt.
+It reads FOLDER/spec.json and writes FOLDER/result.json. Tracebacks go to stdout and
+stderr, which the parent process stores as FOLDER/log.txt.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]
 TRAINING = "training"
-"""Checkpoints and models of a whole training, inside the trial's folder."""
+"""Subfolder of a trial's folder for the checkpoints and models of a whole run."""
 
 Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
-"""(spec, function that opens the job, folder) -> figures."""
+"""Called with a spec, a function that opens the job, and the trial's folder. Returns
+the trial's metrics by name."""
 
 
 def serve(folder: Path, run: Run) -> int:
-    """Answer the spec in `folder` by `run`; return the exit status."""
+    """Run the spec in `folder` with `run`, write its result, return the exit code."""
     stored = json.loads((folder / "spec.json").read_text())
     die_with_parent()
     collect_rarely()
@@ -51,7 +52,7 @@ def serve(folder: Path, run: Run) -> int:
     if ranks.is_main or status != "ok":
         answer = {"status": status, "note": note, "figures": figures}
         write_text(folder / "result.json", json.dumps(answer, indent=1))
-    # With a status other than 0 the launcher ends the ranks that wait for this one.
+    # If the exit code is not 0, the launcher ends the ranks that wait for this one.
     return 1 if status != "ok" and ranks.world_size > 1 else 0
 
 
@@ -62,7 +63,7 @@ def _open(stored: Mapping[str, Any], spec: TrialSpec, folder: Path) -> TrainJob:
 
 
 def _status(error: Exception) -> str:
-    """Return the status attribute of the error, else `oom` or `error`."""
+    """Return the error's `status` attribute, or else `oom` or `error`."""
     from flatout.engine.models.model import is_out_of_memory
 
     return getattr(error, "status", "oom" if is_out_of_memory(error) else "error")
@@ -83,8 +84,8 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
 
 
 def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
-    """Train like the train pipeline, and return the report. A training that was killed
-    resumes from its newest checkpoint."""
+    """Train as the train pipeline does, and return the report. If an earlier run in the
+    same folder was killed, its newest checkpoint is resumed."""
     from flatout.engine.launch.launch import collect
 
     return collect(job.in_folder(folder / TRAINING)).report.as_dict()

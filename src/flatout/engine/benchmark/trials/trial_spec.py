@@ -1,4 +1,4 @@
-"""The specification of a trial, and its row of the table."""
+"""The specification of a trial, and its row in the table of results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ KINDS = {
     "profile": "measuring.probes:profile",
     "train": "trials.trial:train_whole",
 }
-"""The subject of a trial, and the function in this package that measures it: training
-end to end; only the rates of settings that were measured before, in one more process;
-steps on batches that are on the device already; the baseline of a rung, window by
-window; only the loader; the time of a few steps by operator; a whole
-training (the sweep)."""
+"""The function of this package that measures each kind of trial.
+
+`end_to_end` measures training with the loader. `again` repeats its throughput in one
+more process. `compute` measures steps on batches that are already on the device.
+`baseline` is the reference whose windows alternate with an `end_to_end` trial. `loader`
+measures only the loader. `profile` records a few steps by operator. `train` is a whole
+training run, used by the sweep.
+"""
 Changes = dict[str, Any]
-"""Settings by path, `train.token_budget`."""
+"""Settings by path, for example `train.token_budget`."""
 MEASURED = {
     "steps_per_trial",
     "warmup_steps",
@@ -36,13 +39,13 @@ MEASURED = {
     "min_window_s",
     "max_window_s",
 }
-"""Parameters of the benchmark that decide the measurement of a trial."""
+"""Parameters of the benchmark that affect how a trial is measured."""
 ON_ALL_DEVICES = frozenset({"end_to_end", "again", "compute"})
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One trial to run. `settings` are complete, with the changes applied."""
+    """A trial to run. `settings` are complete, with all changes applied."""
 
     kind: str
     mode: str
@@ -50,11 +53,11 @@ class TrialSpec:
     label: str = ""
     world_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the kind, in addition to the settings."""
+    """Options of this kind of trial, in addition to the settings."""
 
     @property
     def measure(self) -> BenchmarkSettings:
-        """Return the parameters that set how long it measures."""
+        """The parameters that set how long the trial measures."""
         return self.settings.benchmark
 
     def as_json(self) -> dict[str, Any]:
@@ -66,8 +69,8 @@ class TrialSpec:
         return cls(**{**stored, "settings": parse_settings(stored["settings"])})
 
     def key(self, context: Mapping[str, Any]) -> str:
-        """Return a digest of everything that decides the answer; `context` names data,
-        versions and device."""
+        """Return a digest of everything that affects the answer. `context` identifies
+        the data, the package versions and the device."""
         dumped = self.settings.model_dump(
             mode="json", include={"runtime", "model", "tokenize", "train"}
         )
@@ -92,47 +95,47 @@ SETTING_BY_COLUMN = {
     "gradient_checkpointing": "train.gradient_checkpointing",
     "bucket_mib": "train.distributed.bucket_mib",
 }
-"""Columns of settings. A figure of the same name is the resolved value of `auto`."""
+"""The setting of each column. A metric of the same name is its resolved value."""
 COLUMNS = (
     *("trial_id", "mode"),
     *(name for name in SETTING_BY_COLUMN if name != "bucket_mib"),
-    "io_ms",  # mean time that a step lost waiting for its batch
+    "io_ms",  # mean time that a step waits for its batch
     *("forward_ms", "backward_ms", "optimizer_ms"),
-    "total_ms",  # wall time of a step, in windows without phase timing
+    "total_ms",  # mean wall time of a step, in windows without phase timing
     *("total_ms_p90", "samples_per_s", "tokens_per_s", "padding_pct"),
-    "mfu_pct",  # share of the peak in the device's data sheet
+    "mfu_pct",  # share of the peak FLOP/s in the device's data sheet
     *("gpu_util_pct", "peak_memory_gib", "reserved_memory_gib"),
     *("compile_s", "recompiles", "status", "note", "kind", "label", "world_size"),
-    "bucket_mib",  # of gradients per message between devices
+    "bucket_mib",  # size of a message with gradients between devices
     "samples_per_s_spread_pct",  # (highest - lowest) / median over the windows
-    "loader_samples_per_s",  # of a loader without steps
-    "host_ms",  # for the host to launch a step (GPU)
-    "first_step_s",  # cold: workers, first batch, compilation, first step
+    "loader_samples_per_s",  # rate of the loader alone
+    "host_ms",  # time that the host takes to launch a step (GPU only)
+    "first_step_s",  # cold start: workers, first batch, compilation, first step
     "tflops_per_s",
-    "times_below",  # rate divided by that of the paired configuration
-    "times_below_spread_pct",  # spread of the middle half of the pairs' ratios
-    "elapsed_s",  # of the whole trial, including its process's start
+    "times_below",  # rate divided by that of the reference configuration
+    "times_below_spread_pct",  # interquartile range of the pairs' ratios / median
+    "elapsed_s",  # of the whole trial, including the start of its process
     *("key", "log"),
 )
-"""Columns of benchmark_trials.csv."""
+"""The columns of benchmark_trials.csv."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Specification and result of a trial: a row of benchmark_trials.csv. Columns can
-    be read as attributes; None: not measured by this kind of trial."""
+    """The specification and result of a trial, which is a row of benchmark_trials.csv.
+    Every column is also an attribute, which is None if it was not measured."""
 
     trial_id: str
     spec: TrialSpec
     key: str = ""
     status: str = "error"
-    """ok, oom, error, timeout, or unpaired: its paired process has ended."""
+    """ok, oom, error, timeout, or unpaired if the reference process ended early."""
     note: str = ""
     elapsed_s: float = 0.0
     log: str = ""
-    """Path of the log; empty if the trial was refused before it began."""
+    """Path of the log. Empty if the trial was rejected before it began."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """All measured figures, including those without a column."""
+    """All measured values by name, including those without a column."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in COLUMNS:
@@ -150,7 +153,7 @@ class TrialResult:
 
     @property
     def rate(self) -> float:
-        """Rate in samples/s; 0 if it was not measured."""
+        """Throughput in samples/s, or 0 if it was not measured."""
         return self.samples_per_s or 0.0
 
     def as_row(self) -> dict[str, Any]:
@@ -158,5 +161,6 @@ class TrialResult:
 
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Return `settings` with values set by path (train.loader.num_workers), checked."""
+    """Return `settings` with `changes` applied by path, for example
+    `train.loader.num_workers`. Raises SettingsError if the result is invalid."""
     return parse_settings(set_by_path(settings.model_dump(mode="json"), changes))
