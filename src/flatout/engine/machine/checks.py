@@ -1,4 +1,4 @@
-"""Checks of the machine that need no torch, for the doctor and for each start."""
+"""Check the machine for the doctor and at the start of a run, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.parameters import RuntimeSettings, Settings
 
 HELD_BYTES = 2**30
-"""Use of an idle GPU by the driver and a desktop is below this."""
+"""The driver and a desktop use less than this on an idle GPU."""
 LEAST_FREE_BYTES = 2**30
 LEAST_CORES = 1.5
 NETWORK_FILE_SYSTEMS = (
@@ -31,7 +31,7 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the doctor's table; `fix` is empty if there is no fault."""
+    """A row of the doctor's table. `fix` is empty if there is no problem."""
 
     check: str
     status: Status
@@ -40,12 +40,12 @@ class Finding:
 
 
 def gib(count: float) -> str:
-    """Format a number of bytes, for example `1.5 GiB`."""
+    """Format a number of bytes in GiB, for example `1.5 GiB`."""
     return f"{count / 2**30:.1f} GiB"
 
 
 def gpu_programs(driver: Driver | None) -> Finding:
-    """Report GPU memory used by other programs, before this one has used any."""
+    """Report the GPU memory in use, before this process has allocated any."""
     held = [
         f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
         f"{' by process ' * bool(gpu.programs)}{', '.join(map(str, gpu.programs))}"
@@ -64,8 +64,8 @@ def threads(
     processes: int = 1,
     folder: Path = CONTROL_GROUP,
 ) -> Finding:
-    """Compare the OMP and MKL threads with the cores that the container allows.
-    `before` has the variables as the shell set them; the parameters replace them."""
+    """Compare the number of OMP and MKL threads of `processes` with the usable cores.
+    `before` contains the shell's thread variables, which the parameters override."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
     text = f"{count} a process (runtime.threads: {settings.threads}), {usable} cores"
@@ -83,7 +83,7 @@ def threads(
 
 
 def shared_memory(free: int | None, needed: int) -> Finding:
-    """Compare the free bytes of /dev/shm with those that the loader's workers fill."""
+    """Compare the `free` bytes of /dev/shm with the bytes that loader workers need."""
     if free is None:
         return Finding(SHM, "ok", "this system has no /dev/shm")
     text = (
@@ -101,8 +101,8 @@ def shared_memory(free: int | None, needed: int) -> Finding:
 def disk_space(
     folder: Path, needed: int = LEAST_FREE_BYTES, written: Iterable[Path] = ()
 ) -> Finding:
-    """Check the free space of the disk of `folder`. `needed`: bytes for checkpoints and
-    models; `written`: other paths that a run writes."""
+    """Check that the disk of `folder` has the `needed` bytes free, for checkpoints and
+    models, and that `folder` and the paths in `written` are writable."""
     there = existing(folder)
     free = shutil.disk_usage(there).free
     text = f"{gib(free)} free in {there}, checkpoints and models need {gib(needed)}"
@@ -115,13 +115,13 @@ def disk_space(
 
 
 def file_system(folder: Path) -> Finding:
-    """Warn about a network file system: it slows the loader and each checkpoint."""
+    """Warn about a network file system, which slows down the loader and checkpoints."""
     there = existing(folder)
     kind = "unknown"
     mounts = psutil.disk_partitions(all=True)
     for mount in sorted(mounts, key=lambda mount: len(mount.mountpoint)):
         if there.is_relative_to(mount.mountpoint):
-            kind = mount.fstype  # the deepest mount point above it
+            kind = mount.fstype  # in the end, the deepest mount point above the folder
     if not kind.lower().startswith(NETWORK_FILE_SYSTEMS):
         return Finding("file system", "ok", f"{there} is on {kind}")
     fix = "keep data_dir on a local disk, or save less often (train.checkpoint)"
@@ -129,7 +129,7 @@ def file_system(folder: Path) -> Finding:
 
 
 def existing(folder: Path) -> Path:
-    """Return `folder` or its nearest parent that exists."""
+    """Return `folder`, or its nearest existing parent."""
     return next(
         p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir()
     )
@@ -139,7 +139,7 @@ logger = logging.getLogger(__name__)
 
 
 def warn_at_start(settings: Settings, folder: Path) -> None:
-    """Log each check that is not ok."""
+    """Log a warning for each failed check of threads, disk space and GPU memory."""
     count = processes_here(settings)
     for found in (
         threads(settings.runtime, {}, count),
@@ -153,7 +153,7 @@ def warn_at_start(settings: Settings, folder: Path) -> None:
 
 
 def processes_here(settings: Settings) -> int:
-    """Return the ranks of this machine, before anything is refused."""
+    """Return the number of ranks on this machine, without validating the settings."""
     if environment.launched_from_outside():
         return environment.current_ranks().local_world_size
     wanted = settings.train.distributed.num_processes

@@ -1,5 +1,5 @@
-"""State of the machine during a run: the speed of its cores, the time spent waiting for
-a core, and the GPU's clock."""
+"""Measure the state of the machine during a run: the speed of its cores, the time spent
+waiting for a core, and the clock rate of the GPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from flatout.engine.machine.runtime import Runtime
 
 CLOCK_EVERY_S = 10.0
-"""Interval in seconds: querying the driver costs about a millisecond."""
+"""The interval between clock readings. Querying the driver costs about 1 ms."""
 PROBE_EVERY_S = 2.0
-"""Interval in seconds: a probe needs 1.3 to 2.3 ms (2 cores), about 0.1 %."""
+"""The interval between probes. A probe takes 1.3 to 2.3 ms on 2 cores, about 0.1 %."""
 PROBE_SIDE, PROBE_NUMBERS = 384, 1 << 20
 SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
 class Conditions:
-    """Samples at log points, at which the host has already waited for the device."""
+    """Takes samples at log points, when the host has already waited for the device."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -33,7 +33,7 @@ class Conditions:
         self.start()
 
     def start(self) -> None:
-        """Begin the measured period."""
+        """Begin the period in which the waiting time is measured."""
         self._begin_s, self._begin_wait_s = time.perf_counter(), waited_for_core_s()
         self._wait_pct: float | None = None
 
@@ -47,7 +47,7 @@ class Conditions:
             self._probe.run()
         if self._runtime.is_cuda and now_s >= self._next_clock_s:
             self._next_clock_s = now_s + CLOCK_EVERY_S
-            with suppress(Exception):  # a driver without this figure
+            with suppress(Exception):  # the driver does not report the clock rate
                 clock_mhz = torch.cuda.clock_rate(self._runtime.device)
                 self._clocks_mhz.append(float(clock_mhz))
 
@@ -61,15 +61,15 @@ class Conditions:
 
 
 class Probe:
-    """A fixed piece of work similar to a training step: a matrix product, and 4 MiB
-    that do not fit the cores' caches. If it needs longer, the cores were slower or
-    shared with another virtual machine, which this one cannot see otherwise."""
+    """A fixed workload similar to a training step: a matrix product, and an addition to
+    4 MiB of numbers, which do not fit in the cores' caches. If it takes longer, the
+    cores were slower, or shared with another virtual machine."""
 
     def __init__(self) -> None:
         self._square = torch.ones(PROBE_SIDE, PROBE_SIDE)
         self._numbers = torch.ones(PROBE_NUMBERS)
         self._times_ms: list[float] = []
-        self._work()  # the set-up of the first call is not measured
+        self._work()  # warm up, so that the first measured call has no set-up cost
 
     def run(self) -> None:
         begin_s = time.perf_counter()
@@ -87,8 +87,8 @@ class Probe:
 
 
 def waited_for_core_s() -> float | None:
-    """Return the seconds in which this thread was ready to run while all its cores were
-    busy; None if the kernel does not count them."""
+    """Return how many seconds this thread has waited for a free core in total, or None
+    if the kernel does not count them."""
     try:
         return int(SCHEDULER.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Limits set by a container's control group, version 2 or 1."""
+"""Read the limits that a container's control group (version 1 or 2) sets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import psutil
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
-"""Control groups of version 1 express "no limit" as a larger number."""
+"""Control groups of version 1 express "no limit" as a number larger than this."""
 
 
 def quota_cores(folder: Path = CONTROL_GROUP) -> float | None:
-    """CPU quota in cores (CPU seconds per second); None if unlimited."""
+    """Return the CPU quota in cores (CPU seconds per second), or None if unlimited."""
     text = _read(folder / "cpu.max")
     if text is None:
         quota = _read(folder / "cpu" / "cpu.cfs_quota_us")
@@ -27,7 +27,7 @@ def quota_cores(folder: Path = CONTROL_GROUP) -> float | None:
 
 
 def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
-    """Memory limit of the container in bytes; None if unlimited."""
+    """Return the container's memory limit in bytes, or None if unlimited."""
     text = _read(folder / "memory.max")
     if text is None:
         text = _read(folder / "memory" / "memory.limit_in_bytes")
@@ -37,7 +37,8 @@ def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
 
 
 def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
-    """Bytes that the container cannot reclaim: without inactive file cache."""
+    """Return the bytes used by the container, except the inactive file cache, which can
+    be reclaimed."""
     used = _read(folder / "memory.current")
     if used is None:
         used = _read(folder / "memory" / "memory.usage_in_bytes")
@@ -48,13 +49,13 @@ def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
 
 
 def total_memory_bytes() -> int:
-    """Bytes of memory of the machine, or the container's limit if it is lower."""
+    """Return the machine's memory in bytes, or the container's limit if it is lower."""
     limit = memory_limit_bytes()
     return min(psutil.virtual_memory().total, limit or UNLIMITED_BYTES)
 
 
 def available_memory_bytes(folder: Path = CONTROL_GROUP) -> int:
-    """Bytes that a process can still allocate without swapping or being killed."""
+    """Return the bytes that can still be allocated without swapping or being killed."""
     free = int(psutil.virtual_memory().available)
     limit = memory_limit_bytes(folder)
     return free if limit is None else min(free, limit - memory_used_bytes(folder))

@@ -1,4 +1,4 @@
-"""Facts about the GPUs from the NVIDIA driver, without CUDA and without PyTorch."""
+"""Query the NVIDIA driver for information about GPUs, without CUDA or PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; `programs` has the ids of the processes that use it."""
+    """A GPU. `programs` contains the ids of the processes that use it."""
 
     name: str
     total_bytes: int
@@ -19,7 +19,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver; `cuda` is the newest version (major, minor) that it supports."""
+    """The driver. `cuda` is the newest version (major, minor) that it supports."""
 
     version: str
     cuda: tuple[int, int]
@@ -27,7 +27,7 @@ class Driver:
 
 
 def query_driver() -> Driver | None:
-    """Query the driver; None if it does not answer."""
+    """Return information about the driver and GPUs, or None if it does not respond."""
     import pynvml
 
     try:
@@ -48,10 +48,10 @@ def _gpu(handle: Any) -> Gpu:
     import pynvml
 
     total_bytes, used_bytes, programs = 0, 0, []
-    with suppress(pynvml.NVMLError):  # a GPU without memory of its own has no figures
+    with suppress(pynvml.NVMLError):  # a GPU without dedicated memory
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         total_bytes, used_bytes = int(memory.total), int(memory.used)
-    with suppress(pynvml.NVMLError):  # a container may not see them
+    with suppress(pynvml.NVMLError):  # processes may be invisible in a container
         programs = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return Gpu(
         name=str(pynvml.nvmlDeviceGetName(handle)),

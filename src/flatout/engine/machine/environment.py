@@ -1,6 +1,6 @@
-"""Environment variables: the only module that reads or writes them. No torch here.
+"""Read and set environment variables. No other module does, and torch is not imported.
 
-MKL and OpenMP read theirs once, when torch is imported, so call `apply` first.
+MKL and OpenMP read their variables only once, so call `apply` before importing torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank of this process among those that train together."""
+    """The rank of this process among all processes that train together."""
 
     rank: int = 0
     local_rank: int = 0
@@ -39,7 +39,7 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """Ranks set by the launcher (torchrun, accelerate, Slurm's srun with torchrun)."""
+    """Return the ranks that a launcher such as torchrun or accelerate has set."""
     return Ranks(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -54,23 +54,23 @@ def launched_from_outside() -> bool:
 
 
 def error_file() -> str | None:
-    """File in which the launcher expects this rank's error; None without it."""
+    """Return the file in which the launcher expects this rank's error, if any."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
 
 
 def slurm_tasks() -> int:
-    """Processes that Slurm's `srun` started for this command; 1 without it."""
+    """Return the number of processes that Slurm's `srun` started; 1 without Slurm."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 
 def usable_cores() -> int:
-    """Number of cores this process may use: CPU affinity, limited by the CPU quota."""
+    """Return how many cores this process may use, given its affinity and CPU quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return max(1, min(cores or 1, math.ceil(quota_cores() or 10**6)))
 
 
 def nvidia_gpu_count() -> int:
-    """Number of GPUs visible to CUDA, counted without starting CUDA."""
+    """Return the number of GPUs visible to CUDA, without initialising CUDA."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return len(gpu_names())
     try:
@@ -78,12 +78,12 @@ def nvidia_gpu_count() -> int:
 
         pynvml.nvmlInit()
         return int(pynvml.nvmlDeviceGetCount())
-    except Exception:  # any failure of the driver library means: no usable GPU
+    except Exception:  # any failure of the driver library means no usable GPU
         return 0
 
 
 def gpu_names() -> list[str]:
-    """Values for CUDA_VISIBLE_DEVICES, one for each GPU that CUDA would see."""
+    """Return a value for CUDA_VISIBLE_DEVICES for each GPU that is visible to CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(nvidia_gpu_count())]
@@ -92,17 +92,18 @@ def gpu_names() -> list[str]:
 
 
 def only_gpu(name: str | None) -> dict[str, str]:
-    """Variables that show a process only this GPU; empty if `name` is None."""
+    """Return environment variables that make only this GPU visible to a process. The
+    result is empty if `name` is None."""
     return {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
 
 
 def hide_gpus() -> None:
-    """Hide all GPUs from CUDA in this process and the processes that it starts."""
+    """Hide all GPUs from CUDA in this process and in the processes that it starts."""
     os.environ.update(CUDA_VISIBLE_DEVICES="")
 
 
 def device_name() -> str:
-    """Name of the device that training would use, found without starting CUDA."""
+    """Return the name of the device for training, without initialising CUDA."""
     if not nvidia_gpu_count():
         return cpu_name()
     driver = query_driver()
@@ -119,7 +120,8 @@ def cpu_name() -> str:
 
 
 def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:
-    """Number of OMP and MKL threads per process: 1 with a GPU, else all cores."""
+    """Return the number of OMP and MKL threads per process. `auto` is 1 with a GPU; on
+    the CPU, the processes share all cores equally."""
     if settings.threads != "auto":
         return settings.threads
     if nvidia_gpu_count() > 0:
@@ -130,8 +132,8 @@ def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int
 def training_environment(
     settings: RuntimeSettings, local_world_size: int = 1
 ) -> dict[str, str]:
-    """Variables of a training process: from the parameters, the thread counts, and
-    cuBLAS's workspace for bitwise reproducible results (see PyTorch's notes)."""
+    """Return the environment variables of a training process: the user's, the thread
+    counts, and the cuBLAS workspace that PyTorch requires for deterministic results."""
     threads = str(resolve_threads(settings, local_world_size))
     fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if settings.deterministic else {}
     counts = dict.fromkeys(THREAD_VARIABLES, threads)
@@ -139,7 +141,7 @@ def training_environment(
 
 
 def apply(settings: RuntimeSettings) -> list[str]:
-    """Set the variables of `settings`; return those that are set too late for torch."""
+    """Set the variables of `settings`. Return those that are set too late for torch."""
     wanted = training_environment(settings, current_ranks().local_world_size)
     changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
     os.environ.update(wanted)
@@ -155,23 +157,23 @@ def apply(settings: RuntimeSettings) -> list[str]:
 
 
 def thread_variables() -> dict[str, str]:
-    """OMP_NUM_THREADS and MKL_NUM_THREADS, if they are set."""
+    """Return the values of OMP_NUM_THREADS and MKL_NUM_THREADS, if they are set."""
     return {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
 
 
 def allocator_is_set() -> bool:
-    """Return whether the user configured PyTorch's CUDA allocator."""
+    """Return whether the user has configured PyTorch's CUDA allocator."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return any(os.environ.get(name) for name in names)
 
 
 def tracking_uri() -> str | None:
-    """Tracking store from the environment; None if it is not set."""
+    """Return the MLflow tracking URI that the environment sets, if any."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def c_compiler() -> str | None:
-    """C compiler for Triton's launchers, found as Triton's runtime/build.py does."""
+    """Return the C compiler that Triton's runtime/build.py would choose, if any."""
     return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 
 
@@ -182,8 +184,8 @@ def set_defaults(variables: Mapping[str, str]) -> None:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child process: this process's and `extra`, without a
-    launcher's ranks."""
+    """Return the environment for a child process. It is this process's environment plus
+    `extra`, without the ranks that a launcher has set."""
     inherited = {
         k: v for k, v in rank_environment().items() if k not in _RANK_VARIABLES
     }
@@ -191,13 +193,13 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def starter() -> int:
-    """Process id of the process that started this one, even if it has ended. The
-    variable is removed, because children of this process have another parent."""
+    """Return the id of the process that started this one, even if it has ended. Removes
+    the variable, because the children of this process have another parent."""
     return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
 def rank_environment() -> dict[str, str]:
-    """Return this process's environment, in which other programs find flatout too."""
+    """Return this process's environment, with a PYTHONPATH that contains flatout."""
     folders = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
@@ -211,7 +213,7 @@ _RANK_VARIABLES = frozenset(
 
 @contextmanager
 def restored(name: str) -> Iterator[None]:
-    """Restore the variable `name` after the block."""
+    """Context manager that restores the variable `name` on exit."""
     before = os.environ.get(name)
     try:
         yield
@@ -223,20 +225,20 @@ def restored(name: str) -> Iterator[None]:
 
 @contextmanager
 def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
-    """Let the Rust tokenizer use all cores (or one) inside the block."""
+    """Context manager in which Rust tokenizers use all cores, or one if not enabled."""
     with restored("TOKENIZERS_PARALLELISM"):
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if enabled else "false"
         yield
 
 
 def preserve_tracking_uri() -> AbstractContextManager[None]:
-    """Restore MLFLOW_TRACKING_URI after the block: MLflow sets it, and a notebook's
-    next session would mistake it for the user's choice."""
+    """Context manager that restores MLFLOW_TRACKING_URI on exit. MLflow sets it, and
+    the next session in a notebook would mistake it for the user's choice."""
     return restored("MLFLOW_TRACKING_URI")
 
 
 def free_shared_memory_bytes() -> int | None:
-    """Free bytes of /dev/shm; None if it does not exist."""
+    """Return the number of free bytes in /dev/shm, or None if it does not exist."""
     try:
         status = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     except OSError:

@@ -1,8 +1,8 @@
-"""Frequency of Python's garbage collection, and how the C library returns memory.
+"""Configure Python's garbage collection, and how the C library returns freed memory.
 
-torch, transformers and MLflow create a million objects that stay. With Python's own
-thresholds, scanning them repeatedly costs 1.4 s of the 6 s of a start (measured after
-the import of Kedro and MLflow, on 2 cores).
+Importing torch, transformers and MLflow creates a million permanent objects. With
+Python's default thresholds, scanning them repeatedly takes 1.4 s of a 6 s start-up
+(measured after importing Kedro and MLflow, on 2 cores).
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ import ctypes
 import gc
 
 RARELY = 100_000
-"""Number of new objects between two collections of the youngest generation."""
+"""The number of new objects between two collections of the youngest generation."""
 _usual = gc.get_threshold()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Option numbers of glibc's `mallopt`."""
+"""The numbers of these options of glibc's `mallopt`."""
 KEPT_BYTES = 2**30
-"""Larger blocks are returned to the system when they are freed."""
+"""Only blocks larger than this are returned to the system when they are freed."""
 
 
 def collect_rarely() -> None:
-    """Collect rarely until `collect_as_usual`: for a process that will import torch. At
-    exit objects are frozen, because a last collection would scan them all."""
+    """Collect garbage rarely until `collect_as_usual` is called. Call it before torch
+    is imported. At exit, objects are frozen to save the time of a last collection."""
     atexit.register(gc.freeze)
     gc.set_threshold(RARELY, *_usual[1:])
 
 
 def collect_as_usual() -> None:
-    """Restore the thresholds: garbage may occupy device memory during steps."""
+    """Restore the default thresholds, because garbage can occupy device memory."""
     gc.set_threshold(*_usual)
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory in the process: steps on a CPU free and allocate the same
-    tensors repeatedly, and glibc would return each to the system, at a page fault per 4
-    KiB. Return False if the C library is not glibc."""
+    """Make glibc keep freed memory in the process. Training steps on a CPU allocate the
+    same tensors repeatedly; otherwise each would cost a page fault per 4 KiB.
+
+    Return False if the C library is not glibc.
+    """
     change = getattr(ctypes.CDLL(None), "mallopt", None)
     if change is None:
         return False

@@ -1,4 +1,4 @@
-"""Checkpoints by name: a local folder or a repository of the Hugging Face Hub."""
+"""Find checkpoints by name, in a local folder or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def names_a_folder(name: str) -> bool:
-    """Return whether `name` must be a path: repositories are `model` or `org/model`."""
+    """Return whether `name` is a path; repositories are `model` or `org/model`."""
     looks = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
     return looks or name.count("/") > 1
 
 
 def missing_folder(name: str | None) -> str | None:
-    """Error message if `model.name_or_path` is a path without a folder, else None."""
+    """Return an error message if `name` is the path of a missing folder, else None."""
     if name is None or Path(name).is_dir() or not names_a_folder(name):
         return None
     return (
@@ -25,19 +25,20 @@ def missing_folder(name: str | None) -> str | None:
 
 
 def where_to_look(name: str) -> dict[str, Any]:
-    """Options for `from_pretrained`: the network is used if it may have the name."""
+    """Return the options of `from_pretrained` that allow downloads only if `name` may
+    be a repository and the Hub can be reached."""
     path = Path(name).is_dir() or names_a_folder(name)
     return {"local_files_only": path or not answers()}
 
 
 @cache
 def answers() -> bool:
-    """Return whether the Hub can be reached from here, through the user's proxies. It
-    is asked once: its client tries for half a minute per file."""
+    """Return whether the Hub can be reached, through the user's proxies if any. This is
+    checked only once, because the client retries for half a minute per file."""
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # the client's transport fails, or it is offline
+    except Exception:  # a transport error, or the client is in offline mode
         return False
     return True

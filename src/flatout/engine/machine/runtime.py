@@ -1,4 +1,4 @@
-"""Device, precision, PyTorch's switches, memory limits and seeds."""
+"""Set up the device, precision, PyTorch's global options, memory limits and seeds."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from flatout.engine.parameters import RuntimeSettings, SettingsError
 logger = logging.getLogger(__name__)
 
 CPU_BF16_PAD_MULTIPLE = 64
-"""Multiple of packed totals in bf16 on a CPU: oneDNN compiles a product for each new
-shape, 0.5 ms each, and keeps 1,024. Unrounded, 240 steps met 9,085."""
+"""Packed token counts are rounded up to this multiple in bf16 on a CPU. oneDNN compiles
+each new shape in 0.5 ms and caches 1,024. Without rounding, 240 steps had 9,085."""
 PADDED_MULTIPLE = 8
-"""Multiple of the length of padded rows, also on a GPU."""
+"""Padded row lengths are rounded up to this multiple, also on a GPU."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Device and settings of this process, after all `auto` are resolved."""
+    """The device and settings of this process, with each `auto` resolved."""
 
     device: torch.device
     device_name: str
@@ -56,14 +56,14 @@ class Runtime:
         return self.device.type == "cuda"
 
     def autocast(self) -> torch.autocast:
-        """Autocast matrix products to the compute type; parameters stay fp32."""
+        """Return an autocast context for the compute dtype. Parameters stay in fp32."""
         enabled = self.precision != "fp32"
         dtype = self.compute_dtype if enabled else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """Bytes of the GPU that this process may use; None without a GPU."""
+        """The GPU memory in bytes that this process may use; None without a GPU."""
         if not (self.is_cuda and torch.cuda.is_available()):
             return None
         whole = int(torch.cuda.mem_get_info(self.device)[1])
@@ -71,15 +71,16 @@ class Runtime:
 
     @property
     def memory_within_reach(self) -> int:
-        """Bytes of the GPU that this process has reserved or can still allocate,
-        without those of other programs."""
+        """The GPU memory in bytes that this process has reserved or can still allocate.
+        Memory that other programs use is not included."""
         held = torch.cuda.memory_reserved(self.device)
         free, _ = torch.cuda.mem_get_info(self.device)
         return min(held + free, self.device_memory_bytes or 0)
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
-        """Multiple that packed totals, or padded lengths, are rounded up to, so that
-        few shapes occur; 1 in fp32 on a CPU, where it has no benefit."""
+        """Return the multiple that packed token counts, or padded lengths, are rounded
+        up to, so that few shapes occur. It is 1 in fp32 on a CPU, which has no benefit.
+        `packed_on_gpu` is the multiple for packed token counts on a GPU."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE
@@ -91,7 +92,8 @@ class Runtime:
 
 
 def set_up(settings: RuntimeSettings) -> Runtime:
-    """Choose device and precision, set PyTorch's switches, seed the generators."""
+    """Choose the device and precision, set PyTorch's options and seed the generators.
+    Raises SettingsError if the device does not support the precision."""
     ranks = current_ranks()
     device = _device(ranks)
     precision = _precision(settings.precision, device)
@@ -132,7 +134,7 @@ def _precision(wanted: str, device: torch.device) -> str:
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Return whether bf16 is fast: on GPUs from Ampere on, or with AMX or AVX-512."""
+    """Return whether bf16 is fast: on Ampere or newer GPUs, and with AMX or AVX-512."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     return bool(
@@ -154,12 +156,12 @@ def _switches(settings: RuntimeSettings) -> None:
     torch.backends.cuda.enable_flash_sdp(settings.flash_sdp)
     wanted = settings.deterministic
     if wanted or torch.are_deterministic_algorithms_enabled():
-        # It imports all of TorchInductor: seconds that a plain training can save.
+        # This imports all of TorchInductor, which takes seconds, so avoid it if unused.
         torch.use_deterministic_algorithms(wanted, warn_only=True)
 
 
 def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
-    """Limit PyTorch to `limit_gib` of a GPU, to emulate a smaller one."""
+    """Limit PyTorch to `limit_gib` of GPU memory, to emulate a smaller GPU."""
     if limit_gib is None or device.type != "cuda":
         return
     whole_gib = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -174,14 +176,15 @@ def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
 
 
 def let_segments_grow() -> None:
-    """Let the GPU's allocator grow its segments from here on, so that less memory is
-    unused between blocks. The user's own allocator settings are kept."""
+    """Enable expandable segments in the CUDA allocator from now on, which reduces
+    fragmentation. If the user has configured the allocator, do nothing."""
     if not allocator_is_set():
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:
-    """Peaks of this rank, from the GPU's allocator or of the resident size."""
+    """Return the peak memory of this rank: allocator statistics on a GPU, or else the
+    peak resident size of the process."""
     if runtime.is_cuda:
         stats = torch.cuda.memory_stats(runtime.device)
         return {
@@ -191,7 +194,7 @@ def memory(runtime: Runtime) -> dict[str, Any]:
         }
     import resource
 
-    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
+    unit = 1 if sys.platform == "darwin" else 1024  # Linux reports KiB
     peak_gib = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30
     return {
         "peak_allocated_gib": peak_gib,
@@ -201,7 +204,7 @@ def memory(runtime: Runtime) -> dict[str, Any]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python, NumPy and PyTorch (all devices)."""
+    """Seed the generators of Python, NumPy and PyTorch (on all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -209,7 +212,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Compute matrix products of fp32 without TF32."""
+    """Context manager that disables TF32 for fp32 matrix products."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

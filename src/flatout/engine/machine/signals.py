@@ -1,5 +1,5 @@
-"""SIGTERM and Ctrl-C: finish the step, save the run and leave. Also ends helper
-processes together with the run that started them."""
+"""Handle SIGTERM and Ctrl-C, so that a run can finish its step, save its state and
+exit. Also make helper processes exit together with the run that started them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(SystemExit):
-    """A run that was asked to stop and has stopped: exit status 143 or 130.
+    """Raised after a run has stopped at a signal. The exit code is 143 or 130.
 
-    Not an error: the same command resumes the run.
+    This is not an error, because the same command resumes the run.
     """
 
     def __init__(self, signum: int, message: str = "") -> None:
@@ -34,13 +34,13 @@ class Interrupted(SystemExit):
 
 
 class StopSignals:
-    """Note SIGTERM and SIGINT inside a `with` block. A second Ctrl-C ends the process
-    at once. Outside of the main thread no signal is caught."""
+    """Context manager that records SIGTERM and SIGINT. A second Ctrl-C ends the process
+    at once. Outside the main thread, no signals are caught."""
 
     def __init__(
         self, then: str = "finishing this step, then saving and leaving"
     ) -> None:
-        """`then` describes the block's reaction to a signal, for the log."""
+        """`then` describes how the block reacts to a signal, for the log message."""
         self._then = then
         self.received: int | None = None
         self._before: dict[int, Any] = {}
@@ -59,12 +59,12 @@ class StopSignals:
         self._before.clear()
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:  # a forked loader worker: its parent decides
+        if os.getpid() != self._owner:  # in a forked loader worker, the parent decides
             return
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if signal.SIGCHLD not in self._before:
-            # A signal to the whole group also ends loader workers: no error now.
+            # A signal to the process group also ends loader workers: not an error now.
             before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._before[signal.SIGCHLD] = before
         if self.received is None:
@@ -74,7 +74,7 @@ class StopSignals:
 
 
 def die_with_parent() -> None:
-    """End this process as soon as its parent has ended, however it was killed."""
+    """End this process as soon as its parent has ended, even if it was killed."""
     parent = starter()
 
     def watch() -> None:

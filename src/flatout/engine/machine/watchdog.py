@@ -1,9 +1,9 @@
-"""Signs of life from every rank, for the process that watches them.
+"""Heartbeats of all ranks, for the process that supervises them.
 
-Each rank writes one small file, from a thread twice a second and at each change of the
-phase: the step, the phase, the time of the last progress, and the time of writing,
-which is frozen in a stopped process. Times are of the machine's monotonic clock, so
-that processes can compare them.
+Each rank writes a small file twice per second, and whenever its phase changes. The file
+contains the step, the phase, the time of the last progress and the time of writing,
+which does not advance in a stopped process. Times are from the machine's monotonic
+clock, so that processes can compare them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process without a write for this time counts as stopped."""
+"""A process that has not written for this time is considered stopped."""
 FINISHED = "finished"
-"""Phase of a rank that has finished its work."""
+"""The phase of a rank that has completed its work."""
 LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""Phases without steps; their limit is multiplied by the factor, with a minimum."""
+"""Phases without steps have this multiple of the time limit, with this minimum."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """Last state that a rank wrote."""
+    """The last state that a rank wrote."""
 
     rank: int
     pid: int
@@ -44,7 +44,7 @@ class Beat:
 
 
 class Heartbeat:
-    """Heartbeat of this process. Until `start` it can only print stacks."""
+    """Writes the state of this process to a file once `start` has been called."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -53,11 +53,12 @@ class Heartbeat:
         self._phase = "start"
         self._progress_s = time.monotonic()
         self.is_compiling: Callable[[], bool] = bool
-        """Reports whether the process compiles, which advances no step."""
+        """Returns whether the process is compiling, when steps do not advance."""
         self._turn = threading.Lock()
 
     def start(self, folder: Path, rank: int) -> None:
-        """Write to `folder` from now on; end when the parent process is gone."""
+        """Write heartbeats to `folder` from now on, and exit if the parent process
+        ends. SIGUSR1 writes the stacks of all threads to `stack_file`."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._rank = folder / f"rank-{rank:05d}.json", rank
         stacks = stack_file(folder, rank).open("w")
@@ -66,13 +67,12 @@ class Heartbeat:
         threading.Thread(target=self._stay_alive, name="heartbeat", daemon=True).start()
 
     def beat(self, step: int | None = None) -> None:
-        """Note progress, and the step if one is given."""
+        """Record progress, and the step if it is given."""
         self._progress_s = time.monotonic()
         if step is not None:
             self._step = step
 
     def enter(self, phase: str) -> None:
-        """Begin `phase`."""
         self._phase = phase
         self.beat()
         self._write()
@@ -87,7 +87,7 @@ class Heartbeat:
             self.enter(before)
 
     def _write(self) -> None:
-        """Write the file atomically: half a beat looks like a rank that hangs."""
+        """Write the file atomically, because a partial one would look like a hang."""
         if self._file is None:
             return
         with self._turn:
@@ -104,7 +104,7 @@ class Heartbeat:
             time.sleep(ALIVE_INTERVAL_S)
             if os.getppid() != parent:  # the parent was killed
                 os._exit(1)
-            with suppress(OSError):  # a full disk, or the folder is being removed
+            with suppress(OSError):  # the disk is full, or the folder is being removed
                 self._write()
 
 
@@ -117,7 +117,7 @@ def stack_file(folder: Path, rank: int) -> Path:
 
 
 def read_beats(folder: Path) -> list[Beat]:
-    """Read the state of all ranks that have started."""
+    """Return the last state of each rank that has started."""
     files = sorted(folder.glob("rank-*.json"))
     return [Beat(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
@@ -129,8 +129,8 @@ def phase_limit_s(phase: str, limit_s: float) -> float:
 
 
 def overdue(beats: list[Beat], limit_s: float, now_s: float) -> list[Beat]:
-    """Ranks without progress for too long, the likeliest cause first: stopped
-    processes, then the rank with the lowest step."""
+    """Return the ranks that have made no progress for too long, the likeliest cause
+    first: stopped processes, then the ranks with the lowest step."""
     late = [
         beat
         for beat in beats
