@@ -26,7 +26,7 @@ from flatout.engine.benchmark.search import MODES, Search
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.parameters import SettingsError, parse_settings
-from flatout.reports.console import show_trial
+from flatout.reports.console import show_trial, trial_line
 from flatout.reports.report import trials_text
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
@@ -323,8 +323,8 @@ def climbed(folder, machine=None, kind=FormulaBench):
 
 def test_the_terminal_shows_how_a_rung_compares(tmp_path):
     search = climbed(tmp_path)
-    said = search.bench.watch.__self__.console.file.getvalue()
-    packed = next(line for line in said.splitlines() if "packed: no" in line)
+    said = map(trial_line, search.bench.results)
+    packed = next(line for line in said if "packed: no" in line)
     assert re.search(r"samples/s, \d\.\d\dx the reference", packed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ from flatout.cli.groups import flatout, plain_errors
 @click.option("--text-column", help="Default: guessed.")
 @click.option("--label-column", help="Default: guessed.")
 @click.option("--checkpoint", help="Name on the Hub or folder. Default: from scratch.")
-@click.option("--yes", is_flag=True, help="Do not ask questions.")
 @click.option("--force", is_flag=True, help="Replace existing files in conf/local.")
 @click.option("--conf", default="conf", type=click.Path(path_type=Path), hidden=True)
-def init(file: str, yes: bool, conf: Path, **known: Any) -> None:
+def init(file: str, conf: Path, **known: Any) -> None:
     """Write conf/local for the data in FILE: its columns, task, lengths, batch size.
 
     FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), a folder or a URL of tables.
     """
-    asks = not yes and sys.stdin.isatty()
     with plain_errors():
-        written = first_settings(conf / "local", file, asks=asks, **known)
+        written = first_settings(conf / "local", file, **known)
     for path in written:
         click.echo(f"written: {path}")
     click.echo("Next: kedro doctor checks the settings, kedro run trains.")
@@ -41,19 +38,12 @@ def first_settings(
     text_column: str | None = None,
     label_column: str | None = None,
     checkpoint: str | None = None,
-    asks: bool = False,
     force: bool = False,
 ) -> list[Path]:
     from flatout.project.init import settings
 
-    if not force and asks:
-        settings.check_absent(folder)
-    columns = file, text_column, label_column
-    found, entry = settings.inspect_file(*columns, task)
+    found, entry = settings.inspect_file(file, text_column, label_column, task)
     click.echo(f"{file}: {found.why}; task {found.task}.")
-    if task is None and asks:
-        task = click.prompt("Task (docs/tasks.md)", default=found.task)
-        found, entry = settings.inspect_file(*columns, task)
     texts = settings.settings_texts(found, entry, checkpoint)
     if not force:
         settings.check_absent(folder, texts)

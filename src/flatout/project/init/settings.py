@@ -106,13 +106,13 @@ def with_task(found: Guess, task: str | None) -> Guess:
     return replace(found, task=str(task))
 
 
-def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
+def check_absent(folder: Path, texts: Mapping[str, str]) -> None:
     """Raises ConfExistsError if files exist whose contents differ from `texts`."""
     there = [
         str(folder / name)
         for name in FILES
         if (folder / name).exists()
-        and (folder / name).read_text("utf-8", "replace") != (texts or {}).get(name)
+        and (folder / name).read_text("utf-8", "replace") != texts[name]
     ]
     if there:
         raise ConfExistsError(
