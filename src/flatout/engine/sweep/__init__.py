@@ -1,1 +1,1 @@
-"""Many trainings that differ in some settings, and the best of them."""
+"""Hyperparameter sweeps: train with many combinations of settings and pick the best."""

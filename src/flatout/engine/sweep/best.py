@@ -1,5 +1,5 @@
-"""The best setting of a sweep by its mean over seeds or folds, which settings differ
-from it beyond noise, and the command that trains with it."""
+"""Find the best settings of a sweep by their mean over seeds or folds, and which other
+settings differ from them by more than noise."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ logger = logging.getLogger(__name__)
 
 
 COMMAND = "kedro run --pipelines=train --env=best"
-"""Trains with the settings that the sweep wrote to conf/best."""
+"""The command that trains with the settings that the sweep has written to conf/best."""
 WINNER, WORSE = "winner", "worse than the best"
 ENDS = ("difference", "low", "high")
 
 Group = Mapping[Any, Row]
-"""Successful trainings of one setting, by seed or fold."""
+"""The rows of successful runs with the same settings, by seed or fold."""
 
 
 class SweepError(RuntimeError):
-    """A sweep in which no training finished."""
+    """Raised if no trial of a sweep has finished."""
 
     exit_code = 1
 
 
 def compare(rows: Sequence[Row], settings: Settings) -> list[Row]:
-    """Return and log a row per setting, the best first. Raises SweepError."""
+    """Return and log a row for each combination of settings, best first. Raises
+    SweepError if no trial has finished."""
     name, groups = _ranked(rows, settings)
     found = compared(groups, name)
     for row in found if found[0]["trainings"] > 1 else ():
@@ -45,9 +46,12 @@ def compare(rows: Sequence[Row], settings: Settings) -> list[Row]:
 def choose_best(
     rows: Sequence[Row], settings: Settings, environment: str | None = None
 ) -> dict[str, Any]:
-    """Return the setting with the best mean `sweep.choose_by`, its first trial and mean
-    figures, and whether no other is as good within noise; `environment` is that of the
-    sweep. Raises SweepError without a result."""
+    """Return a record of the settings with the best mean of the metric `choose_by`.
+
+    It has their first trial, their mean metrics, and whether they are better than all
+    others by more than noise. `environment` is the Kedro environment of the sweep.
+    Raises SweepError if no trial has finished.
+    """
     name, groups = _ranked(rows, settings)
     best = next(iter(groups[0].values()))
     names = dict.fromkeys([name, *FIGURES])
@@ -86,8 +90,8 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
 
 
 def ranked(rows: Sequence[Row], name: str, *, higher: bool) -> list[Group]:
-    """Return the trainings of each setting that have the figure `name`: first settings
-    with the most of them, the best mean first."""
+    """Group the successful rows that have the metric `name` by their settings. Groups
+    with the most rows come first, and among those the group with the best mean."""
     found: defaultdict[str, dict[Any, Row]] = defaultdict(dict)
     for row in rows:
         if row["status"] == "ok" and figures([row], name):
@@ -100,7 +104,7 @@ def ranked(rows: Sequence[Row], name: str, *, higher: bool) -> list[Group]:
 
 
 def figures(rows: Any, name: str) -> list[float]:
-    """Return the figures `name` of `rows` that are numbers."""
+    """Return the finite values of the metric `name` in `rows`."""
     found = [row[name] for row in rows]
     return [value for value in found if value is not None and math.isfinite(value)]
 
@@ -110,9 +114,9 @@ def settings_of(row: Row) -> Row:
 
 
 def compared(groups: Sequence[Group], name: str) -> list[Row]:
-    """Return a row for each group, the best first: mean, standard deviation, and the
-    paired difference from the best, whose intervals hold for all pairs of settings
-    together at 95 %."""
+    """Return a row for each group, best first. It has the mean, the standard deviation,
+    and the paired difference from the best group. The 95 % confidence intervals are
+    corrected for the number of pairs."""
     best, *others = groups
     ends = [
         _difference_from(best, one, name, math.comb(len(groups), 2)) for one in others
@@ -131,8 +135,8 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
 
 
 def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
-    """Return the difference of `group` from the best, over what both were trained
-    with. The train and test rows of a fold are as 1 to the number of others."""
+    """Return the difference of `group` from `best` over the seeds or folds that both
+    have. For folds, the ratio of test to training rows is 1 / (number of folds - 1)."""
     common = [key for key in group if key in best]
     if (count := len(common)) < 2:
         return {"verdict": "one training each: set sweep.seeds to 3"}

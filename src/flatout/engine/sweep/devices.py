@@ -1,4 +1,4 @@
-"""Sets of GPUs, one for each running trial."""
+"""Divide the GPUs into sets, one for each running trial."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ logger = logging.getLogger(__name__)
 
 
 Devices = Mapping[str, str]
-"""Environment in which a trial sees only its GPUs; empty on a CPU, whose cores trials
-share."""
+"""Environment variables that make only a trial's GPUs visible to it. Empty on a CPU,
+whose cores the trials share."""
 
 
 def sets_of(count: int) -> list[Devices]:
-    """Return this machine's GPUs in sets of `count`; its CPU if it has no GPU. Raises
-    SettingsError if it has fewer."""
+    """Return this machine's GPUs in sets of `count`, or a single set if it has no GPU.
+    Raises SettingsError if it has fewer than `count` GPUs, or CPU cores without one."""
     names = gpu_names()
     here, kind = (len(names), "GPU") if names else (usable_cores(), "CPU core")
     if count > here:

@@ -1,4 +1,4 @@
-"""Rows of each fold of a cross-validation, as the files of a training."""
+"""Write the rows of each cross-validation fold as the input files of a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from flatout.engine.sweep.space import FOLD
 def fold_files(
     files: JobFiles, splits: Sequence[Any], folds: int | None, folder: Path
 ) -> list[JobFiles]:
-    """Write the rows of each fold under `folder`: the fold itself is the test split, of
-    all other rows those of the validation split validate, and the rest trains.
-    `splits`: `datasets.Dataset`s with the column `fold`. Raises SettingsError."""
+    """Write the rows of each fold to a subfolder of `folder`, and return their files.
+
+    The fold itself becomes the test split. Of the other rows, those of the original
+    validation split are used for validation and the rest for training. `splits` are the
+    train, validation and test splits, each a `datasets.Dataset` with a column `fold`.
+    Raises SettingsError if there are not `folds` folds, or if token rows and texts do
+    not match one to one.
+    """
     has_folds = all(FOLD in split.column_names for split in splits)
     fold = np.concatenate([split[FOLD][:] if has_folds else [-1] for split in splits])
     known = int(fold.max()) + 1

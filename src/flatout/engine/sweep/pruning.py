@@ -1,4 +1,4 @@
-"""Ends a training whose evaluations are worse than those of other trials."""
+"""End a trial whose evaluations are worse than those of other trials."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from flatout.engine.train.recording.metrics_file import read_points
 
 @dataclass
 class Pruning:
-    """Reports a trial's evaluations to its pruner."""
+    """Reports the evaluations of a trial to Optuna's pruner."""
 
     trial: Trial
     folder: Path
-    """Folder of the trial."""
+    """The folder of the trial."""
     metric: str
     evaluations: int = 0
     value: float | None = None
-    """Value of the newest evaluation."""
+    """The metric's value at the last evaluation."""
     is_worse: bool = False
 
     def look(self) -> bool:
-        """Report new evaluations, in order; return whether the training must end. A
-        storage outage ends no training."""
+        """Report new evaluations in order, and return whether the trial must end. A
+        trial continues if the storage is unreachable."""
         with suppress(*FAULTS):
             points = read_points(self.folder / "metrics.jsonl")
             found = (point["metrics"].get(self.metric) for point in points)

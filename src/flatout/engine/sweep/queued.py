@@ -1,6 +1,10 @@
-"""The combinations to try, as trials of an Optuna study. Each has a place, from 1: its
-number in the grid, or the number under which tpe drew it first. Ended trials are the
-rows of sweep_trials.csv."""
+"""The combinations to try, as trials of an Optuna study.
+
+Each combination has a place, counted from 1. It is the combination's number in the
+grid, or the number under which tpe first drew it. A place can have several Optuna
+trials, because interrupted trials are queued again. Trials that have ended are the rows
+of sweep_trials.csv.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,19 @@ from flatout.engine.parameters import SweepSettings
 from flatout.engine.sweep.space import Changes, combinations
 
 PLACE, ANSWER = "place", "answer"
-"""Names of a trial's attributes."""
+"""Names of user attributes of an Optuna trial."""
 SETTLED = ("ok", "oom", "pruned")
-"""Statuses of trials that no command tries again."""
+"""Final statuses. Trials with these statuses are never tried again."""
 
 
 def place_of(trial: Trial | FrozenTrial) -> int:
-    """Return the place of a trial; a newly drawn one gets the next place."""
+    """Return the place of a trial. A newly drawn trial gets the next place."""
     place: int = trial.user_attrs.get(PLACE, trial.number + 1)
     return place
 
 
 def ended(study: Study) -> list[FrozenTrial]:
-    """Return the trials that have reported their result."""
+    """Return the trials that have reported a result."""
     return [t for t in study.get_trials(deepcopy=False) if ANSWER in t.user_attrs]
 
 
@@ -36,8 +40,8 @@ def running(study: Study) -> list[FrozenTrial]:
 
 
 def queue_again(study: Study, options: SweepSettings) -> None:
-    """Queue each place that has no final result and no waiting trial; for a new study,
-    the whole grid."""
+    """Queue each place that has no final result and no waiting or running trial. For a
+    new study, this is the whole grid."""
     trials = study.get_trials(deepcopy=False)
     grid = combinations(options) if options.sampler == "grid" else []
     wanted = dict(enumerate(grid, 1))
@@ -47,20 +51,21 @@ def queue_again(study: Study, options: SweepSettings) -> None:
 
 
 def requeue(study: Study, trial: Trial | FrozenTrial) -> None:
-    """Let the next free device resume it from its newest checkpoint."""
+    """Queue a trial again. The next free device resumes it from its last checkpoint."""
     if PLACE in trial.user_attrs:
         _enqueue(study, trial.params, place_of(trial))
 
 
 def fail_running(study: Study) -> None:
-    """Mark running trials as failed if only this process uses the storage."""
+    """Mark all running trials as failed. Call it only if no other process uses the
+    storage."""
     for trial in running(study):
         study.tell(trial.number, state=TrialState.FAIL)
 
 
 def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
-    """Return False for a trial that Optuna drew when all others are done. A new trial
-    of tpe gets its place."""
+    """Return whether a trial is needed, and store the place of a new tpe trial. It is
+    not needed if Optuna drew it after enough trials had been started."""
     if PLACE in trial.user_attrs:
         return True
     others = _places(study) - {place_of(trial)}
@@ -72,14 +77,14 @@ def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
 
 
 def has_remaining_trials(study: Study, options: SweepSettings) -> bool:
-    """Return whether there is a combination that no process has begun."""
+    """Return whether there are combinations that no process has started."""
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     owed = options.sampler != "grid" and len(_places(study)) < options.n_trials
     return bool(waiting) or owed
 
 
 def _places(study: Study) -> set[int]:
-    """Return places of trials that wait, run, or have ended other than by a stop."""
+    """Return the places of trials that are waiting or running, or have a result."""
     return {
         place_of(trial)
         for trial in study.get_trials(deepcopy=False)
@@ -88,7 +93,7 @@ def _places(study: Study) -> set[int]:
 
 
 def _is_live(trial: FrozenTrial) -> bool:
-    """Return whether its place is settled, or a process works on it."""
+    """Return whether a trial is waiting or running, or has a final result."""
     status = trial.user_attrs.get(ANSWER, {}).get("status")
     return trial.state != TrialState.FAIL or status in SETTLED
 
@@ -104,7 +109,8 @@ Row = dict[str, Any]
 
 
 def best_trial_by_place(found: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """Return one trial per place: of several, a successful one, then the newest."""
+    """Return one trial for each place: the newest successful trial, or else the newest
+    trial."""
 
     def worth(trial: FrozenTrial) -> tuple[bool, int]:
         return trial.user_attrs[ANSWER]["status"] == "ok", trial.number
@@ -123,12 +129,13 @@ def row(trial: FrozenTrial, place: int) -> Row:
 
 
 def number(value: Any) -> Any:
-    """Return the number; storages store JSON, which has no NaN."""
+    """Return `value`, or None if it is not finite. Storages use JSON, without NaN."""
     return value if value is None or math.isfinite(value) else None
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """Return `train.learning_rate=0.001, train.global_batch_size=16`, without None."""
+    """Format values as `train.learning_rate=0.001, train.global_batch_size=16`, and
+    skip those that are None."""
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""The search space: settings by path, their values, and refused settings."""
+"""The search space of a sweep: the swept settings, their values, and their checks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 Changes = Mapping[str, SweptValue]
-"""Value of each swept setting, by path."""
+"""The value of each swept setting, by path."""
 
 SWEPT = ("train.", "model.", "runtime.")
 SEED, FOLD = "runtime.seed", "fold"
-"""Axes of the grid that repeat each setting."""
+"""Axes of the grid along which each combination of settings is repeated."""
 FIXED = ("train.distributed", "train.resume")
-"""sweep.devices_per_trial sets a trial's devices; a trial resumes automatically."""
+"""Settings that cannot be swept. sweep.devices_per_trial sets the devices of a trial,
+and trials resume automatically."""
 
 FILES = (".db", ".sqlite", ".sqlite3")
 
 
 def objective(settings: Settings) -> tuple[str, bool]:
-    """Return the figure of a report that decides, and whether higher is better. Raises
-    SettingsError for a figure that the task does not have."""
+    """Return the metric by which trials are compared, and whether higher is better.
+    Raises SettingsError if the task does not have this metric."""
     name = settings.sweep.choose_by
     name = name or f"validation_{settings.train.metric or 'loss'}"
     task = task_class(settings.model.task)
@@ -47,9 +48,9 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 
 def repeated(settings: Settings, folds: int | None = None) -> Settings:
-    """Return `settings` whose grid has every seed of `sweep.seeds`, or every fold; with
-    folds, the default grid is no grid. Raises SettingsError if they cannot be
-    compared."""
+    """Return `settings` with the seeds of `sweep.seeds` or the folds added to the grid.
+    With folds, the default grid is dropped. Raises SettingsError if seeds or folds are
+    combined with each other, with a pruner or with another sampler than the grid."""
     sweep, grid = settings.sweep, dict(settings.sweep.grid)
     if not (folds or sweep.seeds):
         return settings
@@ -69,8 +70,8 @@ def repeated(settings: Settings, folds: int | None = None) -> Settings:
 
 
 def check_sweep(settings: Settings, folds: int | None = None) -> None:
-    """Raise SettingsError for an unknown setting, an invalid value, an invalid storage,
-    or seeds and folds that cannot be compared."""
+    """Raise SettingsError if a swept setting is unknown, a value or the storage is
+    invalid, or seeds or folds cannot be compared."""
     objective(settings)
     repeated(settings, folds)
     check_place(settings.sweep.storage)
@@ -83,9 +84,8 @@ def check_sweep(settings: Settings, folds: int | None = None) -> None:
 
 
 def check_place(place: str) -> None:
-    """Raise SettingsError for an address that would be used as a file name, or for an
-    unknown kind of database. The message omits the address, which may contain a
-    password."""
+    """Raise SettingsError if `place` is neither a database file nor a known database
+    address. The message omits `place`, which may contain a password."""
     kind, separator, _ = place.partition("://")
     if kind.split("+")[0] == "postgres" or not (separator or place.endswith(FILES)):
         raise SettingsError(
@@ -116,13 +116,13 @@ def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
 
 
 def combinations(options: SweepSettings) -> list[Changes]:
-    """Return each combination once; the last setting changes fastest."""
+    """Return the distinct combinations of the grid. The last setting varies fastest."""
     axes = {path: dict.fromkeys(values) for path, values in options.grid.items()}
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def suggested(trial: Trial, options: SweepSettings) -> Changes:
-    """Return the settings that Optuna suggests for `trial`."""
+    """Return the values that Optuna suggests for `trial`, by path."""
     lists = {p: trial.suggest_categorical(p, v) for p, v in options.grid.items()}
     return {**lists, **{p: _drawn(trial, p, r) for p, r in options.ranges.items()}}
 

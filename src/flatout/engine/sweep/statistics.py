@@ -1,4 +1,4 @@
-"""Paired comparisons of figures that differ from training to training."""
+"""Paired comparisons of metrics that vary from run to run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from scipy.special import stdtrit  # importing scipy.stats needs a second
 
 ERROR_RATE, POWER = 0.05, 0.8
-"""Share of comparisons of equal settings that may be called different, and share of
-those that show a difference if the seeds suffice."""
+"""The share of comparisons that may report a difference between equal settings, and the
+share that detects a true difference if there are enough seeds."""
 MAX_SEEDS = 1_000
 
 
 class Difference(NamedTuple):
-    """Mean of paired differences, its interval and their standard deviation: numbers,
-    or arrays (...) of several comparisons at once."""
+    """The mean of paired differences, its confidence interval, and their standard
+    deviation. Each is a number, or an array (...) for several comparisons at once."""
 
     mean: Any
     low: Any
@@ -25,25 +25,26 @@ class Difference(NamedTuple):
 
     @property
     def is_distinct(self) -> Any:
-        """Return whether the interval excludes zero."""
+        """Whether the interval excludes zero."""
         return (self.low > 0) | (self.high < 0)
 
 
 def paired_difference(
     a: Any, b: Any, comparisons: int = 1, test_to_train: float = 0.0
 ) -> Difference:
-    """Return `a` - `b`, the figures (..., N) of two settings under the same N >= 2
-    seeds or folds.
+    """Compare the metrics `a` and `b` (..., N) of two settings, and return `a` - `b`.
 
-    The interval is Student's, by Bonferroni at 95 % for all `comparisons` together.
-    Folds share train rows: `test_to_train`, test rows by train rows of a fold, corrects
-    the variance for that (Nadeau and Bengio 2003); it is 0 for seeds.
+    Both were trained with the same N >= 2 seeds or folds. The 95 % confidence interval
+    is based on Student's t-distribution, with a Bonferroni correction for the number of
+    `comparisons`. `test_to_train` is the ratio of test rows to training rows of a fold,
+    or 0 for seeds. It corrects the variance, because folds share training rows (Nadeau
+    and Bengio 2003).
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
-    # An accuracy on few rows has few values: equal differences do not show that the
-    # spread is 0. Rounding alone gives them this standard deviation.
+    # On few rows an accuracy has only few possible values, so equal differences do not
+    # mean that the spread is 0. It is at least the standard deviation of rounding.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)
@@ -54,8 +55,8 @@ def paired_difference(
 
 
 def seeds_needed(spread: float, difference: float, comparisons: int = 1) -> int | None:
-    """Return the number of seeds that show a true `difference`, above 0, in 80 % of
-    comparisons; None for more than 1,000."""
+    """Return how many seeds detect a true `difference` > 0 in 80 % of comparisons; None
+    if over 1,000. `spread` is the standard deviation of the paired differences."""
     counts = np.arange(2, MAX_SEEDS + 1)
     quantiles = stdtrit(counts - 1, 1 - ERROR_RATE / (2 * comparisons))
     quantiles = quantiles + stdtrit(counts - 1, POWER)

@@ -1,4 +1,4 @@
-"""Storage of the trials of a sweep, by Optuna."""
+"""The Optuna storage of a sweep's trials."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.secrets import without_password
 
 FAULTS = (StorageInternalError, SQLAlchemyError)
-"""Errors of an unreachable storage."""
+"""Errors that an unreachable storage raises."""
 MISSED_HEARTBEATS = 3
 OPENINGS, REOPEN_S = 3, 2.0
-"""Two machines that create the tables at the same moment make one attempt fail."""
+"""Number of attempts to open a storage, and the pause between them in seconds. If two
+machines create the tables at the same time, one of them fails."""
 SQLITE = "sqlite:///"
 SQLITE_TIMEOUT_S = 60.0
 
 Stale = Callable[[Any, Any], None]
-"""(study, trial) of a machine that has died -> None."""
+"""Called with the study and each trial whose machine has died."""
 
 
 class StorageError(RuntimeError):
-    """A storage that is unreachable or in use."""
+    """Raised if a storage is unreachable or in use by another command."""
 
     exit_code = 1
 
 
 class FileStorage(RDBStorage):  # type: ignore[misc]
-    """SQLite locks no row that it reads: two threads would get the same trial."""
+    """SQLite storage with a lock, because two threads could take the same trial."""
 
     def __init__(self, file: Path) -> None:
         self._turn = threading.Lock()
@@ -53,7 +54,7 @@ class FileStorage(RDBStorage):  # type: ignore[misc]
 
 
 class ServerStorage(RDBStorage):  # type: ignore[misc]
-    """A short outage does not end the heartbeats of a trial."""
+    """Storage on a database server. Heartbeats continue after a short outage."""
 
     def record_heartbeat(self, trial_id: int) -> None:
         with suppress(*FAULTS):
@@ -61,7 +62,7 @@ class ServerStorage(RDBStorage):  # type: ignore[misc]
 
 
 def database_file(place: str) -> Path | None:
-    """Return the SQLite file that `sweep.storage` names. None for a server."""
+    """Return the SQLite file that `sweep.storage` names, or None for a server."""
     if place.startswith(SQLITE):
         return Path(place.removeprefix(SQLITE))
     return None if "://" in place else Path(place)
@@ -69,9 +70,11 @@ def database_file(place: str) -> Path | None:
 
 @contextmanager
 def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
-    """Open the Optuna storage of `sweep.storage`; only this process uses a file.
+    """Context manager that opens the Optuna storage named by `sweep.storage`.
 
-    Raises SettingsError, and StorageError if the storage fails inside the block.
+    `stale` is called for trials of machines that have died. A file is locked, so that
+    only this process uses it. Raises SettingsError if the storage cannot be opened, and
+    StorageError if it is in use or fails inside the block.
     """
     place = options.storage
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -96,7 +99,7 @@ def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
 
 
 def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
-    """Open the storage. Closing the exit stack releases the lock of a file."""
+    """Open the storage. A file's lock is released when `held` is closed."""
     file = database_file(options.storage)
     if file is None:
         return _server(options, stale)
@@ -114,7 +117,7 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
 
 
 def _check_file(file: Path) -> None:
-    """Raise SettingsError for a file with other content, which is not changed."""
+    """Raise SettingsError if `file` is not a sweep's database. It is not modified."""
     if not file.exists() or not file.stat().st_size:
         return
     try:

@@ -1,4 +1,4 @@
-"""The Optuna study that a sweep begins or resumes."""
+"""Create or resume the Optuna study of a sweep."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from flatout.engine.train.setup.job import TrainJob
 logger = logging.getLogger(__name__)
 
 QUEUE_LOCK = ".queue.lock"
-"""Lock in the sweep's folder: two machines that begin at once queue a grid once."""
+"""Lock file with which machines that start at the same time queue a grid only once."""
 SAMPLERS: dict[str, Any] = {
-    "grid": optuna.samplers.RandomSampler,  # a grid is queued: it draws no value
+    "grid": optuna.samplers.RandomSampler,  # never samples: the grid is queued
     "tpe": optuna.samplers.TPESampler,
 }
 PRUNERS: dict[str, Any] = {
@@ -38,15 +38,15 @@ PRUNERS: dict[str, Any] = {
 
 
 def open_study(job: TrainJob, storage: Any) -> Study:
-    """Create or resume the study, with all combinations in its queue. Other settings,
-    data, code or versions are another study."""
+    """Create or resume the study of a sweep, and queue its remaining combinations.
+    Different settings, data, code or versions result in a different study."""
     options = job.settings.sweep
     text = json.dumps(identity(job), sort_keys=True, default=str)
     name = f"{options.study}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     _, higher = objective(job.settings)
     with FileLock(job.work_folder / QUEUE_LOCK):
         is_known = name in optuna.get_all_study_names(storage)
-        # Without a seed: the draws of the first command would be repeated.
+        # A resumed study has no seed, or it would repeat the samples of the first run.
         seed = None if is_known else job.settings.runtime.seed
         study = optuna.create_study(
             storage=storage,
@@ -64,8 +64,8 @@ def open_study(job: TrainJob, storage: Any) -> Study:
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
-    """Return the facts that all machines must share: the combinations, data, code and
-    versions."""
+    """Return everything that must be the same on all machines of a sweep: the search
+    space, data, code and versions."""
     options = job.settings.sweep
     swept = {*options.grid, *options.ranges}
     fixed = {n: v for n, v in result_identity(job).items() if n not in swept}
@@ -76,9 +76,9 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def trained_by(model: ModelSettings) -> dict[str, str]:
-    """Return package versions and digests of the code that trains `model`: flatout's
-    code and that of a custom task or family. Results and checkpoints of other code
-    are not used."""
+    """Return package versions and digests of the code that trains `model`. The code is
+    that of flatout and of a custom task or family. Results and checkpoints that were
+    created by different code are not reused."""
     engine = Path(flatout.__file__).parent / "engine"
     named = (model.task.rpartition(".")[0], model.family)
     own = {f"code of {name}": digest_of(sources_of(name)) for name in named if name}

@@ -1,5 +1,5 @@
-"""Trains the queued trials of the study: a thread for each set of devices, a process
-for each trial, until the queue is empty."""
+"""Run the queued trials of a study until the queue is empty, with one thread for each
+set of devices and one process for each trial."""
 
 from __future__ import annotations
 
@@ -60,20 +60,24 @@ from flatout.engine.sweep.study import open_study, trained_by
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Increased when a trial's answer changes its meaning: older answers are not used."""
+"""Increased when the meaning of stored answers changes, to ignore older answers."""
 POLL_S = 2.0
-"""Seconds between two checks for trials that other machines still train."""
+"""Seconds between two checks whether other machines are still running trials."""
 
 
 class NoValueError(Exception):
-    """A trial without a figure to compare; the others continue."""
+    """Raised if a trial ends without the metric to compare. Other trials continue."""
 
 
 def run_sweep(
     settings: Settings, files: JobFiles, folds: Sequence[JobFiles] = ()
 ) -> list[Row]:
-    """Return one row per trial of all machines, or per fold, with the figures of its
-    test split. Raises SettingsError, StorageError, Interrupted (SIGTERM, Ctrl-C)."""
+    """Run a sweep and return one row for each trial, including those of other machines.
+
+    With `folds`, each setting is trained once per fold, and its rows have the metrics
+    of the fold's test split. Raises SettingsError if the sweep's settings are invalid,
+    StorageError if the storage fails, and Interrupted on SIGTERM or Ctrl-C.
+    """
     check_sweep(settings, len(folds))
     settings = repeated(settings, len(folds))
     devices = sets_of(settings.sweep.devices_per_trial)
@@ -91,13 +95,13 @@ class Sweep:
     settings: Settings
     files: JobFiles
     folder: Path
-    """Folder with one sub-folder per trial: spec.json, log.txt, answer.json."""
+    """Folder with a subfolder for each trial (spec.json, log.txt, answer.json)."""
     study: Study
     devices: Sequence[Devices]
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
     lost: str = ""
-    """The reason why a trial's answer was late."""
+    """Why the answer of a trial came too late, or an empty string."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
@@ -114,8 +118,8 @@ class Sweep:
             self._free.put(one)
 
     def run(self) -> list[Row]:
-        """Run until all trials are done here and on other machines, whose trials are
-        continued here when their heartbeats end."""
+        """Run until all trials are done, on this machine and on others. If another
+        machine stops sending heartbeats, its trials are continued here."""
         is_logged = False
         while not self.signals.received:
             if has_remaining_trials(self.study, self.options):
@@ -147,7 +151,7 @@ class Sweep:
                 catch=(NoValueError,),
                 callbacks=[self._stop_at_the_end],
             )
-        except (ValueError, AssertionError) as error:  # Optuna could not end a trial
+        except (ValueError, AssertionError) as error:  # Optuna failed to end a trial
             if self.lost:
                 raise StorageError(self.lost) from None
             if isinstance(error.__context__, FAULTS):
@@ -179,18 +183,18 @@ class Sweep:
         ranks = self.options.devices_per_trial
         spec, one_rank = self._spec(changes, ranks), self._spec(changes, 1)
         by = trained_by(spec.settings.model)
-        # Machines with other sets of devices share a trial's folder.
+        # Machines share a trial's folder, whatever the sizes of their sets of devices.
         data = self._files_of(changes).data_key
         key = one_rank.key({"data": data, "format": FORMAT, "by": by})
         folder = self.folder / key
         folder.mkdir(exist_ok=True)
-        with FileLock(folder / ".lock"):  # tpe may draw the same twice at once
+        with FileLock(folder / ".lock"):  # tpe may draw equal trials at the same time
             answer = self._answer(spec, folder, devices, trial)
         if answer.status == "stopped":
             requeue(self.study, trial)
             raise NoValueError("stopped")
         if answer.status == "ok" and self.metric not in answer.figures:
-            requeue(self.study, trial)  # kept: another name needs no training
+            requeue(self.study, trial)  # the answer can be reused with another metric
             near = near_or_all(self.metric, answer.figures)
             raise SettingsError(f"no trial has the figure {self.metric}: {near}")
         if answer.status in (*KEPT, "pruned"):
@@ -209,12 +213,12 @@ class Sweep:
     def _answer(
         self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
     ) -> Answer:
-        """Return a stored answer, or that of a training now."""
+        """Return the stored answer of a trial, or train now."""
         kept = stored_answer(folder)
-        if kept and kept.status == "ok":  # more devices may have enough memory
+        if kept and kept.status == "ok":  # retry others: memory may now be sufficient
             return kept
         pruning = Pruning(trial, folder, self.metric)
-        # Without a pruner there are no reports: every command would read all of them.
+        # Without a pruner nothing is reported, as every command reads all reports.
         prunes = self.options.pruner != "none"
         answer = ask(
             spec,
