@@ -1,10 +1,10 @@
-"""`python -m flatout.engine.launch.agent FOLDER CONFIG MODULE`: starts the ranks.
+"""Start the ranks with `python -m flatout.engine.launch.agent FOLDER CONFIG MODULE`.
 
-PyTorch's elastic launcher, with CONFIG as the fields of its LaunchConfig (JSON), runs
-`python -m MODULE FOLDER` in each rank. It writes failures to FOLDER/failures.json and
-ends when the process that started it has ended. It ignores SIGTERM and Ctrl-C, which
-that process and the ranks answer: a scheduler sends them to all of them, and ranks that
-save must not be ended early.
+The agent uses PyTorch's elastic launcher to run `python -m MODULE FOLDER` in each rank.
+CONFIG contains fields of LaunchConfig as JSON. Failures are written to
+FOLDER/failures.json. The agent exits when the process that started it has ended. It
+ignores SIGTERM and Ctrl-C, which its parent and the ranks handle, because it would end
+ranks that are still saving.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 
 
 def command(folder: Path, module: str, config: dict[str, Any]) -> list[str]:
-    """Return the command that starts an agent. `config`: `nproc_per_node`, and for
-    several machines the fields that replace those of ONE_MACHINE."""
+    """Return the command that starts an agent. `config` contains `nproc_per_node` and,
+    for several machines, the fields that override ONE_MACHINE."""
     agent = [sys.executable, "-m", __name__, str(folder)]
     return [*agent, json.dumps({**ONE_MACHINE, **config}), module]
 
 
 def main(folder: Path, config: dict[str, Any], module: str) -> int:
     die_with_parent()
-    for signum in STOPPING:  # a handler, because ranks would inherit SIG_IGN
+    for signum in STOPPING:  # use a handler, because ranks would inherit SIG_IGN
         signal.signal(signum, lambda *_: None)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

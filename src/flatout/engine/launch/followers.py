@@ -1,7 +1,7 @@
-"""Ranks started by an external launcher, of which only rank 0 runs the project.
+"""Coordinate ranks started by an external launcher, where only rank 0 runs the project.
 
-They wait at the launcher's store until rank 0 trains, become ranks of that training,
-and end. If rank 0 does not train, it ends them.
+The other ranks wait at the launcher's store until rank 0 starts training. Then they
+join that run and exit. If rank 0 ends without training, it releases them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _called = False
 
 
 def call_followers(spec: str) -> None:
-    """Publish, on rank 0, the training that all ranks join."""
+    """Publish the training run that all ranks must join. Called on rank 0."""
     global _called  # noqa: PLW0603 - once per process, like the store's key
     _called = True
     _store().set(KEY, spec)
 
 
 def release_followers() -> None:
-    """End the other ranks, on rank 0, when it ends: no training follows."""
+    """Release the ranks that still wait when rank 0 ends. Called on rank 0."""
     if not _called:
         call_followers(NOTHING)
 
 
 def follow() -> None:
-    """Wait, on any other rank, then become a rank of the training. Returns only if
-    there is no training."""
+    """Wait until rank 0 starts training, then join the run. Called on the other ranks.
+    Returns only if there is nothing to train."""
     store = _store()
     store.set_timeout(LONGEST_WAIT)
     spec = store.get(KEY).decode()
@@ -49,7 +49,7 @@ def follow() -> None:
     path = folder / "spec.json"
     path.touch(mode=0o600)
     path.write_text(spec, encoding="utf-8")
-    # A new program in this process: variables for MKL and OpenMP must precede torch.
+    # Replace this program, because MKL and OpenMP variables must be set before torch.
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""A training job as paths and JSON values, for processes that start without state."""
+"""Describe a training job by paths and JSON values, to pass it to new processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatout.engine.train.setup.job import TrainJob
 
 @dataclass(frozen=True)
 class JobFiles:
-    """Folders of rows, and the facts about tokenizer and labels."""
+    """The folders of the rows, and information about the tokenizer and the labels."""
 
     train: str
     validation: str
@@ -28,7 +28,7 @@ class JobFiles:
     vocabulary: Mapping[str, Any] | None
     label_names: tuple[str, ...]
     data_key: str
-    """Content key of the train tokens."""
+    """The content key of the training tokens."""
     tokenizer_file: str | None = None
 
     @classmethod
@@ -41,10 +41,10 @@ class JobFiles:
         tokenizer_file: str | None = None,
         data_key: str | None = None,
     ) -> JobFiles:
-        """Make the job of `splits` train, validation and test; rows that are not in a
-        folder are written under `folder`. `data_key`: None for that of train."""
+        """Describe the job for the splits train, validation and test. Rows that are not
+        in a folder yet are written to `folder`. `data_key` defaults to train's key."""
         for rows in splits.values():
-            _ = rows.facts  # counted here once, not by each rank
+            _ = rows.facts  # computed once here, instead of in each rank
         if isinstance(vocabulary, Vocabulary):
             vocabulary = asdict(vocabulary)
         found = {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
@@ -67,8 +67,9 @@ class JobFiles:
         label_names: Sequence[str],
         folder: str,
     ) -> JobFiles:
-        """Make the job for Datasets of tokens and these settings. Raises
-        StaleTokensError. Rows outside of a folder are written to `folder`/rows."""
+        """Describe the job for Datasets of tokens. Rows that are not in a folder yet
+        are written to `folder`/rows. Raises StaleTokensError if the tokens were made
+        with other settings, another tokenizer or other labels."""
         vocabulary = None
         if tokenizer is not None:
             check_tokens_match(splits, settings, tokenizer, label_names)
@@ -97,13 +98,13 @@ class JobFiles:
 
 
 def token_key(rows: SplitRows) -> str:
-    """Return the key that the tokens were written with; else a digest of the rows."""
+    """Return the key stored with the tokens, or a digest of the rows without one."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
 
 
 def tokenizer_file(tokenizer: Any | None) -> str | None:
-    """Return tokenizer.json of a transformers tokenizer's folder, if it exists."""
+    """Return the path of a transformers tokenizer's tokenizer.json, if it exists."""
     if tokenizer is None:
         return None
     file = Path(tokenizer.name_or_path or "", "tokenizer.json").absolute()
@@ -111,7 +112,7 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
 
 
 def _folder_of(rows: SplitRows, folder: Path) -> str:
-    # A slice of a Dataset still names the files of the whole Dataset.
+    # A slice of a Dataset still refers to the files of the whole Dataset.
     if rows.folder is not None and len(open_rows(rows.folder)) == len(rows):
         return str(rows.folder.absolute())
     folder.mkdir(parents=True, exist_ok=True)

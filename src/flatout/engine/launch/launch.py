@@ -1,7 +1,7 @@
-"""Start of a training: in this process, or in one process per device.
+"""Start training in this process, or in one process per device.
 
-With more than one device, this process uses no device. It starts the ranks through
-PyTorch's elastic launcher, watches them, and reads the result that rank 0 writes.
+With several devices, this process uses none of them. It starts the ranks with PyTorch's
+elastic launcher, supervises them, and reads the result that rank 0 writes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def make_job(
     tokenizer: Any | None,
     label_names: Sequence[str],
 ) -> TrainJob:
-    """Return the job of three Datasets of rows. Checkpoints, models and the result are
-    under `paths.checkpoints`, until `checkpoint_folder.finish` (see `collect`)."""
+    """Create the job for the Datasets train, validation and test. Checkpoints, models
+    and the result stay in `paths.checkpoints` until `checkpoint_folder.finish`."""
     folder = Path(settings.paths.checkpoints)
     warn_at_start(settings, folder)
     rows = {name: rows_from_dataset(found) for name, found in splits.items()}
@@ -67,13 +67,13 @@ def make_job(
 
 
 def collect(job: TrainJob) -> TrainResult:
-    """Train `job`; or return the result of an earlier process that trained it and died
-    before storing the result. `checkpoint_folder.finish` deletes that result."""
+    """Train `job`, unless an earlier process has trained it and its result is still in
+    the job's folder. In that case, return that result."""
     return load_finished_result(job) or launch(job)
 
 
 def run_job(job: TrainJob) -> TrainResult:
-    """Train `job` and return the result of the main rank."""
+    """Train `job`, remove its checkpoints and return the main rank's result."""
     result = launch(job)
     finish(job.work_folder)
     return result
@@ -89,7 +89,7 @@ def launch(job: TrainJob) -> TrainResult:
     if environment.launched_from_outside():
         return _train_with_launcher(job)
     if resume not in ("auto", "never"):
-        open_named(resume)  # refused before any process starts
+        open_named(resume)  # reject a bad checkpoint before any process starts
     processes = resolve_processes(distributed)
     if processes * distributed.num_machines > 1:
         return _start_ranks(job, processes)
@@ -99,8 +99,8 @@ def launch(job: TrainJob) -> TrainResult:
 
 
 def resolve_processes(settings: DistributedSettings) -> int:
-    """Return the number of ranks of this machine. Raises SettingsError if devices are
-    missing."""
+    """Return the number of ranks on this machine. Raises SettingsError if it has too
+    few devices for `num_processes`."""
     gpus = environment.nvidia_gpu_count()
     if settings.num_processes == "auto":
         return gpus or 1
@@ -116,8 +116,8 @@ def resolve_processes(settings: DistributedSettings) -> int:
 
 
 def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
-    """Start ranks until a training has ended; make `max_restarts` more attempts if the
-    machine may be the cause of the fault."""
+    """Start the ranks and wait for the result. If the machine may have caused a
+    failure, try again up to `max_restarts` times."""
     _check_cuda_untouched()
     settings = job.settings.train.distributed
     check_endpoint(settings)
@@ -143,8 +143,9 @@ def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
 
 
 def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
-    """Return the job without graphs, or with half the token budget, if memory ran out
-    and that is allowed; None with several machines, which would not know of it."""
+    """Return a job that needs less memory (without CUDA graphs, or with half the token
+    budget), or None if the error has another cause or shrinking is not allowed. With
+    several machines it is None, because the others would keep their settings."""
     train_settings = job.settings.train
     if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
         return None
@@ -156,7 +157,7 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
 
 
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
-    """Write a rank's input to `folder/spec.json`; only this user may read it."""
+    """Write the ranks' input to `folder/spec.json`, which only this user can read."""
     files = JobFiles.of(
         job.splits,
         job.vocabulary,
@@ -189,7 +190,7 @@ def _check_cuda_untouched() -> None:
 
 
 def check_endpoint(settings: DistributedSettings) -> None:
-    """Raise SettingsError for an invalid endpoint or a port that machine 0 lacks."""
+    """Raise SettingsError if the endpoint is invalid or its port is not available."""
     endpoint = settings.rendezvous_endpoint
     if settings.num_machines == 1 or endpoint is None:
         return
@@ -212,7 +213,7 @@ def check_endpoint(settings: DistributedSettings) -> None:
 
 
 def _train_with_launcher(job: TrainJob) -> TrainResult:
-    """Train in this process, a main rank started by torchrun, accelerate or Slurm."""
+    """Train in this process, the rank 0 that torchrun, accelerate or Slurm started."""
     ranks, settings = environment.current_ranks(), job.settings.train.distributed
     wanted = settings.num_processes
     if wanted not in ("auto", ranks.local_world_size):

@@ -1,8 +1,8 @@
-"""The process of one rank: `python -m flatout.engine.launch.rank FOLDER [--alone]`.
+"""Run one rank with `python -m flatout.engine.launch.rank FOLDER [--alone]`.
 
-FOLDER/spec.json describes the training. The main rank writes the result to the job's
-folder; an error is written to the file that torchelastic names. With `--alone` no other
-process uses the folder, and it is removed at the end.
+FOLDER/spec.json describes the training run. The main rank writes the result to the
+job's folder. Errors are written to the file that torchelastic specifies. With
+`--alone`, no other process uses the folder, and it is removed at the end.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted.json"
 SMALLER = "smaller.json"
-"""Settings for another attempt, after memory ran out."""
+"""The file with the settings for another attempt after memory has run out."""
 
 
 ALONE = "--alone"
 
 
 def main(folder: Path, *, work: Work | None = None) -> None:
-    """Run `work`; None: the training."""
+    """Run `work` as one rank, or train if `work` is None."""
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     settings = parse_settings(spec["settings"])
     ranks = environment.current_ranks()
     _log_to_stderr(ranks.rank)
-    faulthandler.enable()  # a crash in a kernel shows its stacks
+    faulthandler.enable()  # print stacks if a kernel crashes
     heartbeat.start(folder / "beats", ranks.rank)
     environment.apply(settings.runtime)  # before torch is imported
     collect_rarely()
@@ -59,9 +59,8 @@ def main(folder: Path, *, work: Work | None = None) -> None:
 
 
 def leave_error(error: Exception) -> None:
-    """Write the file of `torch.distributed.elastic.multiprocessing.errors.record`, but
-    atomically: the launcher may end this rank meanwhile, and fails on half a file.
-    """
+    """Write the error file atomically, in the format of PyTorch's elastic launcher. The
+    launcher may end this rank at any time, and it fails on a partial file."""
     named = environment.error_file()
     if named is None:  # no launcher that would read it
         return
@@ -77,7 +76,7 @@ def leave_error(error: Exception) -> None:
 
 
 def _log_to_stderr(rank: int) -> None:
-    """Log everything on the main rank, warnings on the others."""
+    """Log messages of all levels on rank 0, and only warnings on the other ranks."""
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format="%(message)s" if rank == 0 else f"[rank {rank}] %(message)s",

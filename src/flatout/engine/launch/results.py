@@ -1,7 +1,7 @@
-"""The result of a finished run, as one file next to its models.
+"""Store the result of a finished run in a file next to its models.
 
-Ranks return it to the process that launched them, and it survives a process that dies
-before it has stored the results elsewhere.
+The ranks use the file to return the result to the process that launched them. The
+result is not lost if that process dies before it has stored the result elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_result(job: TrainJob, result: TrainResult) -> None:
-    """Write the result to the job's folder, and remove its checkpoints."""
+    """Write the result to the job's folder, and remove the checkpoints there."""
     fields: dict[str, Any] = {
         "identity": result_identity(job),
         "files": _hashes(result),
@@ -46,14 +46,15 @@ def write_result(job: TrainJob, result: TrainResult) -> None:
 
 
 def read_result(job: TrainJob) -> TrainResult:
-    """Read the result that `write_result` left in the job's folder."""
+    """Read the result that `write_result` has written to the job's folder."""
     path = job.work_folder / RESULT
     return _parse(job, json.loads(path.read_text(encoding="utf-8")))
 
 
 def load_finished_result(job: TrainJob) -> TrainResult | None:
-    """Return the result of exactly this training, if it has finished here: the process
-    that requested it died, or requests it again. None if there is no valid result."""
+    """Return the result of a finished run with the same settings and data, or None if
+    the job's folder has no valid one. It exists if the earlier process died before it
+    stored the result, or if the same run is repeated."""
     found = [job.work_folder / name for name in (RESULT, FINISHED)]
     path = next((path for path in found if path.is_file()), None)
     if path is None or job.settings.train.resume != "auto":
@@ -94,7 +95,7 @@ def load_finished_result(job: TrainJob) -> TrainResult | None:
 
 
 def _hashes(result: TrainResult) -> dict[str, dict[str, str]]:
-    """Return hashes of the files in each model's folder, without sub-folders."""
+    """Return the hashes of the files in each model folder, excluding subfolders."""
     return {
         folder.name: {
             path.name: file_hash(path)

@@ -1,8 +1,8 @@
-"""Supervises the ranks of this machine: one attempt, from start to end.
+"""Supervise the ranks of this machine during one attempt, from start to end.
 
-PyTorch's elastic launcher starts them. Its restarts are not used: it also trains again
-after a wrong parameter, keeps the token budget if memory ran out, and does not detect a
-rank that hangs.
+PyTorch's elastic launcher starts the ranks. Its restarts are not used, because it also
+restarts after an invalid parameter, cannot reduce the token budget when memory runs
+out, and does not detect a rank that hangs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 TRAINING = "flatout.engine.launch.rank"
 POLL_S = 0.2
 SURVIVORS_GRACE_S = 5.0
-"""Seconds in which ranks may end normally after one has died."""
+"""The time in which other ranks may end normally after one has died."""
 STACKS_WAIT_S = 1.0
 
 OF_THE_JOB: dict[str, type[Exception]] = {
@@ -60,17 +60,17 @@ OF_THE_JOB: dict[str, type[Exception]] = {
         BudgetError,
     )
 }
-"""Errors of the job: another attempt would end in the same way."""
+"""Errors caused by the job itself. Another attempt would fail in the same way."""
 
 
 class RankError(RuntimeError):
-    """A rank failed or was killed; the text contains its traceback."""
+    """Raised if a rank failed or was killed. The message contains its traceback."""
 
     exit_code = 1
 
 
 class HangError(RuntimeError):
-    """A rank made no progress; the text names it and shows its stacks."""
+    """Raised if a rank made no progress. The message names it and shows the stacks."""
 
     exit_code = 6
 
@@ -80,12 +80,12 @@ def is_worth_another(error: Exception) -> bool:
 
 
 class Attempt:
-    """Starts the ranks of one machine and waits for their end."""
+    """Start the ranks of one machine and wait until they have ended."""
 
     def __init__(
         self, job: TrainJob, processes: int, folder: Path, module: str = TRAINING
     ) -> None:
-        """`module`: the program of a rank."""
+        """`folder` contains the input of the ranks, and `module` is their program."""
         self._job = job
         self._module = module
         self._settings = job.settings.train.distributed
@@ -95,8 +95,8 @@ class Attempt:
         self._first_death_s: float | None = None
 
     def run(self) -> Exception | None:
-        """Return None if training has finished; else the error. Raises Interrupted if a
-        signal stopped it."""
+        """Run the ranks. Return None if training has finished, or else the error.
+        Raises Interrupted if a signal stopped the run."""
         agent = self._start()
         streaming = threading.Thread(target=_stream, args=(agent.stdout,), daemon=True)
         streaming.start()
@@ -124,12 +124,12 @@ class Attempt:
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process, which passes it on
+            start_new_session=True,  # only this process gets Ctrl-C, and forwards it
             env=environment.child_environment(variables),
         )
 
     def _rendezvous(self) -> dict[str, Any]:
-        """Return the meeting point of several machines: the first one."""
+        """Return the options that make several machines meet at machine 0."""
         settings = self._settings
         if settings.num_machines == 1:
             return {}
@@ -152,7 +152,7 @@ class Attempt:
                 passed_on = True
                 for beat in beats:
                     _send(beat.pid, signals.received)
-                if not beats:  # no rank has begun
+                if not beats:  # no rank has started yet
                     return None
             self._end_survivors(beats)
             late = overdue(beats, self._settings.heartbeat_timeout_s, time.monotonic())
@@ -161,7 +161,7 @@ class Attempt:
         return None
 
     def _end_survivors(self, beats: list[Beat]) -> None:
-        """End ranks that wait for a dead one inside a kernel and see no signal."""
+        """Kill ranks that wait inside a kernel for a dead rank and ignore signals."""
         alive = [beat for beat in beats if _status(beat.pid) is not None]
         dead = [b for b in beats if b not in alive and b.phase != FINISHED]
         if not dead:
@@ -193,7 +193,7 @@ class Attempt:
         return f"rank {beat.rank}, {beat.phase}, step {beat.step}:\n{text or '(none)'}"
 
     def _kill(self, agent: subprocess.Popen[bytes]) -> None:
-        """Kill all remaining ranks, their helpers and the agent: no orphan stays."""
+        """Kill all remaining ranks, their helper processes and the agent."""
         for beat in read_beats(self._beats):
             if beat.phase != FINISHED:
                 _kill_group(beat.pid)
@@ -236,13 +236,14 @@ class Attempt:
 
 
 def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, float, int]:
-    """Sort ranks killed by a signal first, then by time: others follow from them."""
+    """Sort key that puts ranks killed by a signal first and sorts the others by time,
+    because the first failure usually causes the later ones."""
     killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
     return not killed, failure["time_s"], failure["rank"]
 
 
 def _stream(pipe: IO[bytes] | None) -> None:
-    """Show the ranks' output as it arrives (a notebook's too)."""
+    """Show the output of the ranks as it arrives, also in notebooks."""
     if pipe is None:
         return
     for line in pipe:
@@ -251,7 +252,7 @@ def _stream(pipe: IO[bytes] | None) -> None:
 
 
 def _status(pid: int) -> str | None:
-    """Return its status; None if it has ended, even if its parent has not noticed."""
+    """Return the status of a process, or None if it has ended or is a zombie."""
     try:
         status = str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
@@ -265,6 +266,6 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the process, which leads its own group, and its helpers."""
+    """Kill the process group that `pid` leads, which includes its helper processes."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
