@@ -1,7 +1,7 @@
-"""Every parameter of flatout, its type, its bounds and its unit.
+"""All parameters of flatout with their types, bounds and units.
 
-One model for each group of the parameters files. Unknown keys in a group are refused;
-all faults are reported at once, each with its path and the nearest valid name
+There is one model for each group of the parameters files. Unknown keys in a group are
+rejected. All faults are reported at once, each with its path and the closest valid name
 (:func:`parse_settings`).
 """
 
@@ -67,13 +67,13 @@ from flatout.engine.parameters.training import (
 
 
 class Settings(SettingsModel):
-    """All parameters together, spelt like in `conf/*/parameters*.yml`."""
+    """All parameters, with the same names as in `conf/*/parameters*.yml`."""
 
     data_dir: str = parameter("data", EXECUTION)
-    """Folder of all files that a run writes; the catalog's paths are below it."""
+    """Folder for all files that a run writes. The catalog's paths are below it."""
     pipelines: list[str] = parameter([], EXECUTION)
-    """Pipelines that `kedro run` runs without --pipelines. Empty: split, tokenize,
-    train, evaluate."""
+    """Pipelines that `kedro run` runs if `--pipelines` is not given. If empty, it runs
+    split, tokenize, train and evaluate."""
     corpus: CorpusSettings = parameter(CorpusSettings(), EXECUTION)
     runtime: RuntimeSettings = RuntimeSettings()
     model: ModelSettings = ModelSettings(config={"model_type": "bert"})
@@ -90,21 +90,21 @@ class Settings(SettingsModel):
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
     sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, UNTIMED)
     tuned: dict[str, Any] = parameter({}, EXECUTION)
-    """Origin of the settings in conf/tuned; written by the benchmark, not by users."""
+    """Origin of the settings in conf/tuned. Written by the benchmark, not by users."""
     tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, UNTIMED)
     guard: GuardSettings = parameter(GuardSettings(), EXECUTION, UNTIMED)
     paths: PathSettings = parameter(PathSettings(), EXECUTION, UNTIMED)
 
     @property
     def max_length(self) -> int:
-        """Maximum length of a row: tokens, or 1 for a sample of fixed shape."""
+        """The maximum length of a row, which is 1 for samples of a fixed shape."""
         return self.tokenize.max_length if self.train.rows == "tokens" else 1
 
 
 def parse_settings(parameters: Mapping[str, Any]) -> Settings:
-    """Check all of `parameters`. Raises SettingsError that names every fault.
+    """Check all of `parameters`. Raises a SettingsError that lists every fault.
 
-    Groups with other names are accepted: the user's own pipelines read them.
+    Groups with other names are ignored, because the user's nodes can use them.
     """
     ours = {name: value for name, value in parameters.items() if _is_ours(name, value)}
     try:
@@ -131,13 +131,13 @@ def in_role(role: str, model: type[SettingsModel] = Settings) -> tuple[str, ...]
 
 @cache
 def reported(model: type[SettingsModel] = Settings) -> dict[str, str]:
-    """Return parameters by the names under which a report has their final values."""
+    """Map the report keys that contain final values to the paths of the parameters."""
     found = ((path, _fact(field, "reported")) for path, field in fields_of(model))
     return {name: path for path, name in found if name}
 
 
 def is_in(path: str, entries: Collection[str]) -> bool:
-    """Return True if a parameter is one of `entries`, or in a group of them."""
+    """Return whether the parameter `path` is in `entries` or in one of their groups."""
     return any(path == entry or path.startswith(f"{entry}.") for entry in entries)
 
 

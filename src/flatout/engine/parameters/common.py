@@ -1,4 +1,4 @@
-"""Definitions that all groups of parameters share."""
+"""Definitions shared by all groups of parameters."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ Names = Annotated[
     list[str],
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
 ]
-"""Texts, or a single one (--params has no lists)."""
+"""A list of texts, or a single text, because --params cannot express lists."""
 RowNumbers = Annotated[
     list[CountOrZero] | str,
     BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
 ]
-"""Row numbers, a single one, or a file of them."""
+"""A list of row numbers, a single row number, or a file that contains row numbers."""
 
 
 EXECUTION = "execution"
-"""Role of a parameter that decides how, on which devices or how visibly a training
-runs, but not its result: a run may resume with another value."""
+"""Role of a parameter that affects how, where or how visibly a training run executes,
+but not its result. A resumed run can use a different value."""
 MACHINE = "machine"
-"""Role of a parameter that each of several machines may set differently."""
+"""Role of a parameter that can differ between machines of the same run."""
 UNTIMED = "untimed"
-"""Role of a parameter outside of a step: it explains no difference in speed."""
+"""Role of a parameter that has no effect on the time of a step."""
 
 
 def parameter(
     default: Any, *roles: str, reported: str | None = None, **bounds: Any
 ) -> Any:
-    """A field with roles that other modules read; without a role it affects
-    the result. `reported`: the name under which a report has its final value."""
+    """Return a field with the given roles. A field without a role affects the result.
+    `reported` is the report key that has the final value."""
     facts: dict[str, Any] = {"roles": list(roles), "reported": reported}
     return Field(default, json_schema_extra=facts, **bounds)
 
 
 class SettingsError(ValueError):
-    """Parameters that cannot be used; the text lists every fault with its path."""
+    """Raised for parameters that cannot be used. The text lists all faults by path."""
 
 
 class SettingsModel(BaseModel):
-    """Base of all groups: unknown keys are refused; checked values are frozen."""
+    """Base class of all groups. Unknown keys are rejected and instances are frozen."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -70,7 +70,7 @@ class SettingsModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false as numbers: Pydantic would convert true to 1."""
+        """Reject true and false for numbers, because Pydantic converts true to 1."""
         kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
         found = value if isinstance(value, list) else [value]
         is_given = any(isinstance(one, bool) for one in found)
@@ -79,7 +79,8 @@ class SettingsModel(BaseModel):
         return value
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with valid values by path, such as `loader.num_workers`."""
+        """Return a copy with the given values, whose keys are paths such as
+        `loader.num_workers`. The values are not validated."""
         found: dict[str, Any] = {}
         for path, value in values.items():
             name, _, rest = path.partition(".")
@@ -89,7 +90,7 @@ class SettingsModel(BaseModel):
 
 
 def _kinds(annotation: Any) -> set[type]:
-    """Return the types in an annotation such as `Count | Auto`."""
+    """Return all types in an annotation such as `Count | Auto`."""
     if isinstance(annotation, type):
         return {annotation}
     return {kind for part in get_args(annotation) for kind in _kinds(part)}
@@ -103,7 +104,7 @@ def is_group(field: FieldInfo) -> bool:
 def fields_of(
     model: type[SettingsModel], parent: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield path and field of every group and every parameter below `model`."""
+    """Yield the path and the field of every group and parameter below `model`."""
     for name, field in model.model_fields.items():
         yield f"{parent}{name}", field
         if is_group(field):
@@ -111,7 +112,7 @@ def fields_of(
 
 
 def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path (`train.loader.num_workers`) and value of all in nested groups."""
+    """Yield the path (such as `train.loader.num_workers`) and value of each leaf."""
     for name, value in tree.items():
         if isinstance(value, dict) and value:
             yield from by_path(value, f"{prefix}{name}.")
@@ -120,8 +121,8 @@ def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def set_by_path(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set `values` in `tree` by path, in the form of `by_path`; missing groups are
-    created. Return `tree`."""
+    """Set `values`, whose keys are paths as in `by_path`, in `tree`. Missing groups are
+    created. Returns `tree`."""
     for path, value in values.items():
         *parents, last = path.split(".")
         level = tree

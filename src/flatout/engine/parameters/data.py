@@ -1,4 +1,4 @@
-"""Parameters of rows and tokens, from raw text to the input of a model."""
+"""Parameters for rows and tokens, from the raw text to the input of a model."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class CorpusSettings(SettingsModel):
     """Size of the built-in corpus."""
 
     rows: int | None = Field(12_000, ge=10)
-    """Number of docstrings; null: all available."""
+    """Number of docstrings. If null, all available docstrings are used."""
     labels: int = Field(10, ge=2, le=12)
-    """Number of packages that contain these docstrings."""
+    """Number of packages from which the docstrings are taken."""
 
 
 class Fractions(SettingsModel):
-    """Shares of the rows; they add up to 1."""
+    """Share of the rows in each split. The shares must add up to 1."""
 
     train: float = Field(0.8, gt=0, lt=1)
-    """Share of the rows for training."""
+    """Share of the rows used for training."""
     validation: float = Field(0.1, gt=0, lt=1)
-    """Share of the rows for validation, by which the best model is chosen."""
+    """Share of the rows used for validation, which selects the best model."""
     test: float = Field(0.1, gt=0, lt=1)
-    """Share of the rows for the test; the three add up to 1."""
+    """Share of the rows used for testing. The three shares must add up to 1."""
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> Fractions:
@@ -45,52 +45,54 @@ class Fractions(SettingsModel):
 
 
 class SplitSettings(SettingsModel):
-    """Checks of raw rows, and their distribution to splits."""
+    """Validation of raw rows and their assignment to splits."""
 
     text_column: str = "text"
-    """Column of the text."""
+    """Column that contains the text."""
     text_pair_column: str | None = None
-    """Column of a second text, for example the passage of a question."""
+    """Column that contains a second text, for example the passage for a question."""
     prompt_column: str | None = None
-    """causal-lm: column of the text before a completion; replaces `text_column`."""
+    """causal-lm: column of the text before a completion. Replaces `text_column`."""
     completion_column: str | None = None
-    """causal-lm: column of the text after the prompt; only this text is learned."""
+    """causal-lm: column of the text after the prompt. Only this text is learned."""
     messages_column: str | None = None
-    """causal-lm: column of lists of messages; the assistant's are learned."""
+    """causal-lm: column of message lists. Only the assistant's messages are learned."""
     anchor_column: str | None = None
-    """embedding: column of query texts, each with the text that is to be found."""
+    """embedding: column of the query texts (anchors)."""
     positive_column: str | None = None
-    """embedding: column of the text that belongs to the anchor."""
+    """embedding: column of the text that matches the anchor."""
     negative_column: str | None = None
     """embedding: column of texts, or lists of texts, that do not match the anchor."""
     query_column: str | None = None
-    """reranking: column of queries; all rows of a query are in the same split."""
+    """reranking: column of the queries. All rows of a query are in the same split."""
     passage_column: str | None = None
     """reranking: column of the passage to be ranked for the query."""
     label_column: str | None = "label"
-    """Column of the label. null: unlabelled text, for language models."""
+    """Column of the label. Set it to null for unlabelled text (language models)."""
     label_columns: list[str] | None = None
-    """multi-label-classification: columns of 0 and 1, one per label, used instead."""
+    """multi-label-classification: columns of 0 and 1 that replace `label_column`."""
     group_column: str | None = None
-    """Column of a group (a patient, a document); its rows stay in one split."""
+    """Column of a group, such as a patient. All rows of a group are in the same
+    split."""
     split_column: str | None = None
-    """Column of the split of each row: train, validation (val, dev, eval) or test."""
+    """Column with the split of each row: train, validation (val, dev, eval) or test."""
     on_leak: Literal["report", "drop"] = "report"
-    """Treatment of train's rows whose texts are also in the other given splits."""
+    """Whether training rows whose texts also occur in other user-provided splits are
+    only reported or also dropped."""
     keep_duplicates: bool = False
-    """Keep rows that repeat an earlier one, such as sessions of a log; a text may then
-    be in two splits, unless its rows are one group."""
+    """Keep rows that repeat an earlier row, such as sessions of a log. A text can then
+    be in two splits, unless all of its rows belong to one group."""
     drop_rows: RowNumbers = []
-    """Raw rows that are left out: their numbers, or suspect_rows.parquet of an audit,
-    whose rows are found by their texts."""
+    """Raw rows to leave out, given by their numbers or as the suspect_rows.parquet of
+    an audit, whose rows are found by their texts."""
     fractions: Fractions = Fractions()
     folds: int | None = Field(None, ge=2, le=100)
-    """Number of folds for `kedro run --pipelines=crossvalidate`; each row is tested in
-    one of them."""
+    """Number of folds for `kedro run --pipelines=crossvalidate`. Each row is a test row
+    in exactly one fold."""
     max_rejected_fraction: float = Field(0.01, ge=0, le=1)
-    """Largest share of unusable rows; more stop the run."""
+    """Maximum share of unusable rows. If there are more, the run stops."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Seed of the split; trainings with several `runtime.seed` share one split."""
+    """Seed of the split. Runs with different `runtime.seed` use the same split."""
 
     @model_validator(mode="after")
     def _one_form(self) -> SplitSettings:
@@ -113,81 +115,83 @@ class TokenizeSettings(SettingsModel):
     """Conversion of texts to tokens."""
 
     max_length: int = Field(320, ge=2)
-    """Maximum number of tokens, with special tokens; longer texts are cut."""
+    """Maximum number of tokens per row, with special tokens. Longer texts are
+    truncated."""
     vocab_size: int = parameter(8_000, EXECUTION, ge=64)
-    """Number of word pieces of a tokenizer trained here (`name_or_path: null`)."""
+    """Vocabulary size of a tokenizer that flatout trains (`name_or_path: null`)."""
     join_texts: bool = parameter(False, EXECUTION)
-    """Language models: join texts end to end in blocks of `max_length`."""
+    """Join texts end to end into blocks of `max_length` tokens (language models)."""
     engine: Literal["local", "ray"] = parameter("local", EXECUTION, MACHINE)
-    """Place of the work: all cores of this machine, or a Ray cluster (extra `ray`)."""
+    """Whether to use all cores of this machine or a Ray cluster (extra `ray`)."""
     mirror: str | None = parameter(None, EXECUTION, MACHINE)
-    """URL (s3://bucket/tokens, or another of fsspec) for copies of the token rows. A
-    machine without them downloads those with the same key. null: none."""
+    """URL to which token rows are copied, such as s3://bucket/tokens or any other that
+    fsspec supports. A machine without token rows downloads those with the same key."""
 
 
 class EvaluateSettings(SettingsModel):
-    """Predictions that `evaluate` makes, and those that it saves."""
+    """Settings of the pipeline `evaluate`."""
 
     split: Literal["train", "validation", "test"] = "test"
-    """Split that the saved model predicts."""
+    """Split on which the saved model is evaluated."""
     wrong_rows: int = Field(100, ge=0)
-    """Number of wrong rows saved with their texts, largest loss first."""
+    """Number of wrong rows to save with their texts, starting with the largest loss."""
     calibrate: bool = False
-    """Fit a temperature on validation, which makes probabilities agree with accuracy
-    (Guo et al. 2017), and save it to the model's folder."""
+    """Fit a temperature on the validation split, so that probabilities agree with the
+    accuracy (Guo et al. 2017), and save it to the model's folder."""
 
 
 class ArraySettings(SettingsModel):
-    """Conversion of files of numbers to samples of one shape (`train.rows: arrays`)."""
+    """Conversion of numeric files to samples of one shape (`train.rows: arrays`)."""
 
     path: str | None = None
-    """File or folder of the samples, instead of the catalog entry raw_arrays."""
+    """File or folder with the samples. It replaces the catalog entry raw_arrays."""
     inputs: list[str] = []
-    """Columns of Parquet, or the array of .npz and HDF5. Empty: all but the label."""
+    """Columns of Parquet, or the array of .npz and HDF5. If empty, all except the
+    label."""
 
 
 class ImageSettings(SettingsModel):
     """Conversion of image files to pixels (`train.rows: images`)."""
 
     path: str | None = None
-    """Folder or manifest of the images, instead of the catalog entry raw_images."""
+    """Folder or manifest of the images. It replaces the catalog entry raw_images."""
     size: int = Field(224, ge=1)
-    """Height and width in pixels; the shorter side is scaled, the middle kept."""
+    """Height and width in pixels. Images are scaled, then cropped at the centre."""
     keep: Literal["pixels", "files"] = "pixels"
-    """Content of rows. pixels: decoded once. files: encoded bytes, which use less disk
-    for large images and are decoded in every epoch by the loader's workers."""
+    """`pixels` stores decoded images. `files` stores the encoded bytes, which need less
+    disk space for large images, and the loader workers decode them in every epoch."""
     channels: Literal[1, 3] = 3
-    """Number of colour channels. 3: red, green, blue. 1: grey."""
+    """Number of colour channels: 3 for red, green and blue, or 1 for grey."""
     image_column: str = "image"
-    """Column of a manifest with paths of images, relative to its own folder."""
+    """Column of a manifest with the image paths, relative to the manifest's folder."""
 
 
 class DetectSettings(SettingsModel):
     """Detection of abnormal sessions by `--env=deeplog --pipelines=detect`."""
 
     top_keys: int = Field(9, ge=1)
-    """Number of likeliest keys (the paper's g): a session is abnormal if one of its
-    keys is not among them."""
+    """Number of most likely keys (g in the paper). A session is abnormal if one of its
+    keys is not among the most likely keys at its position."""
     min_end_probability: float = Field(1e-3, ge=0, lt=1)
-    """Probability of an end below which a session is abnormal. 0: not evaluated."""
+    """Probability of an end below which a session is abnormal. 0 disables the test."""
     label_column: str | None = "label"
-    """Column that marks sessions as normal or abnormal. null: unknown."""
+    """Column that marks sessions as normal or abnormal. Set null if this is unknown."""
 
 
 class MineSettings(SettingsModel):
-    """Hard negatives of an embedding model, by `kedro run --pipelines=mine`."""
+    """Search for hard negatives with `kedro run --pipelines=mine`."""
 
     negatives: int = Field(5, ge=1)
     """Number of negatives for each pair of an anchor and its positive."""
     top_k: int = Field(50, ge=1)
-    """Number of the best passages of an anchor among which negatives are chosen."""
+    """Number of best passages of each anchor from which negatives are chosen."""
     margin: float = Field(0.05, ge=0, le=2)
-    """Passages whose cosine is above that of the positive less the margin are likely
-    positives, and are left out."""
+    """Passages whose cosine similarity is above that of the positive minus this margin
+    are left out, because they are probably positives."""
     text_column: str = "text"
-    """Column of the texts in `mine_corpus`; unused if these are rows from split."""
+    """Column of the texts in `mine_corpus`. Ignored if the corpus comes from split."""
     folder: str = "data/07_model_output/mine_vectors"
-    """Folder of the vectors, which a later run with the same model reads again."""
+    """Folder for the vectors. A later run with the same model reuses them."""
 
     @model_validator(mode="after")
     def _enough(self) -> MineSettings:
@@ -197,39 +201,41 @@ class MineSettings(SettingsModel):
 
 
 class ExportSettings(SettingsModel):
-    """Other formats of a saved model, by `kedro run --pipelines=export`."""
+    """Export of a saved model to other formats by `kedro run --pipelines=export`."""
 
     formats: list[Literal["onnx", "onnx_int8", "torch_export", "compiled"]] = Field(
         ["onnx", "onnx_int8", "torch_export"], min_length=1
     )
-    """Formats that are written, measured and compared. compiled needs minutes of
-    compilation on few cores."""
+    """Formats to write, measure and compare. `compiled` can take minutes to compile."""
     folder: str = "data/06_models/export"
-    """Folder of the formats, one folder each."""
+    """Folder that contains one subfolder for each format."""
 
 
 class PredictSettings(SettingsModel):
     """Application of a saved model to texts by `kedro run --pipelines=predict`."""
 
     text_column: str | None = None
-    """Column of the text. null: `split.text_column`, or `text` of rows from split."""
+    """Column of the text. If null, `split.text_column`, or `text` for rows from
+    split."""
     text_pair_column: str | None = None
-    """Column of a second text. null: `split.text_pair_column`, if trained on pairs."""
+    """Column of a second text. If null, `split.text_pair_column` of a model of
+    pairs."""
     keep_text: bool = True
     """Save the texts next to their predictions."""
     id_column: str | None = None
-    """Column that is copied to `id`, as text."""
+    """Column that is copied as text to the output column `id`."""
     max_length: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Maximum tokens of a row. auto: `tokenize.max_length`, or the model's if less."""
+    """Maximum tokens per row. `auto`: `tokenize.max_length`, or the model's if
+    smaller."""
     strategy: Literal["grouped", "packed"] | Auto = "auto"
-    """Batching. auto: packed on a GPU that supports it, else grouped."""
+    """Batching method. `auto` uses packed if a GPU supports it, otherwise grouped."""
     token_budget: Count | Auto = "auto"
-    """Maximum tokens, padding included, of one forward pass."""
+    """Maximum number of tokens in one forward pass, including padding."""
     window_rows: int = Field(4_096, ge=1)
-    """Number of rows in memory at a time, sorted by length together."""
+    """Number of rows that are in memory at a time and sorted by length together."""
     shard: str | None = Field(None, pattern="^[1-9][0-9]*/[1-9][0-9]*$")
-    """i/n: predict only the i-th of n parts, into a file with the numbers in its name.
-    null: all rows."""
+    """With i/n, predict only the i-th of n parts and write it to a file with these
+    numbers in its name. If null, all rows are predicted."""
 
     @field_validator("shard")
     @classmethod

@@ -25,38 +25,40 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "GOMP_SPINCOUNT": "10000",
 }
-"""Waiting threads spin briefly, then yield: docs/optimisations.md#cpu-threads."""
+"""Default environment variables. They make waiting threads spin briefly and then yield
+(see docs/optimisations.md#cpu-threads)."""
 
 
 class RuntimeSettings(SettingsModel):
-    """The process and the device. `environment` is set before torch is imported."""
+    """The process and its device. `environment` is set before torch is imported."""
 
     seed: int = Field(42, ge=0, lt=2**32)
-    """Seed of weights, dropout and the order of rows."""
+    """Seed of the initial weights, of dropout and of the order of the rows."""
     deterministic: bool = parameter(False, EXECUTION)
-    """Make results bitwise repeatable on one device; slower on a GPU."""
+    """Make results on one device repeatable bit for bit. This is slower on a GPU."""
     precision: Precision | Auto = parameter("auto", reported="precision")
-    """Compute type; weights and optimizer stay fp32. auto: bf16 if it is fast."""
+    """Compute dtype; weights and optimizer stay in fp32. `auto` uses bf16 if it is
+    fast."""
     residual: Literal["auto", "fp32", "bf16"] = parameter("auto", reported="residual")
-    """Type of the residual stream under bf16 autocast. auto: bf16 on a GPU."""
+    """Dtype of the residual stream under bf16 autocast. `auto` uses bf16 on a GPU."""
     tf32: bool = parameter(True, EXECUTION)
-    """Compute matrix products of fp32 with 10 bits of mantissa, on NVIDIA GPUs."""
+    """Compute fp32 matrix products with 10 bits of mantissa (TF32) on NVIDIA GPUs."""
     cudnn_benchmark: bool = parameter(True, EXECUTION)
-    """Let cuDNN try its kernels for each shape."""
+    """Let cuDNN measure its kernels and choose the fastest for each shape."""
     flash_sdp: bool = parameter(True, EXECUTION)
     """Let SDPA use its flash kernel, which does not support padding masks."""
     attention: Literal["auto", "eager", "sdpa", "varlen"] = parameter(
         "auto", EXECUTION, reported="attention"
     )
-    """`eager` or `sdpa` for padded batches, `varlen` for packed ones: PyTorch's flash
-    kernel. auto: the fastest installed one with the same results."""
+    """`eager` or `sdpa` for padded batches; `varlen`, PyTorch's flash kernel, for
+    packed batches. `auto` uses the fastest installed kernel with the same results."""
     memory_limit_gib: float | None = parameter(None, EXECUTION, gt=0)
-    """Limit of GPU memory for PyTorch, for example that of a smaller card. null: all
-    that other programs leave."""
+    """Limit of the GPU memory used by PyTorch, for example to imitate a smaller card.
+    If null, all memory that other programs leave free is used."""
     threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
-    """OMP and MKL threads. auto: 1 with a GPU, the usable cores without one."""
+    """OMP and MKL threads. `auto` is 1 with a GPU and all usable cores without one."""
     environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
-    """Variables set before torch is imported; given ones are added to these."""
+    """Variables to set before torch is imported. Yours are added to the default."""
 
     @field_validator("environment")
     @classmethod
@@ -65,57 +67,58 @@ class RuntimeSettings(SettingsModel):
 
 
 class LoaderSettings(SettingsModel):
-    """Preparation of batches, in parallel with the training."""
+    """Preparation of batches in parallel with training."""
 
     num_workers: CountOrZero | Auto = parameter("auto", reported="num_workers")
-    """Processes that make batches. 0: the training process itself."""
+    """Number of processes that build batches. With 0, the training process does it."""
     prefetch_factor: int = Field(2, ge=1)
-    """Global batches that each worker prepares ahead."""
+    """Number of global batches that each worker prepares ahead."""
     pin_memory: bool = True
-    """Use page-locked host memory, for copies in parallel with the compute."""
+    """Use page-locked host memory, so that copies run in parallel with the compute."""
     persistent_workers: bool = True
-    """Keep the workers from epoch to epoch."""
+    """Keep the workers alive between epochs."""
     timeout_s: float = Field(300, gt=0)
-    """Longest wait for a worker's batch; a longer one is an error."""
+    """Maximum time in seconds to wait for a worker's batch before raising an error."""
 
 
 class CheckpointSettings(SettingsModel):
-    """Times at which a training is saved, to resume from there."""
+    """When and where checkpoints are saved, from which a run can resume."""
 
     every_steps: int | None = Field(None, ge=1)
-    """Steps between checkpoints. null: only by time and at an interruption."""
+    """Steps between checkpoints. If null, only time and interruptions count."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
-    """Minutes between checkpoints; the first after one minute. null: not by time."""
+    """Minutes between checkpoints; the first is saved after 1. If null, time is
+    ignored."""
     keep: int = parameter(2, MACHINE, ge=1)
-    """Number of newest checkpoints kept, in addition to the best."""
+    """Number of most recent checkpoints to keep, in addition to the best one."""
     mirror: str | None = parameter(None, MACHINE)
-    """URL (s3://bucket/run, or another of fsspec) for copies of the checkpoints. A new
-    machine with an empty folder resumes from there. null: none."""
+    """URL to which checkpoints are copied, such as s3://bucket/run or any other that
+    fsspec supports. A new machine with an empty folder resumes from there."""
 
 
 class DistributedSettings(SettingsModel):
-    """Several devices and machines."""
+    """Training on several devices and machines."""
 
     num_processes: Count | Auto = parameter("auto", MACHINE, UNTIMED)
-    """Processes on this machine. auto: one per GPU; one without GPU."""
+    """Processes on this machine. `auto` uses one per GPU, or one without a GPU."""
     num_machines: int = Field(1, ge=1)
-    """Number of machines that train together; each runs the same command."""
+    """Number of machines that train together. Each of them runs the same command."""
     machine_rank: int = parameter(0, MACHINE, UNTIMED, ge=0)
-    """Rank of this machine, 0 to `num_machines` - 1."""
+    """Rank of this machine, from 0 to `num_machines` - 1."""
     rendezvous_endpoint: str | None = parameter(None, MACHINE, UNTIMED)
-    """host:port of machine 0, required if `num_machines` is over 1."""
+    """host:port of machine 0. Required if `num_machines` is greater than 1."""
     max_restarts: int = Field(0, ge=0)
-    """Number of times that a failed job resumes from its newest checkpoint."""
+    """How many times a failed job is resumed from its newest checkpoint."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """How ranks share the model: whole copies (ddp), or shards (fsdp)."""
+    """Whether each rank has the whole model (`ddp`) or a shard of it (`fsdp`)."""
     bucket_mib: Count | Literal["all"] = 25
-    """MiB of gradients reduced together (ddp). all: at once, after the backward pass;
-    faster with fast GPU links, because communication during matrix products uses their
-    multiprocessors. Steps of CUDA graphs always reduce at once."""
+    """MiB of gradients that are reduced together (ddp). `all` reduces them at once
+    after the backward pass, as CUDA graphs always do. It is faster with fast GPU links,
+    because communication takes multiprocessors away from matrix products."""
     timeout_s: float = Field(600, gt=0)
-    """Longest wait of a collective operation before the job is ended."""
+    """Maximum duration of a collective operation in seconds before the job is ended."""
     heartbeat_timeout_s: float = parameter(300, MACHINE, gt=0)
-    """Seconds without a step before a rank counts as hung."""
+    """Seconds without a step after which a rank counts as hung."""
 
     @model_validator(mode="after")
     def _rendezvous(self) -> DistributedSettings:
@@ -130,44 +133,45 @@ class DistributedSettings(SettingsModel):
 
 
 class PathSettings(SettingsModel):
-    """Files and folders of the training; no part of the model depends on them."""
+    """Files and folders of a training run. They do not affect the model."""
 
     checkpoints: str = "data/06_models/checkpoints"
-    """Folder of checkpoints."""
+    """Folder for checkpoints."""
     metrics: str = "data/08_reporting/train_metrics.jsonl"
     """File with one JSON object per log point."""
     tuned: str | None = None
-    """File that the benchmark writes for `--env=tuned`; null: `conf/tuned`."""
+    """File that the benchmark writes for `--env=tuned`. If null, it is `conf/tuned`."""
     best: str | None = None
-    """File that the sweep writes for `--env=best`; null: `conf/best`."""
+    """File that the sweep writes for `--env=best`. If null, it is `conf/best`."""
 
 
 class TrackingSettings(SettingsModel):
     """Data that MLflow records in addition to parameters, metrics and reports."""
 
     log_model: bool = True
-    """Log the best model, loadable with `mlflow.pyfunc`."""
+    """Log the best model, so that `mlflow.pyfunc` can load it."""
     system_metrics: bool = True
-    """Log the load of cores, memory, disk, network, GPUs to `system/` every 10 s."""
+    """Log the use of cores, memory, disk, network and GPUs to `system/` every 10 s."""
     registered_model: str | None = "flatout"
-    """Name in the model registry. On the latest data, the setting that no other beats
-    beyond noise has the alias champion."""
+    """Name of the model in the registry. The alias champion marks the setting that no
+    other setting exceeds beyond noise on the latest data."""
 
 
 class GuardSettings(SettingsModel):
-    """Comparison of a training's speed with the best earlier run of the same work on
-    the same device."""
+    """Comparison of a run's speed with the best earlier run of the same work on the
+    same device."""
 
     enabled: bool = True
-    """Compare each training with the fastest earlier one of the same work."""
+    """Compare each run with the fastest earlier run of the same work."""
     baseline: str | None = None
-    """Id of a run in data/08_reporting/runs.jsonl. null: the fastest of the same work
-    on the same device."""
+    """Id of a run in data/08_reporting/runs.jsonl. If null, it is the fastest run of
+    the same work on the same device."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
-    """Percent of the baseline's samples/s; a lower rate is slow."""
+    """A run counts as slow below this percentage of the baseline's samples/s."""
     healthy_high_pct: float = Field(120, ge=100)
-    """Percent of the baseline's samples/s; a higher rate is a new baseline."""
+    """A run becomes the new baseline above this percentage of its samples/s."""
     on_slow: Literal["warn", "fail"] = "warn"
-    """Effect of a slow run. `fail`: an error after all results are saved."""
+    """What to do after a slow run. `fail` raises an error after all results are
+    saved."""
     max_differences: int = Field(5, ge=1)
-    """Number of differences in the log; all of them are in guard.json."""
+    """Maximum number of differences in the log. guard.json contains all of them."""

@@ -1,4 +1,4 @@
-"""Pydantic's errors in terms of the parameters files."""
+"""Rewrites Pydantic's errors in terms of the parameters files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flatout.engine.parameters.common import SettingsError, SettingsModel, field
 from flatout.engine.parameters.other_names import HERE, REMOVED, RENAMED
 
 NEAR = 0.8
-"""Minimum of difflib's ratio for a misspelling."""
+"""Minimum difflib ratio for a name to count as a misspelling."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of its text, or its type's name if it has no text."""
+    """Return the first line of the error's text, or its type's name if it has none."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def refusal(faults: Sequence[str]) -> SettingsError:
-    """Return the error for faults found before a run."""
+    """Return an error that lists `faults` which were found before a run."""
     count = len(faults)
     return SettingsError(
         f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
@@ -31,7 +31,8 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
-    """Return one line per path; the texts of a union's branches are joined by `or`."""
+    """Return one line for each path. Texts for a union's branches are joined by
+    `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for fault in errors:
@@ -46,13 +47,13 @@ def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names, quoted, and the number of the others."""
+    """Return the first `most` names, quoted, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
 
 
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
-    """Return the nearest valid name after its `parent`, or all valid names."""
+    """Return the closest valid name, prefixed with `parent`, or all valid names."""
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
 
@@ -62,11 +63,11 @@ WORDS = {
     "a valid integer": "an integer",
     "a valid ": "a ",
 }
-"""Pydantic's words, and their replacements."""
+"""Phrases in Pydantic's messages, and their replacements."""
 
 
 def _fault_text(fault: Any, location: list[Any], model: type[SettingsModel]) -> str:
-    """Return, for example, `unknown parameter; did you mean train.epochs?`."""
+    """Return a text such as `unknown parameter; did you mean train.epochs?`."""
     path = ".".join(str(part) for part in location)
     removed = REMOVED.get(path) or REMOVED.get(f"{path}={fault['input']}")
     if fault["type"] == "extra_forbidden":
@@ -84,7 +85,7 @@ def _fault_text(fault: Any, location: list[Any], model: type[SettingsModel]) -> 
 
 
 def _hint(location: list[Any], model: type[SettingsModel]) -> str:
-    """Suggest a parameter of the same or a similar name, here or in other groups."""
+    """Suggest a parameter with the same or a similar name, in this or another group."""
     *parents, name = map(str, location)
     parent, renamed = ".".join(parents), RENAMED.get(".".join([*parents, name]))
     places = (path.rpartition(".") for path, _ in fields_of(model))
@@ -98,14 +99,14 @@ def _hint(location: list[Any], model: type[SettingsModel]) -> str:
 
 
 def _nearest(name: str, valid: Collection[str]) -> str:
-    """Return the valid name that `name` misspells, or an empty text."""
+    """Return the valid name of which `name` is a misspelling, or an empty string."""
     near = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=NEAR)
     return near[0] if near else ""
 
 
 def parameters_named_like(name: str, model: type[SettingsModel]) -> list[str]:
-    """Return paths of the parameters below `model` for which other programs use this
-    name, or that have exactly this name."""
+    """Return the paths of parameters below `model` that have this name, or for which
+    other programs use this name."""
     other = _name_in_other_programs(name)
     same = [path for path, _ in fields_of(model) if path.rpartition(".")[2] == name]
     return [other, *same] if other else same
@@ -116,8 +117,8 @@ def _name_in_other_programs(name: str) -> str | None:
 
 
 def is_misplaced(name: str, value: Any, model: type[SettingsModel]) -> bool:
-    """Return True if an unknown `name` on the level of `model`'s groups is meant for
-    flatout. Other names belong to the user's own nodes."""
+    """Return whether the unknown top-level `name` is meant for flatout, for example
+    because it is a misspelt group. Other names belong to the user's own nodes."""
     if name.startswith("_"):  # an anchor of YAML
         return False
     groups, found = model.model_fields, parameters_named_like(name, model)
@@ -140,7 +141,7 @@ def _shown_value(fault: Any) -> str:
 
 
 def _is_union_branch(part: object) -> bool:
-    """Return True for the names of union branches that Pydantic adds to a path."""
+    """Return whether `part` is a union branch, which Pydantic adds to a path."""
     return isinstance(part, str) and (
         part in {"int", "constrained-int", "float", "constrained-float", "bool", "str"}
         or part.startswith("literal[")

@@ -15,18 +15,19 @@ from flatout.engine.parameters.common import (
 
 
 class LoraSettings(SettingsModel):
-    """LoRA (Hu et al. 2021) with peft: the checkpoint's weights are frozen, and a small
-    product of two matrices is trained next to each target layer."""
+    """LoRA (Hu et al. 2021) with peft. The weights of the checkpoint are frozen, and
+    the product of two small matrices is trained next to each target layer."""
 
     rank: Count | None = None
-    """Inner size of the product. null: no adapter, all weights are trained."""
+    """Inner size of the product. If null, no adapter is used and all weights are
+    trained."""
     alpha: int = Field(16, ge=1)
-    """Scale of the product: it is multiplied by alpha / rank."""
+    """Scale of the product, which is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout of the product's input."""
+    """Dropout probability for the input of the product."""
     targets: Names = []
-    """Ends of layer names, for example `query` and `value`. Empty: all linear layers of
-    the blocks. A head of a classifier is trained whole."""
+    """Ends of layer names, for example `query` and `value`. If empty, all linear layers
+    of the blocks are used. A classifier's head is always trained completely."""
     use_dora: bool = False
     """Train the lengths of the columns separately (DoRA, Liu et al. 2024)."""
     merged: bool = parameter(False, EXECUTION, UNTIMED)

@@ -1,4 +1,4 @@
-"""Parameters of many trainings, to measure speed or to compare results."""
+"""Parameters for many runs that measure speed or compare results."""
 
 from __future__ import annotations
 
@@ -31,73 +31,73 @@ def _split_text(value: Any) -> Any:
 
 
 LISTED = BeforeValidator(_split_text)
-"""Accepts `8 16 32`, one text: a comma in --params begins the next parameter."""
+"""Accepts a text such as `8 16 32`, because a comma in --params ends the parameter."""
 
 
 class SlowHabits(SettingsModel):
-    """Habits of slow loops at each step, for comparisons: conf/slow and the ladder."""
+    """Habits of slow training loops, for comparisons with conf/slow and the ladder."""
 
     synchronize_every_step: bool = parameter(False, EXECUTION)
     """Read the loss on the host after every step (only to measure slow loops)."""
     history: Literal["list", "dataframe"] = parameter("list", EXECUTION, MACHINE)
-    """`dataframe` joins a table at every step (only to measure slow loops)."""
+    """`dataframe` extends a table at every step (only to measure slow loops)."""
     empty_cache_every: int | None = parameter(None, EXECUTION, MACHINE, ge=1)
-    """Steps between two calls of empty_cache (only to measure slow loops)."""
+    """Number of steps between calls of empty_cache (only to measure slow loops)."""
 
 
 class BenchmarkSettings(SettingsModel):
-    """Measurements of `kedro run --pipelines=benchmark`, and their duration."""
+    """What `kedro run --pipelines=benchmark` measures, and for how long."""
 
     mode: BenchmarkMode = "tune"
-    """Kind of measurement; see docs/pipelines/benchmark.md."""
+    """Kind of measurement, see docs/pipelines/benchmark.md."""
     batch_sizes: Annotated[list[Count], LISTED] = Field([8, 16, 32], min_length=1)
-    """Global batches of the grid, in samples."""
+    """Grid: global batch sizes in samples."""
     num_workers: Annotated[list[CountOrZero], LISTED] = Field([0, 1], min_length=1)
-    """Numbers of loader processes of the grid."""
+    """Grid: numbers of loader processes."""
     precisions: Annotated[list[Precision | Auto], LISTED] = Field(
         ["auto"], min_length=1
     )
-    """Compute types of the grid."""
+    """Grid: compute dtypes."""
     strategies: Annotated[list[Strategy], LISTED] = Field(
         ["grouped", "packed"], min_length=1
     )
-    """Values of `train.batching` of the grid."""
+    """Grid: values of `train.batching`."""
     prefetch_factors: Annotated[list[Count], LISTED] = []
-    """Batches ahead per loader process, of the grid. Empty: as configured."""
+    """Grid: batches prepared ahead by each loader process. If empty, as configured."""
     pin_memory: Annotated[list[bool], LISTED] = []
-    """Page-locked host memory on and off, in the grid on a machine with a GPU. Empty:
-    as configured."""
+    """Grid: use of page-locked host memory (only with a GPU). If empty, as
+    configured."""
     token_budgets: Annotated[list[Count], LISTED] = []
-    """Tokens of a micro-batch. Empty: values around one global batch."""
+    """Grid: tokens per micro-batch. If empty, values around one global batch."""
     steps_per_trial: int = Field(20, ge=2)
-    """Optimizer steps of a timed window."""
+    """Number of optimizer steps in a timed window."""
     warmup_steps: int = Field(3, ge=1)
-    """Steps before the first window; not counted."""
+    """Number of steps before the first window. They are not measured."""
     repeats: int = Field(3, ge=1)
-    """Windows of `steps_per_trial` steps, or alternations of two; the median counts."""
+    """Number of windows, or of alternations between two trials. The median is used."""
     min_window_s: float = Field(1.0, ge=0)
-    """Minimum duration of a window; shorter ones repeat their steps."""
+    """Minimum duration of a window in seconds. Shorter windows repeat their steps."""
     max_window_s: float = Field(2.5, gt=0)
-    """Maximum duration of a window: it has fewer steps if they are slow (2 or more)."""
+    """Maximum duration of a window in seconds, which limits its steps (at least 2)."""
     tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Minutes after which mode tune stops exploring and confirms its results. auto: 5,
-    and 15 with a GPU, because each trial compiles on it."""
+    """Minutes after which mode tune stops exploring and confirms its results. `auto` is
+    5, or 15 with a GPU, because each trial compiles there."""
     max_minutes: float | None = Field(None, gt=0)
-    """Minutes after which no trial begins, in any mode; the next run continues."""
+    """Minutes after which no new trial starts, in any mode. The next run continues."""
     trial_timeout_s: float = Field(300, gt=0)
-    """Maximum duration of a trial; a longer one is ended."""
+    """Maximum duration of a trial in seconds. A longer trial is ended."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
-    """Share of the device's memory that a recommendation leaves free."""
+    """Share of the device's memory that a recommended trial must leave free."""
     free_global_batch: bool = False
     """Let mode grid recommend any of `batch_sizes`, not only the configured one."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
-    """Rule by which the learning rate follows a changed global batch."""
+    """How the learning rate is scaled if the global batch size changes."""
     profile: bool = False
-    """Record traces of torch.profiler for the best trial."""
+    """Record torch.profiler traces of the best trial."""
     resume: bool = True
-    """Continue with the trials of a stopped search."""
+    """Continue a stopped search instead of repeating its trials."""
     folder: str = "data/08_reporting/benchmark_logs"
-    """Folder of the results: request, log and answer of each trial, by mode."""
+    """Folder with the request, log and answer of each trial, by mode."""
 
 
 MAX_COMBINATIONS = 10_000
@@ -106,12 +106,12 @@ SweptValue = bool | int | float | str
 
 
 class SweepRange(SettingsModel):
-    """Values between two bounds, both included; whole numbers if both bounds are."""
+    """Values between two inclusive bounds. They are integers if both bounds are."""
 
     low: int | float
     high: int | float
     log: bool = False
-    """Draw evenly on a logarithmic scale."""
+    """Draw values uniformly on a logarithmic scale."""
 
     @model_validator(mode="after")
     def _ordered(self) -> SweepRange:
@@ -123,41 +123,45 @@ class SweepRange(SettingsModel):
 
 
 class SweepSettings(SettingsModel):
-    """Trainings that differ in some settings, named by path (train.learning_rate)."""
+    """Runs that differ in some settings, which are named by path (train.epochs)."""
 
     storage: str = "data/08_reporting/sweep.db"
-    """Queue of the trials: a SQLite file for one command, or the database of a server
-    for several machines: `postgresql://user@host/name`."""
+    """Queue of the trials: a SQLite file for one command, or a database server for
+    several machines, such as `postgresql://user@host/name`."""
     study: str = "sweep"
-    """Name of the queue in its storage: the same on all machines that work on it."""
+    """Name of the queue in its storage. Machines that share a sweep use the same
+    one."""
     sampler: Literal["grid", "tpe"] = "grid"
-    """grid: every combination. tpe: Optuna's choice of them."""
+    """`grid` tries every combination; with `tpe`, Optuna chooses combinations."""
     pruner: Literal["none", "hyperband", "median"] = "none"
-    """Rule of Optuna that ends a training with worse evaluations than others."""
+    """Optuna's rule for ending a trial whose evaluations are worse than others'."""
     grid: dict[str, list[SweptValue]] = {
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
     }
-    """Values of each setting: all combinations, or those that tpe chooses."""
+    """Values of each setting, of which all combinations are tried, or some by tpe."""
     ranges: dict[str, SweepRange] = {}
-    """sampler tpe: bounds instead of a list."""
+    """sampler tpe: bounds for a setting, instead of a list of values."""
     seeds: int | None = Field(None, ge=2)
-    """Number of seeds with which each setting of the grid is trained on the same rows;
-    3 or more are recommended. A table compares the settings. null: one each."""
+    """Number of seeds (preferably 3 or more) with which each setting of the grid is
+    trained on the same rows. A table compares the settings. If null, each is trained
+    once."""
     n_trials: int = Field(20, ge=1)
-    """Number of trainings of sampler tpe, over all machines and restarts."""
+    """Number of trials of sampler tpe, over all machines and restarts."""
     choose_by: str | None = None
-    """Figure of the report that decides, for example `validation_accuracy`. null:
-    `train.metric` of the validation split."""
+    """Metric of the report that decides, for example `validation_accuracy`. If null, it
+    is `train.metric` on the validation split."""
     devices_per_trial: int = Field(1, ge=1)
-    """GPUs per trial, with one rank on each. Without a GPU: number of ranks."""
+    """GPUs per trial, with one rank on each. Without a GPU, the number of ranks."""
     heartbeat_s: float = Field(30.0, gt=0)
-    """Seconds between messages to the server that a trial is running. After three
-    missing ones another machine gets the trial."""
+    """Seconds between messages that tell the server that a trial is running. After
+    three missed messages, another machine takes over the trial."""
     trial_timeout_s: float | None = Field(None, gt=0)
-    """Maximum duration of a training; a longer one is ended, the others continue."""
+    """Maximum duration of a trial in seconds. A longer one is ended; others
+    continue."""
     folder: str = "data/08_reporting/sweep_logs"
-    """Folder of one folder per trial: the request, its log, checkpoints and answer."""
+    """Folder with a subfolder per trial for its request, log, checkpoints and
+    answer."""
 
     @field_validator("sampler", mode="before")
     @classmethod
@@ -167,10 +171,10 @@ class SweepSettings(SettingsModel):
     @field_validator("grid", "ranges", mode="before")
     @classmethod
     def _by_path(cls, value: Any) -> Any:
-        """Convert --params' nested groups to dotted names; null drops a setting."""
+        """Flatten nested groups from --params to dotted names; null drops a setting."""
         if not isinstance(value, Mapping):
             return value
-        # A null may be nested after the dotted name that conf/base has.
+        # A null can be nested, following the dotted name in conf/base.
         swept = list(_swept(value))
         dropped = {path for path, values in swept if values is None}
         return {path: values for path, values in swept if path not in dropped}

@@ -1,5 +1,5 @@
-"""Parameter names of the Trainer, of Lightning and of guides, and names that parameters
-had in an earlier version."""
+"""Parameter names used by the Trainer, by Lightning and in guides, and the names that
+parameters had in earlier versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 RENAMED = {"train.strategy": "train.batching"}
-"""Parameters of one group by their earlier names, which are read for one release."""
+"""Old names of parameters, within the same group, that still work for one release."""
 
 REMOVED: dict[str, str] = {
     # model and runtime
@@ -45,8 +45,8 @@ REMOVED: dict[str, str] = {
     "tracking.keep_models": "every version stays in MLflow until you delete it there",
     "guard.store_limit_s": "drop it: the guard reads data/08_reporting/runs.jsonl",
 }
-"""Replacement for a parameter (`train.example`) or for one of its values
-(`train.example=value`) of an earlier version. docs/migration.md lists them."""
+"""Replacements for parameters (`train.example`) and for values (`train.example=value`)
+of earlier versions. docs/migration.md lists them too."""
 
 _NAMES = {
     "train": "training trainer training_args training_arguments",
@@ -111,13 +111,12 @@ _NAMES = {
     "train.weight_decay": "wd",
 }
 HERE = {name: path for path, names in _NAMES.items() for name in names.split()}
-"""flatout's parameter, which may be in REMOVED, by the name that other programs
-use."""
+"""Maps names in other programs to flatout's parameters, including some in REMOVED."""
 
 
 def with_new_names(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `parameters` with RENAMED applied and logged. If both names are given, the
-    earlier one stays, and is refused as unknown."""
+    """Return `parameters` with RENAMED applied, and log a warning for each old name. If
+    both names are given, the old one is kept and later rejected as unknown."""
     found = dict(parameters)
     for before, now in RENAMED.items():
         (group, old), new = before.split("."), now.rpartition(".")[2]

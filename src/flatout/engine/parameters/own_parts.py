@@ -12,7 +12,7 @@ from flatout.engine.parameters.training import TrainSettings
 
 
 class Call(NamedTuple):
-    """Arguments with which flatout calls a part."""
+    """The arguments with which flatout calls a custom part."""
 
     shown: str
     arguments: tuple[Any, ...]
@@ -25,12 +25,13 @@ CALLBACK = Call("(event, step, values)", ("log", 1, {}))
 
 
 def is_own(name: str | None) -> bool:
-    """Return True if the value is a part's dotted path and not a name of flatout's."""
+    """Return whether `name` is a dotted path rather than one of flatout's own names."""
     return name is not None and "." in name
 
 
 def own_part(path: str, parameter: str) -> Any:
-    """Import and return the object at `path`. Raises SettingsError."""
+    """Import and return the object at `path`. Raises SettingsError if that fails.
+    `parameter` is the name of the parameter, used in the message."""
     module, _, name = path.rpartition(".")
     try:
         if not module:
@@ -83,7 +84,8 @@ def _call_fault(part: Any, call: Call) -> str:
 def _binding_fault(
     function: Callable[..., Any] | None, *arguments: Any, **named: Any
 ) -> str:
-    """Return why the call would fail; empty if it would not, or if unknown."""
+    """Return why the call would fail, or an empty string if it would not fail or if the
+    signature is unknown."""
     if function is None:
         return "its objects cannot be called"
     try:

@@ -1,16 +1,16 @@
-"""Removal of passwords from addresses, for logs, tables and tracking stores."""
+"""Remove passwords from addresses that appear in logs, tables and tracking stores."""
 
 from __future__ import annotations
 
 import re
 
 _PASSWORD = re.compile(r"(://[^\s:/@]*):\S*@")
-"""Matches up to the last @: a password may contain a slash and an @."""
+"""Matches up to the last @, because a password can contain a slash and an @."""
 _IN_QUERY = re.compile(
     r"([?&](?:passw(?:or)?d|pwd|token|sslpassword)=)[^&\s'\"]*", re.I
 )
 
 
 def without_password(text: str) -> str:
-    """Return the text with masked passwords: `postgresql://ann:***@host/name`."""
+    """Return `text` with masked passwords, e.g. `postgresql://ann:***@host/name`."""
     return _IN_QUERY.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))

@@ -34,44 +34,45 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 class ModelSettings(SettingsModel):
-    """The trained model: a checkpoint (name or folder), or a config from scratch."""
+    """The model to train, either a checkpoint or a config for training from scratch."""
 
     task: str = "sequence-classification"
-    """Name of a task (engine/tasks), or a dotted path to a custom class."""
+    """Name of a task (engine/tasks), or the dotted path of a custom class."""
     family: str | None = parameter(None, EXECUTION)
-    """Custom module that registers a family of models (engine/families)."""
+    """Custom module that registers a model family (engine/families)."""
     name_or_path: str | None = None
-    """A checkpoint (name on the Hub, or folder). null: from scratch, by `config`."""
+    """Checkpoint (a name on the Hub or a folder). If null, the model is trained from
+    scratch with `config`."""
     revision: str | None = None
-    """Commit of the checkpoint's repository. null: the newest."""
+    """Commit of the checkpoint's repository. If null, the newest commit is used."""
     trust_remote_code: bool = parameter(False, EXECUTION)
-    """Run the model's own code; code of a repository only with `revision`."""
+    """Run the model's own code. Code from a repository also requires `revision`."""
     config: dict[str, Any] = {}
-    """Model from scratch: `model_type` and its sizes. Unused with `name_or_path`."""
+    """Model from scratch: its `model_type` and sizes. Ignored with `name_or_path`."""
     overrides: dict[str, Any] = {}
-    """Changes of a checkpoint's config. Unused without `name_or_path`."""
+    """Changes to a checkpoint's config. Ignored without `name_or_path`."""
     mask_probability: float = Field(0.15, gt=0, lt=1)
     """masked-lm: share of tokens that are targets (BERT: Devlin et al. 2018)."""
     crop_area: float = Field(0.35, gt=0, le=1)
     """image-classification: smallest share of an image that a random crop keeps."""
     flip_probability: float = Field(0.5, ge=0, le=1)
-    """image-classification: share of images that are mirrored, left to right."""
+    """image-classification: share of images that are mirrored horizontally."""
     label_threshold: Annotated[float, Field(gt=0, lt=1)] | Auto = 0.5
-    """A label, or the second of two classes, is predicted above this probability. auto:
-    evaluate picks one per label on validation, for the largest F1."""
+    """Probability above which a label, or the second of two classes, is predicted. With
+    `auto`, evaluate chooses one per label, for the highest F1 on validation."""
     pooling: Literal["auto", "mean", "first", "last"] = "auto"
-    """embedding: the tokens whose states form the vector of a text. auto: the setting
-    of the checkpoint's 1_Pooling/config.json, else mean."""
+    """embedding: the tokens whose states form the vector of a text. `auto` uses the
+    checkpoint's 1_Pooling/config.json, or the mean if there is none."""
     temperature: float = Field(0.05, gt=0)
-    """embedding: cosine similarities are divided by it (20 as a scale)."""
+    """embedding: number by which cosine similarities are divided (20 as a scale)."""
     matryoshka: list[Annotated[int, Field(ge=1)]] = []
-    """embedding: sizes of vector prefixes that are trained as separate vectors
-    (Kusupati et al. 2022); their losses are added. Empty: the whole vector."""
+    """embedding: sizes of vector prefixes that are also trained as vectors (Kusupati et
+    al. 2022). Their losses are added. If empty, only the whole vector is trained."""
     lora: LoraSettings = LoraSettings()
 
     @property
     def applied_config(self) -> dict[str, Any]:
-        """Return `config` from scratch, or `overrides` of a checkpoint."""
+        """`config` for a model from scratch, or `overrides` for a checkpoint."""
         return self.config if self.name_or_path is None else self.overrides
 
     @model_validator(mode="after")
@@ -90,7 +91,7 @@ class ModelSettings(SettingsModel):
         return self
 
     def _unpinned_code(self) -> str | None:
-        """Return why code may change during a training; None if it cannot."""
+        """Return why code could change during a run, or None if it cannot."""
         folder = Path(self.name_or_path or "")
         if not (self.name_or_path and folder.is_dir()):
             pin = (
@@ -112,108 +113,112 @@ class ModelSettings(SettingsModel):
 
 
 class TrainSettings(SlowHabits):
-    """Steps, the optimizer, and how they are executed."""
+    """Steps, the optimizer, and how both are executed."""
 
     rows: Literal["tokens", "arrays", "images"] = "tokens"
-    """Kind of sample: tokens of a text, numbers of a fixed shape, an image. Entries of
-    the catalog contain its name, for example `train_images`."""
+    """Kind of samples: tokens of texts, arrays of numbers, or images. The names of the
+    catalog entries contain it, for example `train_images`."""
     batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
-    """Method of making micro-batches. auto: packed if supported, else grouped."""
+    """How micro-batches are formed. `auto` uses packed if supported, else grouped."""
     global_batch_size: int = Field(32, ge=1)
-    """Samples per optimizer step, over all ranks and micro-batches."""
+    """Number of samples per optimizer step, over all ranks and micro-batches."""
     token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
-    """Maximum tokens, padding included, of one micro-batch on one device. auto: by its
-    memory, at most 65,536 on a GPU and 8,192 without one."""
+    """Maximum number of tokens in a micro-batch on one device, including padding.
+    `auto` depends on memory, with at most 65,536 on a GPU and 8,192 without one."""
     epochs: float = parameter(3, UNTIMED, gt=0)
-    """Passes over the training rows, if max_steps is null; fractions are allowed."""
+    """Passes over the training rows, e.g. 0.5 or 3. Ignored if max_steps is set."""
     max_steps: int | None = parameter(None, UNTIMED, ge=1)
-    """Optimizer steps, instead of `epochs`. null: the number that `epochs` needs."""
+    """Number of optimizer steps. If null, `epochs` determines it."""
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
-    """Numbers of train rows that are left out, or a file of them: a text with a number
-    per line, or a Parquet file with a column row. Their global batches are smaller. May
-    change when a run resumes; it then applies to the remaining steps."""
+    """Training rows to leave out: their numbers, or a file with them (a text with one
+    number per line, or Parquet with a column row). Their global batches become smaller.
+    A change on resume applies to the remaining steps."""
     learning_rate: float = Field(5e-5, gt=0)
-    """Peak learning rate, reached after the warm-up."""
+    """Peak learning rate, which is reached at the end of the warm-up."""
     learning_rate_at_batch: Count | None = None
-    """Global batch for which learning_rate is given. For others it is multiplied by the
-    square root of the ratio (Krizhevsky 2014). null: it is not changed."""
+    """Global batch size to which learning_rate refers. For another size, the rate is
+    scaled by the square root of the ratio (Krizhevsky 2014). If null, it is not
+    scaled."""
     optimizer: Literal["adamw", "adafactor", "sgd"] | str = "adamw"
-    """Optimizer of torch.optim, or the dotted path of another, such as
-    torch.optim.NAdam. Only adamw is fused and runs in CUDA graphs."""
+    """Optimizer of torch.optim, or the dotted path of another one, such as
+    torch.optim.NAdam. Only adamw is fused and supports CUDA graphs."""
     optimizer_options: dict[str, Any] = {}
-    """Arguments of an optimizer given by its path, for example `{eps: 1.0e-6}`."""
+    """Arguments for an optimizer given by its path, for example `{eps: 1.0e-6}`."""
     momentum: float | None = Field(None, ge=0, lt=1)
-    """Momentum of sgd. null: 0.9."""
+    """Momentum of sgd. If null, it is 0.9."""
     weight_decay: float = Field(0.01, ge=0)
-    """Weight decay, except for biases and norms."""
+    """Weight decay, which is not applied to biases and norms."""
     freeze: list[str] = []
-    """Regular expressions for names of modules that are not trained, for example
-    `embeddings` and `encoder.layer.[0-5]`. The lowest need no backward pass."""
+    """Regular expressions for the names of modules that are not trained, for example
+    `embeddings` and `encoder.layer.[0-5]`. The lowest layers need no backward pass."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the mean of gradients."""
+    """Decay rate of the running mean of gradients."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the mean of squared gradients."""
+    """Decay rate of the running mean of squared gradients."""
     adam_epsilon: float = Field(1e-8, gt=0)
-    """Number added to the denominator of an update."""
+    """Number that is added to the denominator of an update."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Norm to which gradients are clipped. null: no clipping."""
+    """Maximum norm, to which gradients are clipped. If null, they are not clipped."""
     class_weights: Literal["balanced"] | dict[str, Weight] | list[Weight] | None = None
-    """Weights of the training loss: by the class's name (default 1), or in the order of
-    label_names. balanced: all classes have the same total weight."""
+    """Class weights of the training loss, by class name (default 1) or in the order of
+    label_names. `balanced` gives all classes the same total weight."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of a target that is spread over all classes, only in training."""
+    """Share of a target that is spread over all classes. Only used in training."""
     focal_gamma: float = Field(0.0, ge=0)
-    """Focal loss (Lin et al. 2017): losses are multiplied by (1 - probability of the
-    target) to this power, only in training. 0: no change."""
+    """Focal loss (Lin et al. 2017): multiply losses by (1 - probability of the target)
+    to this power, only in training. 0 changes nothing."""
     schedule: Literal["linear", "cosine", "constant", "wsd"] | str = "linear"
-    """Learning rate after the warm-up. wsd: stable at its peak, then linear. Or the
-    dotted path of a function (step, total_steps) -> share of learning_rate, which
-    replaces the warm-up and min_learning_rate_share too."""
+    """Schedule after the warm-up; wsd stays at the peak and then falls linearly. Or the
+    dotted path of a function (step, total_steps) -> share of learning_rate, which also
+    replaces the warm-up and min_learning_rate_share."""
     min_learning_rate_share: float = Field(0.0, ge=0, le=1)
-    """Share of the peak at which the schedule ends."""
+    """Share of the peak learning rate at which the schedule ends."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
-    """wsd: share of all steps in which the rate falls."""
+    """wsd: share of all steps during which the learning rate falls."""
     warmup_fraction: float = Field(0.06, ge=0, lt=1)
-    """Share of all steps in which the learning rate rises."""
+    """Share of all steps during which the learning rate rises."""
     log_every: int = parameter(20, EXECUTION, ge=1)
-    """Steps of a window: rates and metrics are measured once per window."""
+    """Number of steps in a window. Rates and metrics are measured once per window."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
-    """Steps between two updates of the training accuracy (kept on the device)."""
+    """Steps between updates of the training accuracy, which is kept on the device."""
     audit: bool = parameter(False, EXECUTION)
-    """Count on the device how well each train row is learned, and write suspect labels
-    to suspect_rows.parquet at the end; for tasks with one class per row."""
+    """Record on the device how well each training row is learned, and write rows with
+    suspect labels to suspect_rows.parquet (tasks with one class per row)."""
     evaluate_every: Count | Literal["epoch"] | None = parameter("epoch", EXECUTION)
-    """Steps between evaluations, `epoch`, or null for once at the end."""
+    """Steps between evaluations, `epoch`, or null to evaluate only at the end."""
     metric: str | None = None
-    """Figure of an evaluation that selects the best model, for example `f1_macro`: one
-    of the task, which defines whether higher is better, or one of compute_metrics.
-    null: the loss."""
+    """Metric that selects the best model, for example `f1_macro`: one of the task,
+    which knows whether higher is better, or one of compute_metrics. If null, the
+    loss."""
     compute_metrics: str | None = None
-    """Dotted path of a function (predictions, labels) -> figures of an evaluation by
-    name, in addition to the task's."""
+    """Dotted path of a function (predictions, labels) -> metrics by name, which are
+    computed in addition to the task's own metrics."""
     greater_is_better: bool | None = None
-    """Direction of train.metric, if it is a figure of compute_metrics. null: true,
-    unless its name ends with loss."""
+    """Whether a higher train.metric is better, if it comes from compute_metrics. If
+    null, it is true unless the metric's name ends with loss."""
     callbacks: Names = parameter([], EXECUTION, UNTIMED)
     """Dotted paths of functions (event, step, values), called on the main rank at log
-    points, evaluations, checkpoints and the end. Figures that they return are kept."""
+    points, evaluations, checkpoints and the end. Metrics that they return are kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
-    """Evaluations in a row without a new best that end the training. null: never."""
+    """Number of consecutive evaluations without a new best result after which training
+    ends. If null, it never ends early."""
     compile: bool | Auto = parameter("auto", EXECUTION, MACHINE, reported="compile")
-    """Use torch.compile. auto: on a GPU, if the planned steps end sooner with it."""
+    """Use torch.compile. `auto` does so on a GPU if the planned steps end sooner with
+    it."""
     cuda_graphs: bool | Auto = parameter("auto", EXECUTION, reported="cuda_graphs")
-    """Record steps and replay them, which saves CPU time. auto: as compile."""
+    """Record steps and replay them, which saves CPU time. `auto` is like compile."""
     gradient_checkpointing: bool = parameter(False, EXECUTION)
-    """Use less memory, for about a third more compute."""
+    """Recompute activations, which saves memory but needs about a third more
+    compute."""
     fused_optimizer: bool = parameter(True, EXECUTION)
-    """Use one kernel for all tensors (adamw)."""
+    """Update all tensors with a single kernel (adamw)."""
     resume: str = parameter("auto", EXECUTION, MACHINE, UNTIMED)
     """`auto` (resume from the newest valid checkpoint), `never`, or a folder."""
     on_oom: Literal["stop", "shrink"] = parameter("shrink", EXECUTION)
-    """Reaction to a lack of memory: stop, or halve the token budget (the global batch
-    stays). Several machines stop."""
+    """What to do if memory runs out: `stop`, or halve the token budget, which does not
+    change the global batch. Runs on several machines always stop."""
     deadline_hours: float | None = parameter(None, EXECUTION, MACHINE, UNTIMED, gt=0)
-    """Hours to a deadline; a later projected end causes a warning."""
+    """Hours until a deadline. If the projected end is later, a warning is logged."""
     loader: LoaderSettings = parameter(LoaderSettings(), EXECUTION, MACHINE)
     checkpoint: CheckpointSettings = parameter(CheckpointSettings(), EXECUTION, UNTIMED)
     distributed: DistributedSettings = parameter(DistributedSettings(), EXECUTION)
@@ -221,7 +226,7 @@ class TrainSettings(SlowHabits):
     @field_validator("class_weights", mode="before")
     @classmethod
     def _named_by_text(cls, given: Any) -> Any:
-        """Convert names of classes to text: YAML reads the class 3 as a number."""
+        """Convert class names to text, because YAML reads the class 3 as a number."""
         if not isinstance(given, dict):
             return given
         return {str(name): weight for name, weight in given.items()}
@@ -249,7 +254,7 @@ class TrainSettings(SlowHabits):
 
     @property
     def peak_learning_rate(self) -> float:
-        """Learning rate at the global batch in use."""
+        """The learning rate scaled to the global batch size in use."""
         meant = self.learning_rate_at_batch or self.global_batch_size
         return self.learning_rate * math.sqrt(self.global_batch_size / meant)
 
