@@ -197,7 +197,7 @@ def test_what_is_meant_exists_and_is_called_otherwise():
 def test_an_earlier_name_is_read_and_the_log_has_the_new_one(caplog):
     given = {"strategy": "grouped", "epochs": 2}
     assert parse_settings({"train": given}).train.batching == "grouped"
-    told = "parameter train.strategy is called train.batching now: rename it"
+    told = "parameter train.strategy is now called train.batching: rename it"
     assert [record.getMessage() for record in caplog.records] == [told]
     assert given == {"strategy": "grouped", "epochs": 2}  # the caller's own
 

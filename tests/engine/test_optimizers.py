@@ -146,7 +146,7 @@ def test_patterns_that_cannot_serve_are_refused(pattern, said):
     ("settings", "said"),
     [
         ({"optimizer": "lion"}, "'adamw', 'adafactor' or 'sgd'"),
-        ({"freeze": ["layer.["]}, "is no pattern"),
+        ({"freeze": ["layer.["]}, "is not a pattern"),
         (
             {"optimizer": "adafactor", "distributed": {"strategy": "fsdp"}},
             "optimizer adafactor needs whole matrices",

@@ -98,5 +98,5 @@ def test_rates_behind_the_warm_up_are_those_of_transformers(settings, name, own)
 
 
 def test_a_decay_that_begins_in_the_warm_up_is_refused():
-    with pytest.raises(ValidationError, match="are more than all steps"):
+    with pytest.raises(ValidationError, match="add up to more than 1"):
         TrainSettings(schedule="wsd", warmup_fraction=0.3, decay_fraction=0.8)

@@ -20,9 +20,9 @@ REMOVED: dict[str, str] = {
     "model.config.hidden_size: middle was 6 and 64, large 12 and 128",
     # split and tokenize
     "tokenize.num_processes": "the tokenizer's own threads use all cores; "
-    "runtime.environment: {RAYON_NUM_THREADS: 1} keeps them to one",
+    "runtime.environment: {RAYON_NUM_THREADS: 1} limits them to one",
     # train
-    "train.error_analysis_every": "drop it: the pipeline evaluate writes "
+    "train.error_analysis_every": "remove it: the pipeline evaluate writes "
     "wrong_predictions",
     "train.layer_decay": "use train.freeze for the lowest layers, or a lower "
     "train.learning_rate",
@@ -31,9 +31,9 @@ REMOVED: dict[str, str] = {
     "train.compile=late": "use train.compile=auto, or true for a long training",
     # benchmark
     "benchmark.mode=peers": "run python -m benchmarks.encoders in a checkout",
-    "benchmark.mode=headline": "use benchmark.mode=ladder, which ends with all that "
-    "was kept over conf/slow",
-    "benchmark.contenders": "drop it: the benchmark no longer trains with the Trainer",
+    "benchmark.mode=headline": "use benchmark.mode=ladder, which ends with the ratio "
+    "of all kept optimisations to conf/slow",
+    "benchmark.contenders": "remove it: the benchmark no longer runs the Trainer",
     "benchmark.mode=journey": "run python -m benchmarks.commands in a checkout",
     "benchmark.slow_rows_ms": "benchmark.profile=true lists the operators that make a "
     "batch",
@@ -43,7 +43,7 @@ REMOVED: dict[str, str] = {
     # sweep
     # tracking and the rest
     "tracking.keep_models": "every version stays in MLflow until you delete it there",
-    "guard.store_limit_s": "drop it: the guard reads data/08_reporting/runs.jsonl",
+    "guard.store_limit_s": "remove it: the guard reads data/08_reporting/runs.jsonl",
 }
 """Replacements for parameters (`train.example`) and for values (`train.example=value`)
 of earlier versions. docs/migration.md lists them too."""
@@ -123,5 +123,5 @@ def with_new_names(parameters: Mapping[str, Any]) -> dict[str, Any]:
         values = found.get(group)
         if isinstance(values, Mapping) and old in values and new not in values:
             found[group] = {new if k == old else k: v for k, v in values.items()}
-            logger.warning("parameter %s is called %s now: rename it", before, now)
+            logger.warning("parameter %s is now called %s: rename it", before, now)
     return found

@@ -40,7 +40,7 @@ def own_part(path: str, parameter: str) -> Any:
     except Exception as error:  # an import runs the module: any error is possible
         raise SettingsError(
             f"{parameter}: {path!r} cannot be imported ({error}): give the dotted path "
-            "of something in a module on the Python path, as my_package.my_module.name"
+            "of an object in a module on the Python path, e.g. my_package.module.name"
         ) from error
 
 

@@ -238,7 +238,7 @@ class TrainSettings(SlowHabits):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"{pattern!r} is no pattern: {error}") from error
+                raise ValueError(f"{pattern!r} is not a pattern: {error}") from error
         return given
 
     @field_validator("optimizer", "schedule")
@@ -275,12 +275,12 @@ class TrainSettings(SlowHabits):
             raise ValueError(f"optimizer_options: {name} is train.{taken[name]} here")
         if self.greater_is_better is not None and self.compute_metrics is None:
             raise ValueError(
-                "greater_is_better is for a figure of compute_metrics: for the metrics "
+                "greater_is_better is for a metric of compute_metrics: for the metrics "
                 "of the task it is known"
             )
         if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
             raise ValueError(
-                "warmup_fraction and decay_fraction are more than all steps: lower one"
+                "warmup_fraction and decay_fraction add up to more than 1: lower one"
             )
         if self.early_stopping_patience and self.evaluate_every is None:
             raise ValueError(
