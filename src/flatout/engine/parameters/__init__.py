@@ -120,8 +120,8 @@ def _is_ours(name: str, value: Any) -> bool:
 
 @cache
 def in_role(role: str, model: type[SettingsModel] = Settings) -> tuple[str, ...]:
-    """Return parameters, and groups with all their parameters, that have this
-    role."""
+    """Return the paths of all parameters with the given role. If a group has the role,
+    only the group's path is included."""
     found: list[str] = []
     for path, field in fields_of(model):
         if role in _fact(field, "roles") and not is_in(path, found):
