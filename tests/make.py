@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from transformers import AutoTokenizer
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
+from flatout.engine.files.arrow_folder import ArrowRecipe
+from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.models.building import Vocabulary, build
 from flatout.engine.parameters import (
     ModelSettings,
@@ -170,3 +172,21 @@ def numbers_in(kind: str, recipe: Any) -> list[int]:
     if kind == "arrays":
         return [int(values[0]) for values in rows["inputs"]]
     return [int(text.split()[2]) for text in rows["text"]]
+
+
+@dataclass(frozen=True)
+class TableRecipe(ArrowRecipe):
+    """Of a table that is there; the key is a hash of its rows."""
+
+    table: Any
+
+    @property
+    def key(self) -> ContentKey:  # type: ignore[override]
+        return ContentKey({"rows": arrow_digest([self.table])})
+
+    @property
+    def schema(self) -> Any:
+        return self.table.schema.remove_metadata()
+
+    def batches(self) -> Iterator[Any]:
+        yield from self.table.replace_schema_metadata().to_batches()

@@ -109,7 +109,7 @@ def keyed_rows(folder, key):
     import pyarrow as pa
 
     from flatout.datasets import KeyedArrowDataset
-    from flatout.engine.files.arrow_folder import TableRecipe
+    from tests.make import TableRecipe
 
     recipe = TableRecipe(pa.table({"input_ids": [[1], [2]], "key": [key, key]}))
     KeyedArrowDataset(filepath=str(folder)).save(recipe)

@@ -24,12 +24,13 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.checkpoints.checkpoint_mirror import OWNER
 from flatout.engine.files import mirror as store
-from flatout.engine.files.arrow_folder import TableRecipe, write_recipe
+from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.content_key import file_hash
 from flatout.engine.files.mirror import COMPLETE, Mirror, MirrorError
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.signals import Interrupted
 from tests.engine.runs import Crash, crash, curve, make_job, run_forked, when_logged
+from tests.make import TableRecipe
 
 LONG = 30
 """Epochs of the training that is killed 20 times."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flatout.engine.files.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
+from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
 from flatout.engine.files.atomic_folder import stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import SettingsError
@@ -20,6 +20,7 @@ from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.train.setup.job import check_rows
 from tests.engine.families import LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.runs import make_job
+from tests.make import TableRecipe
 
 TASK = "sequence-classification"
 BATCH_ROWS = 500_000

@@ -12,7 +12,7 @@ from typing import Any
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset, dataset_errors
-from flatout.engine.files.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
+from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
 from flatout.engine.files.atomic_folder import is_current, stored_key, write_whole
 from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.files.content_key import ContentKey
@@ -37,7 +37,8 @@ class KeyedDataset(PathDataset):
             raise DatasetError(
                 f"{self._name} is a plain {type(data).__name__}, which "
                 f"{type(self).__name__} does not store: leave out this catalog entry, "
-                "or set a type of Kedro in it, such as json.JSONDataset for a dict"
+                "or set a type of Kedro in it, such as json.JSONDataset for a dict, "
+                "and huggingface.ArrowDataset for a datasets.Dataset"
             )
         if self._is_current(data.key):
             logger.log(self._level, "%s: unchanged, kept", self._name)
@@ -107,9 +108,9 @@ class _KeyedFolder(KeyedDataset):
 
 
 class KeyedArrowDataset(_KeyedFolder):
-    """A folder in the format of `huggingface.ArrowDataset`, from a recipe or a
-    `datasets.Dataset`; loads memory-mapped. (Not a subclass of Kedro's class: importing
-    that imports torch, which split must not.)"""
+    """A folder in the format of `huggingface.ArrowDataset`, from a recipe; loads
+    memory-mapped. (Not a subclass of Kedro's class: importing that imports torch, which
+    split must not.)"""
 
     _level = logging.INFO
 
@@ -118,9 +119,6 @@ class KeyedArrowDataset(_KeyedFolder):
 
         self._check_not_empty()
         return load_from_disk(str(self._path))
-
-    def save(self, data: ArrowRecipe | Any) -> None:
-        super().save(data if isinstance(data, ArrowRecipe) else _of_dataset(data))
 
     def _write(self, data: ArrowRecipe) -> None:
         rows = write_recipe(self._path, data)
@@ -136,16 +134,6 @@ class KeyedArrowDataset(_KeyedFolder):
     def _exists(self) -> bool:
         has_state = (self._path / "state.json").is_file()
         return has_state or self._stored_key() is not None
-
-
-def _of_dataset(data: Any) -> ArrowRecipe:
-    """Recipe of a `datasets.Dataset` from another program."""
-    if type(data).__name__ != "Dataset":
-        raise DatasetError(
-            f"a recipe or a datasets.Dataset is saved here, not {type(data).__name__}"
-        )
-    flat = data.flatten_indices() if data._indices is not None else data
-    return TableRecipe(flat.data.table)
 
 
 class TokenizerFolder(_KeyedFolder):

@@ -11,14 +11,13 @@ import logging
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from flatout.engine.files.atomic_folder import stored_facts, write_whole
-from flatout.engine.files.content_key import ContentKey, arrow_digest
+from flatout.engine.files.content_key import ContentKey
 from flatout.engine.files.mirror import Mirror, MirrorError
 
 logger = logging.getLogger(__name__)
@@ -56,24 +55,6 @@ class ArrowRecipe(ABC):
         from datasets import Dataset
 
         return Dataset(pa.Table.from_batches(self.batches(), self.schema))
-
-
-@dataclass(frozen=True)
-class TableRecipe(ArrowRecipe):
-    """Recipe of an existing table; the key is a hash of its rows."""
-
-    table: Any
-
-    @property
-    def key(self) -> ContentKey:  # type: ignore[override]
-        return ContentKey({"rows": arrow_digest([self.table])})
-
-    @property
-    def schema(self) -> Any:
-        return self.table.schema.remove_metadata()
-
-    def batches(self) -> Iterator[Any]:
-        yield from self.table.replace_schema_metadata().to_batches()
 
 
 def without_indices(dataset: Any) -> Any:
