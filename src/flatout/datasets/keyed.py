@@ -121,8 +121,7 @@ class KeyedArrowDataset(_KeyedFolder):
         return load_from_disk(str(self._path))
 
     def _write(self, data: ArrowRecipe) -> None:
-        rows = write_recipe(self._path, data)
-        logger.debug("%s: %s rows written", self._name, f"{rows:,}")
+        write_recipe(self._path, data)
 
     def _missing(self) -> str:
         return (

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.files.atomic_folder import stored_facts, write_whole
+from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.files.mirror import Mirror, MirrorError
 
@@ -63,34 +63,28 @@ def without_indices(dataset: Any) -> Any:
     return dataset if dataset._indices is None else dataset.flatten_indices()
 
 
-def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
-    """Write the rows of `recipe` to `folder` atomically, or a copy that its mirror has;
-    return their number. A mirror that cannot be used causes a warning."""
-    if recipe.mirror is None:
-        return _make(folder, recipe)
-    mirror = Mirror(recipe.mirror, "tokenize.mirror")
-    name = f"{folder.name}-{recipe.key.digest}"
-    try:
-        if mirror.with_retries(mirror.copies).get(name):
-            mirror.with_retries(lambda: mirror.download(name, folder))
-            logger.info("%s: downloaded from %s", folder.name, mirror.shown)
-            return int(stored_facts(folder)["rows"])
-    except MirrorError as error:
-        logger.warning("%s", error)
-    rows = _make(folder, recipe)
-    try:
-        mirror.with_retries(lambda: mirror.upload(folder, name))
-    except MirrorError as error:
-        logger.warning("%s", error)
-    return rows
+def write_recipe(folder: Path, recipe: ArrowRecipe) -> None:
+    """Write the rows of `recipe` to `folder` atomically, or a copy that its mirror has.
+    A mirror that cannot be used causes a warning."""
 
-
-def _make(folder: Path, recipe: ArrowRecipe) -> int:
     def fill(target: Path) -> dict[str, Any]:
         return {"rows": _write_tables(target, recipe), **recipe.facts()}
 
+    mirror = Mirror(recipe.mirror, "tokenize.mirror") if recipe.mirror else None
+    name = f"{folder.name}-{recipe.key.digest}"
+    try:
+        if mirror and mirror.with_retries(mirror.copies).get(name):
+            mirror.with_retries(lambda: mirror.download(name, folder))
+            logger.info("%s: downloaded from %s", folder.name, mirror.shown)
+            return
+    except MirrorError as error:
+        logger.warning("%s", error)
     write_whole(folder, recipe.key, fill)
-    return int(stored_facts(folder)["rows"])
+    try:
+        if mirror:
+            mirror.with_retries(lambda: mirror.upload(folder, name))
+    except MirrorError as error:
+        logger.warning("%s", error)
 
 
 def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
