@@ -109,6 +109,8 @@ def test_what_cannot_be_swept_is_refused_before_anything_runs(sweep, message):
             "low 2 is not below high 1",
         ),
         ({"gird": {}}, "did you mean sweep.grid?"),
+        ({"sampler": "tpe", "ranges": {RATE: {"lo": 1, "high": 2}}}, f"{RATE}.low: is"),
+        ({"sampler": "tpe", "ranges": {RATE: 1}}, "should be a group of parameters"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused(sweep, message):

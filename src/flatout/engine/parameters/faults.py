@@ -54,12 +54,15 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
 
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     """Return the closest valid name, prefixed with `parent`, or all valid names."""
+    if not valid:
+        return "remove it"
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
 
 
 WORDS = {
     "Input should be": "should be",
+    "Field required": "is missing",
     "a valid integer": "an integer",
     "a valid ": "a ",
 }
@@ -78,6 +81,8 @@ def _fault_text(fault: Any, location: list[Any], model: type[SettingsModel]) -> 
         return f"was removed in this version: {removed}"
     if fault["type"] == "extra_forbidden":
         return f"unknown parameter; {_hint(location, model)}"
+    if fault["type"] == "model_type":
+        return "should be a group of parameters, not a single value"
     message = str(fault["msg"]).removeprefix("Value error, ")
     for theirs, ours in WORDS.items():
         message = message.replace(theirs, ours)

@@ -202,7 +202,7 @@ class SweepSettings(SettingsModel):
 def _swept(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if isinstance(value, Mapping) and "low" not in value:
+        if isinstance(value, Mapping) and not {"low", "high"} & {*value}:
             yield from _swept(value, f"{path}.")
         elif isinstance(value, str):
             yield path, [_number_or_text(part) for part in value.split()]
