@@ -1,4 +1,4 @@
-"""Samples of a fixed shape, numbers or pixels: one position per row, no padding."""
+"""Rows of numbers or pixels with a fixed shape, which need no padding."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
 VALUES_AT_ONCE = 2**22
-"""Number of values that are processed at once, as two fp64 copies."""
+"""Number of values for which statistics are computed at once, in two fp64 copies."""
 
 
 @dataclass
 class ArrayFacts(TokenFacts):
-    """Statistics of one split. Means and deviations have one number per value of the
-    sample; for images (bytes, three dimensions) one per channel, the last dimension."""
+    """Statistics of a split, with a mean and deviation for each value of a sample. For
+    images (uint8, three dimensions), they are for each channel, the last dimension."""
 
     shape: list[int] = field(default_factory=list)
-    """Shape of one sample."""
+    """The shape of a sample."""
     mean: list[float] = field(default_factory=list)
     squares: list[float] = field(default_factory=list)
-    """Summed squared differences from the mean."""
+    """The sums of squared differences from the mean."""
 
     @property
     def deviation(self) -> list[float]:
-        """Standard deviations; 1 for a constant value, which becomes 0."""
+        """The standard deviations. They are 1 for constant values, so that these become
+        0 when they are normalised."""
         count = max(1, self._values_each(self.num_rows))
         found = np.sqrt(np.array(self.squares) / count)
         return np.where(found > 0, found, 1.0).tolist()
@@ -55,16 +56,17 @@ class ArrayFacts(TokenFacts):
         self._count_labels(batch)
 
     def _inputs(self, batch: Any) -> Any:
-        """Samples (N, ...) of a record batch."""
+        """Return the samples (N, ...) of a record batch."""
         return values_in(batch.column("inputs"))
 
     def _values_each(self, rows: int) -> int:
-        """Number of values of `rows` that each mean covers."""
+        """Return how many values of `rows` rows each mean is computed from."""
         places = int(np.prod(self.shape, dtype=np.int64)) // max(1, len(self.mean))
         return rows * places
 
     def _merge(self, values: Any, known: int) -> None:
-        """Merge values (n, features) with the `known` ones (Chan et al. 1979)."""
+        """Merge `values` (n, features) into the statistics of `known` earlier values
+        (Chan et al. 1979)."""
         new, mean = len(values), values.mean(0)
         squares = np.square(values - mean).sum(0)
         if known:
@@ -75,19 +77,18 @@ class ArrayFacts(TokenFacts):
 
 
 INPUTS = "inputs"
-"""Column of nested fixed-size lists, one level per dimension."""
+"""Column of samples, as nested fixed-size lists with one level per dimension."""
 SOURCE = "source"
-"""Column with the origin of a row, for messages: its file, or its row there."""
+"""Column with the file or row that a sample comes from, used in messages."""
 BYTES_ONE_BY_ONE = 2**12
-"""Size of a row in bytes, from which rows are copied one by one."""
+"""Rows of this size in bytes or larger are copied one by one."""
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One record batch, as views into its buffers."""
+    """A record batch, as views (N, ...) into its buffers."""
 
     values: npt.NDArray[Any]
-    """(N, ...)."""
     labels: npt.NDArray[Any] | None
 
     def __len__(self) -> int:
@@ -95,7 +96,7 @@ class _Chunk:
 
 
 class ArrayRows(SplitRows):
-    """Rows with `inputs` and optional `labels`, one target per row."""
+    """Rows with a column `inputs` and optional `labels`, one target per row."""
 
     column = INPUTS
     facts_class = ArrayFacts
@@ -112,7 +113,7 @@ class ArrayRows(SplitRows):
         ]
 
     def _values(self, batch: Any) -> Any:
-        """Values (N, ...) of a record batch, without a copy."""
+        """Return the values (N, ...) of a record batch, without a copy."""
         return values_in(batch.column(INPUTS))
 
     @property
@@ -127,13 +128,14 @@ class ArrayRows(SplitRows):
         return list(self._stacked(rows))
 
     def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
-        """Samples (N, ...) of `rows` (N,)."""
+        """Return the samples (N, ...) of `rows` (N,)."""
         return self._gather(rows, lambda chunk, at: chunk.values[at])
 
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
     ) -> LaidOut:
-        """`inputs` (B, ...) of `rows` (B,), as a late array; one zero row if B is 0."""
+        """Return the `inputs` (B, ...) of `rows` (B,) as a late array. If B is 0, the
+        result has one row of zeros."""
         found: Any = None if values is None else np.asarray(values)
         if found is None:
             like = self._chunks[0].values
@@ -142,7 +144,7 @@ class ArrayRows(SplitRows):
         return LaidOut({INPUTS: found}, np.arange(len(rows)))
 
     def _write(self, rows: Ints, out: npt.NDArray[Any]) -> None:
-        """Write `rows` (N,) to `out` (N, ...), directly from Arrow's buffers."""
+        """Write `rows` (N,) to `out` (N, ...), directly from the Arrow buffers."""
         if not len(rows):
             out[:] = 0
         elif self.row_bytes < BYTES_ONE_BY_ONE:
@@ -156,7 +158,7 @@ class ArrayRows(SplitRows):
     def _write_part(
         self, values: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
     ) -> None:
-        """Write `rows` (n,) of a chunk to `places` (n,) of `out`."""
+        """Write `rows` (n,) of a chunk to the positions `places` (n,) of `out`."""
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
             out[place] = values[row]
 

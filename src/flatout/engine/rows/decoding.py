@@ -1,4 +1,4 @@
-"""Decoding of image files to pixels: upright, in one mode and size, or an error."""
+"""Decode image files to upright pixel arrays of one mode and size."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MOST_PIXELS = 2**28
-"""Larger images are refused: a small file may need more memory than there is."""
+"""Larger images are rejected, because small files can decode to huge images."""
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
 SMALL = 32
-"""A smaller size, in pixels, is reported if the files are larger."""
+"""A warning is given if larger images are reduced below this size in pixels."""
 SLOW_S = 0.01
-"""A transform that is slower on average, in seconds, is reported."""
+"""Transforms that take longer on average, in seconds, are reported."""
 
 
 class BadImage(ValueError):
-    """A file without usable pixels; the message is the reason."""
+    """Raised if a file has no usable pixels. The message is the reason."""
 
 
 @dataclass
 class Decoder:
-    """Decodes to (size, size, channels) uint8, and times its transforms."""
+    """Decodes images to uint8 arrays (size, size, channels), and times each step."""
 
     size: int
     channels: int
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     decoded: int = 0
     first: tuple[int, int, str] | None = None
-    """Width, height and mode of the image that was decoded first."""
+    """Width, height and mode of the first decoded image."""
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
-        """Decode a file or its contents. Raises BadImage."""
+        """Decode a file or its contents. Raises BadImage if it has no usable pixels."""
         try:
             with Image.open(file) as image:
-                # Pillow only warns up to twice this size; warning filters are global,
-                # and threads decode here.
+                # Up to twice this size, Pillow only warns. Turning the warning into an
+                # error is not thread-safe, because warning filters are global.
                 if image.width * image.height > MOST_PIXELS:
                     raise BadImage(TOO_LARGE)
                 return self._pixels(image)
@@ -63,7 +63,7 @@ class Decoder:
 
     def _pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         with self._timed("decode"):
-            image.load()  # of an animation the first frame
+            image.load()  # only the first frame of an animation
         with self._timed("convert"):
             ImageOps.exif_transpose(image, in_place=True)
             self.first = self.first or (image.width, image.height, image.mode)
@@ -77,17 +77,17 @@ class Decoder:
         return pixels.reshape(self.size, self.size, self.channels)
 
     def _plain(self, image: Image.Image) -> Image.Image:
-        """Convert to grey or RGB with 8 bits."""
+        """Convert an image to 8-bit grey or RGB."""
         if image.mode.startswith(("I", "F")):
             image = _to_8_bits(image)
         elif image.mode not in ("L", "RGB"):
-            image.info.pop("transparency", None)  # Pillow warns if it is dropped
+            image.info.pop("transparency", None)  # avoids a warning of Pillow
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
 
     def lost_detail(self) -> str | None:
-        """Return a warning if the first image loses its colours, or most of its pixels
-        to a size below that of a photo."""
+        """Return a warning if the first image loses its colours or most of its pixels,
+        and None otherwise."""
         width, height, mode = self.first or (0, 0, "L")
         is_grey = mode in ("1", "L", "LA") or mode.startswith(("I", "F"))
         if not (self.channels == 1 and not is_grey) and not (
@@ -111,14 +111,14 @@ class Decoder:
 
     @property
     def slow_transforms_ms(self) -> dict[str, float]:
-        """Transforms that are slow on average, in ms per image."""
+        """The transforms that are slow on average, with their ms per image."""
         each = {n: s / max(1, self.decoded) for n, s in self.seconds.items()}
         return {name: round(1e3 * s, 1) for name, s in each.items() if s > SLOW_S}
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Convert 16 bits, which Pillow stores in 32 for PGM. Raises BadImage if the value
-    of white is unknown."""
+    """Convert an image with 16 bits per value, which Pillow may store in 32 bits.
+    Raises BadImage if the range of the values is unknown."""
     from_32 = image.mode == "I" and image.format in ("PNG", "PPM")
     of_16 = image.mode.startswith("I;16") or from_32
     if not of_16:

@@ -1,5 +1,8 @@
-"""Images as encoded files, decoded for each batch: by all workers of the loader, or by
-threads without workers. The pixels equal those of rows that store pixels."""
+"""Images stored as encoded files, which are decoded for each batch.
+
+The loader's workers decode them, or threads if there are no workers. The pixels are the
+same as those of rows that store pixels.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from flatout.engine.rows.layout import Ints
 
 ENCODED = "encoded"
 ROWS_AT_ONCE = 256
-"""Number of files in memory at once while rows are written."""
+"""Number of files that are held in memory while rows are written."""
 
 
 @dataclass(frozen=True)
 class EncodedColumn:
-    """Column of a record batch, indexed like pixels (N, size, size, channels)."""
+    """A column of encoded images, indexed like pixels (N, size, size, channels)."""
 
     encoded: Any
     shape: tuple[int, ...]
@@ -42,13 +45,14 @@ class EncodedColumn:
         return self.shape[0]
 
     def __getitem__(self, rows: Ints) -> npt.NDArray[np.uint8]:
-        """Decode `rows`. Raises BadImage if a row is no longer an image."""
+        """Decode `rows`. Raises BadImage if an image cannot be decoded."""
         pixels = np.empty((len(rows), *self.shape[1:]), np.uint8)
         self.write(rows, pixels, np.arange(len(rows)))
         return pixels
 
     def write(self, rows: Ints, out: npt.NDArray[np.uint8], places: Ints) -> None:
-        """Write pixels of `rows` (n,) to `places` (n,) of `out`. Raises BadImage."""
+        """Decode `rows` (n,) and write their pixels to the positions `places` (n,) of
+        `out`. Raises BadImage if an image cannot be decoded."""
         decoder = Decoder(self.shape[1], self.shape[3])
         files = [io.BytesIO(self.encoded[row].as_buffer()) for row in rows.tolist()]
         decoded = _each(decoder, files)
@@ -57,7 +61,7 @@ class EncodedColumn:
 
 
 def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
-    """Apply `work` to each; one of many loader workers uses no threads."""
+    """Apply `work` to each item, in threads unless this process is a loader worker."""
     if current_process().daemon or len(items) < 2:
         yield from map(work, items)
         return
@@ -66,7 +70,7 @@ def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
 
 
 class EncodedFacts(ArrayFacts):
-    """Statistics of the decoded pixels."""
+    """Statistics of decoded pixels."""
 
     def _inputs(self, batch: Any) -> Any:
         if ENCODED not in batch.schema.names:
@@ -75,7 +79,7 @@ class EncodedFacts(ArrayFacts):
 
 
 class EncodedImages(ArrayRows):
-    """Rows with `encoded`, `size`, `channels` and optional `labels`."""
+    """Rows with the columns `encoded`, `size`, `channels` and optional `labels`."""
 
     column = ENCODED
     facts_class = EncodedFacts
@@ -93,8 +97,8 @@ class EncodedImages(ArrayRows):
 def with_files(
     rest: Any, files: Sequence[Path], shape: tuple[int, ...]
 ) -> Iterator[Any]:
-    """Yield the columns of `rest` (N rows) with the bytes of `files` (N,), in small
-    batches. `shape`: (..., size, size, channels) of the images."""
+    """Yield record batches with the bytes of `files` (N,) and the columns of `rest` (N
+    rows). `shape` is the shape (..., size, size, channels) of the decoded images."""
     facts = {"size": shape[-2], "channels": shape[-1]}
     for start in range(0, len(files), ROWS_AT_ONCE):
         part, own = rest.slice(start, ROWS_AT_ONCE), files[start : start + ROWS_AT_ONCE]

@@ -1,10 +1,10 @@
-"""Layout of token rows in a tensor: right-padded, or concatenated without padding.
+"""Lay out token rows in a tensor, right-padded or concatenated without padding.
 
-All later code handles both layouts alike:
-    input_ids      (B, T) right-padded, or (1, P): concatenated rows
-    attention_mask (B, T) bool, padded layout only
-    position_ids   (1, P), packed layout only: position of each token in its row
-    cu_seqlens     (R + 1,) int32, packed layout only: first token of each row, and P
+All later code handles both layouts with the same fields:
+    input_ids      (B, T) right-padded rows, or (1, P) concatenated rows
+    attention_mask (B, T) bool, only in the padded layout
+    position_ids   (1, P), only in the packed layout: position of each token in its row
+    cu_seqlens     (R + 1,) int32, only packed: first token of each row, followed by P
 """
 
 from __future__ import annotations
@@ -21,55 +21,57 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LateArray:
-    """Array that is written once, directly to its final memory."""
+    """An array whose values are written later, directly to their final memory."""
 
     shape: tuple[int, ...]
     dtype: npt.DTypeLike
     write: Callable[[npt.NDArray[Any]], None]
-    """Writes to an array of this shape and type."""
+    """Writes the values to an array of this shape and dtype."""
 
     def made(self) -> npt.NDArray[Any]:
-        """Write the array to newly allocated memory."""
+        """Write the values to a new array and return it."""
         found = np.empty(self.shape, self.dtype)
         self.write(found)
         return found
 
 
 Arrays = dict[str, Any]
-"""numpy arrays, or late ones."""
+"""NumPy arrays or late arrays, by field."""
 Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class LaidOut:
-    """Rows as the arrays of a micro-batch."""
+    """The arrays of a micro-batch."""
 
     fields: Arrays
     starts: Ints
-    """(B,) start of each row among all positions of the batch."""
+    """The first position of each row in the flattened batch, of shape (B,)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of rows for one model, device and strategy."""
+    """How rows are laid out for a given model, device and batching strategy."""
 
     packed: bool = False
     pad_token_id: int = 0
     pad_to_length: int | None = None
-    """Padded layout: pad to this length (`fixed`) instead of the longest row."""
+    """In the padded layout, pad to this length (`fixed`) instead of the longest row."""
     pad_multiple: int = 1
-    """Padded length, or packed total, is rounded up to a multiple of this."""
+    """The padded length, or the packed total, is rounded up to a multiple of this."""
     row_multiple: int = 1
-    """Packed layout: R, and K if it equals R, is rounded up to a multiple of this with
-    empty rows and ignored targets, so that few shapes occur."""
+    """In the packed layout, the number of rows R is rounded up to a multiple of this by
+    empty rows, so that few shapes occur. If there is a target for each row, the number
+    of targets K is rounded up too, by ignored targets."""
     every_place: bool = False
-    """Padded layout: positions without a target become ignored targets, so that K is
-    the same for all batches of one shape."""
+    """In the padded layout, positions without a target become ignored targets, so that
+    all batches of one shape have the same number of targets K."""
     max_length: int = 512
-    """Packed layout: maximum length of the padding rows at the end."""
+    """Rows are not padded beyond this length. In the packed layout, the padding rows at
+    the end are not longer than this."""
 
     def num_padded_tokens(self, lengths: Ints) -> int:
-        """Number of tokens in the tensor for rows of `lengths` (B,)."""
+        """Return how many tokens rows of `lengths` (B,) have with padding."""
         if self.packed:
             return round_up(max(1, int(lengths.sum())), self.pad_multiple)
         return max(1, len(lengths)) * self._width(lengths)
@@ -77,8 +79,8 @@ class Layout:
     def lay_out(
         self, sequences: Sequence[Any], columns: Mapping[str, Sequence[Any]]
     ) -> LaidOut:
-        """Arrange token ids of B rows, and further columns with one value per token.
-        Without rows the result is one padding token."""
+        """Arrange the token ids of B rows, and further columns with one value per
+        token. If there are no rows, the result is a single padding token."""
         lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
         cut = self._pack(lengths) if self.packed else self._pad(lengths)
         shape, fields, starts = cut
@@ -89,22 +91,23 @@ class Layout:
 
     def _width(self, lengths: Ints) -> int:
         longest = int(lengths.max(initial=1))
-        # The model may have no positions beyond max_length.
+        # The model may not have positions beyond max_length.
         rounded = min(round_up(longest, self.pad_multiple), self.max_length)
         return self.pad_to_length or max(longest, rounded)
 
     def _pad(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
-        """Shape (B, T), fields except the tokens, and the start of each row."""
+        """Return the shape (B, T), the fields other than the tokens, and the first
+        position of each row."""
         lengths = lengths if len(lengths) else np.ones(1, dtype=np.int64)
         shape = (len(lengths), self._width(lengths))
         mask = np.arange(shape[1]) < lengths[:, None]
         return shape, {"attention_mask": mask}, np.arange(shape[0]) * shape[1]
 
     def _pack(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
-        """See `_pad`; the shape is (1, P)."""
+        """Return the same values as `_pad`, with the shape (1, P)."""
         total = int(lengths.sum())
         padded = round_up(max(1, total), self.pad_multiple)
-        # The rest of the total becomes separate rows of padding.
+        # The remaining positions become separate rows of padding.
         filler = np.arange(total, padded, self.max_length)[1:]
         tail = [padded] if padded > total else []
         bounds = np.concatenate([[0], np.cumsum(lengths), filler, tail]).astype(int)
@@ -117,7 +120,7 @@ class Layout:
     def _fill(
         self, views: Sequence[Any], shape: Shape, lengths: Ints, fill: int
     ) -> npt.NDArray[np.int64]:
-        """Copy rows to a buffer of `shape`: one per line, or concatenated."""
+        """Copy rows to a buffer of `shape`, one per line or concatenated."""
         buffer = np.full(shape, fill, dtype=np.int64)
         if not len(views):
             return buffer
@@ -130,7 +133,7 @@ class Layout:
 
 
 def pad_end(values: npt.NDArray[Any], size: int, fill: Any) -> npt.NDArray[Any]:
-    """`values` (n, ...) followed by `fill` up to (size, ...)."""
+    """Return `values` (n, ...), padded at the end with `fill` to (size, ...)."""
     padded = np.full((size, *values.shape[1:]), fill, values.dtype)
     padded[: len(values)] = values
     return padded

@@ -1,7 +1,7 @@
-"""Rows of a split in Arrow's buffers, and their interface to batching and training.
+"""The rows of a split in Arrow buffers, and their interface to batching and training.
 
-A kind of rows (tokens, arrays, images) is one file of this package with a class that
-derives from `SplitRows`, and an entry in KINDS.
+Each kind of rows (tokens, arrays, images) is a file of this package with a subclass of
+`SplitRows`, which is listed in KINDS.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ KINDS = {
     "inputs": "flatout.engine.rows.arrays:ArrayRows",
     "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
 }
-"""Module and class for the column that contains the samples."""
+"""The module and class of each kind of rows, by the column that holds the samples."""
 
 
 class TokenRowsError(ValueError):
-    """Rows with a missing column, no rows, or no file."""
+    """Raised if rows are missing, empty, or lack a column."""
 
 
 class Rows(ABC):
@@ -44,48 +44,51 @@ class Rows(ABC):
 
     @abstractmethod
     def lengths(self, rows: Ints, /) -> Ints:
-        """Lengths (N,) of `rows` (N,): tokens; 1 for a fixed shape."""
+        """Return the number of tokens of each row in `rows` (N,) as an array of shape
+        (N,). Samples of a fixed shape have length 1."""
 
     @abstractmethod
     def views(self, rows: Ints, column: str = ..., /) -> Sequence[npt.NDArray[Any]]:
-        """Values (length,) of each of `rows` (N,)."""
+        """Return, for each row number in `rows` (N,), a 1-D view of its values."""
 
     @abstractmethod
     def labels_of(self, rows: Ints, /) -> npt.NDArray[Any]:
-        """Targets (N, ...) of `rows` (N,), int64 or float64. Raises TokenRowsError."""
+        """Return the targets (N, ...) of `rows` (N,), as int64 or float64. Raises
+        TokenRowsError if the rows have no labels."""
 
     @property
     def has_token_labels(self) -> bool:
-        """Return whether tokens have labels, in the view `labels`."""
+        """Whether each token has a label. `views` returns them as column `labels`."""
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """Units within which attention and targets stay: `rows` (N,), or parts of them,
-        and their numbers (S,) there."""
+        """Return the units that do not share attention or targets. They are `rows` (N,)
+        or parts of them, returned as rows and their numbers (S,)."""
         return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:
-        """Position of a row in storage, which seeds its random choices."""
+        """Return the position of a row in storage, which seeds its random choices."""
         return (row,)
 
     @abstractmethod
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None, /
     ) -> LaidOut:
-        """Arrays of a micro-batch; `values` replace the rows' own."""
+        """Return the arrays of a micro-batch. If `values` are given, they replace the
+        values of the rows."""
 
 
 class SplitRows(Rows):
-    """All rows of one split. A process that receives them opens the file again."""
+    """All rows of a split. Processes that unpickle them open the files again."""
 
     column: ClassVar[str]
-    """Column that contains the samples."""
+    """The column that holds the samples."""
     facts_class: ClassVar[type[TokenFacts]] = TokenFacts
     decodes: ClassVar[bool] = False
-    """True if building a batch needs CPU time for decoding."""
+    """Whether building a batch takes CPU time for decoding."""
 
     def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
-        """`folder`: where they were opened; None for rows in memory."""
+        """`folder` holds the rows' files. It is None for rows in memory."""
         if self.column not in table.column_names:
             raise TokenRowsError(
                 f"rows need a column {self.column}; found {table.column_names}"
@@ -117,7 +120,7 @@ class SplitRows(Rows):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sample in a batch; 0 if they have several sizes."""
+        """The size of a sample in a batch in bytes, or 0 if sizes differ."""
         return 0
 
     @cached_property
@@ -127,7 +130,8 @@ class SplitRows(Rows):
 
     @cached_property
     def _chunk_starts(self) -> Ints:
-        """First row number of each chunk, and the number of rows: (chunks + 1,)."""
+        """The first row number of each chunk, followed by the total number of rows, of
+        shape (chunks + 1,)."""
         sizes = [len(chunk) for chunk in self._chunks]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
@@ -143,7 +147,8 @@ class SplitRows(Rows):
     def _gather(
         self, rows: Ints, pick: Callable[[Any, Ints], npt.NDArray[Any]]
     ) -> npt.NDArray[Any]:
-        """Values for `rows` (N,), from `pick`(chunk, positions (n,)) for each chunk."""
+        """Return a value for each of `rows` (N,). `pick` is called with each chunk and
+        the positions (n,) of its rows."""
         if len(self._chunks) == 1:
             return pick(self._chunks[0], rows)
         chunks, local = self._locate(rows)
@@ -157,12 +162,12 @@ class SplitRows(Rows):
 
     @abstractmethod
     def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
-        """Description of a row for people: its text, or its file."""
+        """Return a readable description of a row, which is its text or its file."""
 
     @cached_property
     def facts(self) -> TokenFacts:
-        """Statistics counted when the rows were written. If none are stored, all rows
-        are read once, and the statistics are stored with them."""
+        """Statistics of the rows, computed when they were written. If none are stored,
+        all rows are read once, and the statistics are stored next to them."""
         stored = {} if self.folder is None else stored_facts(self.folder)
         noted = self.facts_class.noted(stored, len(self))
         if noted is not None or self.folder is None:
@@ -176,8 +181,8 @@ class SplitRows(Rows):
 
 
 def open_rows(folder: Path) -> SplitRows:
-    """Memory-map the Arrow files of a folder written by `save_to_disk`. Raises
-    TokenRowsError."""
+    """Memory-map the Arrow files of a folder in the format of `save_to_disk`. Raises
+    TokenRowsError if there are no files or the rows cannot be used."""
     files = sorted(folder.glob("*.arrow"))
     if not files:
         raise TokenRowsError(
@@ -188,8 +193,8 @@ def open_rows(folder: Path) -> SplitRows:
 
 
 def rows_from_dataset(dataset: Any) -> SplitRows:
-    """Use the rows of a `datasets.Dataset`, memory-mapped or not. Raises
-    TokenRowsError."""
+    """Return the rows of a `datasets.Dataset`, memory-mapped or not. Raises
+    TokenRowsError if they cannot be used."""
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     if dataset._indices is not None:  # rows were selected or shuffled
         dataset, files = dataset.flatten_indices(), []
@@ -207,14 +212,15 @@ def _rows_of(table: pa.Table, folder: Path | None) -> SplitRows:
 
 
 def _has_nulls(array: Any) -> bool:
-    """Return whether a value is missing in `array`, or in the lists within."""
+    """Return whether `array`, or a list nested in it, has missing values."""
     lists = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
     inside = isinstance(array, lists) and _has_nulls(array.flatten())
     return inside or array.null_count > 0
 
 
 def values_in(array: Any) -> npt.NDArray[Any]:
-    """Values (N, ...) of nested fixed-size lists, or (N,) of plain values."""
+    """Return the values of nested fixed-size lists as an array (N, ...), and plain
+    values as an array (N,)."""
     shape = [len(array)]
     while pa.types.is_fixed_size_list(array.type):
         shape.append(array.type.list_size)
@@ -224,7 +230,7 @@ def values_in(array: Any) -> npt.NDArray[Any]:
 
 
 def array_of(values: npt.NDArray[Any]) -> Any:
-    """Nested fixed-size lists from values (N, ...), without a copy."""
+    """Return `values` (N, ...) as nested fixed-size lists, without a copy."""
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)

@@ -1,4 +1,4 @@
-"""Statistics of token rows, counted once when they are written."""
+"""Statistics of token rows, computed once when the rows are written."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import pyarrow.compute as pc
 
 UNLABELLED_NAMED = 5
 SEQUENCES = "sequence_lengths"
-"""Token counts of a sample's sequences, the anchor's first (a column)."""
+"""Column with the number of tokens of each sequence of a sample, the anchor first."""
 AnyFacts = TypeVar("AnyFacts", bound="TokenFacts")
 
 
 @dataclass
 class TokenFacts:
-    """Statistics of the rows of one split."""
+    """Statistics of the rows of a split."""
 
     num_rows: int = 0
     num_tokens: int = 0
     longest: int = 0
-    """Number of tokens of the longest row, or of the longest sequence of samples with
+    """Number of tokens of the longest row, or of the longest sequence if samples have
     several."""
     most_sequences: int = 1
     """Maximum number of sequences per sample."""
     largest_id: int = 0
-    """Largest token id."""
+    """The largest token id."""
     label_counts: dict[str, int] = field(default_factory=dict)
-    """Number of rows of each class, by its number as text (the only keys in JSON)."""
+    """Number of rows of each class. Keys are class numbers as strings, for JSON."""
     num_unlabelled: int = 0
-    """Number of rows whose token labels have no value after the first token."""
+    """Number of rows with token labels but no target after the first token."""
     unlabelled: list[int] = field(default_factory=list)
-    """Row numbers of the first of them."""
+    """Row numbers of the first few rows without a target."""
 
     @property
     def mean_length(self) -> float:
@@ -48,11 +48,11 @@ class TokenFacts:
 
     @property
     def labels(self) -> list[int]:
-        """Numbers of the classes that have rows."""
+        """The class numbers that occur, in ascending order."""
         return sorted(map(int, self.label_counts))
 
     def add(self, batch: Any) -> None:
-        """Add a record batch with `input_ids` and optional `labels`."""
+        """Add a record batch with a column `input_ids` and optional `labels`."""
         if not batch.num_rows:
             return
         ids = batch.column("input_ids")
@@ -81,7 +81,7 @@ class TokenFacts:
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
 
     def _count_unlabelled(self, batch: Any) -> None:
-        """Count rows without targets: the prompt leaves no room for its completion."""
+        """Count rows without targets, whose prompt leaves no room for a completion."""
         labels = batch.column("labels") if "labels" in batch.schema.names else None
         if labels is None or not pa.types.is_list(labels.type):
             return
@@ -98,7 +98,7 @@ class TokenFacts:
 
     @classmethod
     def of(cls: type[AnyFacts], table: Any) -> AnyFacts:
-        """Count all rows of an Arrow table."""
+        """Return the statistics of all rows of an Arrow table."""
         facts = cls()
         for batch in table.to_batches():
             facts.add(batch)
@@ -108,9 +108,10 @@ class TokenFacts:
     def noted(
         cls: type[AnyFacts], stored: Mapping[str, Any], num_rows: int
     ) -> AnyFacts | None:
-        """Parse the statistics stored with the rows; None if they are of other rows."""
+        """Parse the statistics stored with `num_rows` rows. Return None if they belong
+        to other rows or were written by another version."""
         try:
             facts = cls(**stored["tokens"])
-        except (KeyError, TypeError):  # written by another version
+        except (KeyError, TypeError):
             return None
         return facts if facts.num_rows == num_rows else None

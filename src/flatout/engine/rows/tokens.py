@@ -1,4 +1,4 @@
-"""Token rows read from Arrow's buffers, without a copy and without Python lists."""
+"""Read token rows from Arrow buffers, without copies or Python lists."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from flatout.engine.rows.token_facts import SEQUENCES
 Values = npt.NDArray[np.integer[Any]]
 
 DOCUMENTS = "document_lengths"
-"""Column of joined texts: number of tokens of each document in the row."""
+"""Column of joined texts with the number of tokens of each document in the row."""
 LISTS = ("input_ids", "token_type_ids", DOCUMENTS, SEQUENCES)
 MODEL_COLUMNS = ("token_type_ids",)
-"""Lists with one value per token that the model receives with the ids."""
+"""Columns with one value per token that the model receives along with the ids."""
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One record batch: for (offsets, values), row i is `values[offsets[i]:offsets[i +
-    1]]`."""
+    """A record batch. Each column is a pair (offsets, values), and row i of the column
+    is `values[offsets[i]:offsets[i + 1]]`."""
 
     columns: dict[str, tuple[Values, Values]]
     labels: npt.NDArray[Any] | None
@@ -55,7 +55,7 @@ class _Tokens(Rows):
 
 
 class TokenRows(_Tokens, SplitRows):
-    """Rows with `input_ids` (list of int) and optional `labels`, per row or token."""
+    """Rows with `input_ids` (list of int) and optional labels for each row or token."""
 
     column = "input_ids"
 
@@ -84,7 +84,7 @@ class TokenRows(_Tokens, SplitRows):
         return decode(np.asarray(self.views(np.array([row]))[0]))
 
     def views(self, rows: Ints, column: str = "input_ids") -> Sequence[Values]:
-        """Views into the buffers, one (length,) for each of `rows` (N,)."""
+        """Return, for each row number in `rows` (N,), a 1-D view into the buffers."""
         if len(self._chunks) == 1:
             offsets, values = self._chunks[0].columns[column]
             begins, ends = offsets[rows].tolist(), offsets[rows + 1].tolist()
@@ -98,7 +98,8 @@ class TokenRows(_Tokens, SplitRows):
         return views
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """Return `rows` (N,), documents of joined texts, or sequences of samples."""
+        """Return the documents of joined texts, the sequences of samples, or else
+        `rows` (N,) unchanged."""
         if SEQUENCES in self.column_names:
             members = Members(self, rows, SEQUENCES)
             return members, np.arange(len(members))
@@ -113,11 +114,11 @@ def _lengths(offsets: Values, rows: Ints) -> Ints:
 
 
 class Documents(_Tokens):
-    """Documents in some rows of joined texts, as separate rows. A document that is cut
-    at a block's end becomes two."""
+    """The documents in some rows of joined texts, as separate rows. A document that is
+    split across two rows counts as two documents."""
 
     def __init__(self, rows: TokenRows, row_ids: Ints, column: str = DOCUMENTS) -> None:
-        """`column` has the number of tokens of each part of a row."""
+        """`column` holds the number of tokens of each part of a row."""
         parts = rows.views(row_ids, column)
         counts, row_lengths = [len(part) for part in parts], rows.lengths(row_ids)
         row_starts = np.cumsum(row_lengths) - row_lengths
@@ -128,7 +129,7 @@ class Documents(_Tokens):
         self._starts = ends - self._lengths - np.repeat(row_starts, counts)
         firsts = np.cumsum(counts) - counts
         self._places = np.arange(len(self._rows)) - np.repeat(firsts, counts)
-        """(S,) index of each part in its row."""
+        """The index of each part within its row, of shape (S,)."""
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -146,18 +147,22 @@ class Documents(_Tokens):
         raise TokenRowsError("joined texts have no labels")
 
     def place_of(self, document: int) -> tuple[int, ...]:
-        """Row number, and first token in that row."""
+        """Return the row number of a document, and its first token in that row."""
         return int(self._rows[document]), int(self._starts[document])
 
 
 class Members(Documents):
-    """Sequences of some samples, as separate rows: an anchor, and the sequences that it
-    is compared with."""
+    """The sequences of some samples, as separate rows. Each sample has an anchor and
+    the sequences that the anchor is compared with."""
 
     def labels_of(self, members: Ints) -> npt.NDArray[Any]:
-        """Labels (N, 3): number of the sample, index in it (0: anchor, 1: positive,
-        then negatives) and a hash of the tokens, which identifies duplicates. Of scored
-        pairs: number, index (0 or -1) and the bits of the score in fp32."""
+        """Return three values for each of `members` (N,), of shape (N, 3).
+
+        They are the sample's number, the index of the sequence in the sample (0 for the
+        anchor, 1 for the positive, then negatives), and a hash of the tokens that
+        identifies duplicates. For scored pairs, they are the sample's number, the index
+        (0 or -1), and the bits of the score in fp32.
+        """
         return self._labels[members]
 
     @cached_property
@@ -171,5 +176,5 @@ class Members(Documents):
 
 
 def _offsets_and_values(array: Any) -> tuple[Values, Values]:
-    # `.values` ignores the slice's offset, like the offsets do: the two match.
+    # For a slice, `.values` is the whole array, which is what the offsets refer to.
     return array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=True)

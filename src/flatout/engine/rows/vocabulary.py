@@ -1,4 +1,4 @@
-"""Facts about a tokenizer that the engine needs."""
+"""The properties of a tokenizer that the engine needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Size and special tokens."""
+    """The size and special tokens of a tokenizer."""
 
     size: int
     pad_token_id: int
@@ -16,15 +16,15 @@ class Vocabulary:
     special_token_ids: tuple[int, ...] = ()
     """Special token ids in ascending order."""
     unknown_token_id: int | None = None
-    """Token for text outside of the vocabulary."""
+    """Token for text that is not in the vocabulary."""
     start_token_id: int | None = None
-    """Token before a text: the begin token, else the class token."""
+    """Token before a text, which is the BOS token or else the CLS token."""
     end_token_id: int | None = None
-    """Token after a text: the end token, else the separator."""
+    """Token after a text, which is the EOS token or else the SEP token."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
-        """Read the facts from a transformers tokenizer."""
+        """Read the properties of a transformers tokenizer."""
         return cls(
             size=len(tokenizer),
             pad_token_id=int(tokenizer.pad_token_id),
