@@ -1,8 +1,9 @@
-"""Checkpoint folders on the disk: complete or absent, verified or skipped.
+"""Write, verify and remove checkpoint folders.
 
-A checkpoint is written under a hidden name, its manifest (sizes and hashes of all
-files) last, flushed to the disk, and renamed: a folder `step-...` is always complete.
-No torch here, so that Kedro hooks can check for an interrupted run.
+A checkpoint is written under a hidden name. Its manifest, which contains the size and
+hash of each file, is written last. The folder is then flushed to disk and renamed, so a
+folder named `step-...` is always complete. This module does not import torch, so that
+Kedro hooks can use it to check for an interrupted run.
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULT = "result.json"
-"""Result of a finished run, until the caller has saved it."""
+"""The result of a finished run, until the caller has saved it."""
 FINISHED = "finished.json"
-"""The same after that; a repeated run of the same training returns it."""
+"""The result after that, which is returned if the same run is repeated."""
 FORMAT = 1
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, or a folder that cannot store one."""
+    """Raised if a checkpoint cannot be used, or a folder cannot store checkpoints."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Facts about a checkpoint that need no tensors."""
+    """Information about a checkpoint that can be read without loading tensors."""
 
     step: int
-    """Steps done, which is also the index of the next step, counted from 0."""
+    """The number of completed steps, which is also the index of the next step."""
     total_steps: int
     world_size: int
     identity: dict[str, Any]
-    """The settings and the data that decide the result, by name."""
+    """The settings and data keys that determine the result, by name."""
     best: str | None
-    """Folder name of the best model up to this step."""
+    """The folder name of the best model up to this step."""
     versions: dict[str, str] = field(default_factory=dict)
     accelerated: dict[str, Any] = field(default_factory=dict)
-    """Optimisations used for its steps, and the device."""
+    """The optimisations that its steps used, and the device."""
     saved_s: float = field(default_factory=time.time)
-    """Seconds since 1970."""
+    """The time of writing in seconds since 1970."""
     files: dict[str, list[Any]] = field(default_factory=dict)
-    """File name -> [bytes, xxh3 hash]."""
+    """The size in bytes and the xxh3 hash of each file, by file name."""
     format: int = FORMAT
 
     def text(self) -> str:
@@ -71,7 +72,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Parse the output of `text`. Raises ValueError if it was changed."""
+        """Parse the output of `text`. Raises ValueError if it has been modified."""
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
             raise ValueError("it was changed after it was written")
@@ -105,8 +106,8 @@ def best_folder(step: int) -> str:
 def write_checkpoint(
     folder: Path, manifest: Manifest, fill: Callable[[Path], list[str]]
 ) -> Checkpoint:
-    """Write the files, which `fill` writes and names, and their manifest to
-    `folder/step-...`."""
+    """Write a checkpoint to `folder/step-...`. `fill` writes the files to the folder
+    that it is given and returns their names; the manifest is added."""
     target = folder / step_folder(manifest.step)
 
     def fill_and_list(hidden: Path) -> None:
@@ -120,7 +121,7 @@ def write_checkpoint(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a folder's manifest. Raises CheckpointError if it is missing or damaged."""
+    """Read the manifest in `folder`. Raises CheckpointError if it is not valid."""
     path = folder / MANIFEST
     try:
         found = Manifest.parse(path.read_text(encoding="utf-8"))
@@ -136,8 +137,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
-    """Path of `name` in `folder`; `file` and `key` are its source, for the message.
-    Raises CheckpointError for a name that leads out of `folder`."""
+    """Return the path of `name` in `folder`. Raises CheckpointError if `name` leads out
+    of `folder`; the message then states the `file` and `key` that contain the name."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -145,13 +146,13 @@ def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint, verify every file. Raises CheckpointError with the fault."""
+    """Read a checkpoint and verify all files. Raises CheckpointError if any is bad."""
     manifest = read_manifest(folder)
     for name, (size, digest) in manifest.files.items():
         path = folder / name
         try:
             fault = _fault(path, size, digest)
-        except OSError as error:  # the disk fails, or a permission is missing
+        except OSError as error:  # a disk error or a missing permission
             fault = f"cannot be read ({error.strerror or error})"
         if fault is not None:
             raise CheckpointError(f"{path} {fault}")
@@ -172,12 +173,12 @@ def _fault(path: Path, size: int, digest: str) -> str | None:
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Checkpoints in `folder`, newest first."""
+    """Return the checkpoints in `folder`, newest first."""
     return sorted(folder.glob("step-*"), reverse=True)
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint without a fault, and the faults of newer ones."""
+    """Return the newest valid checkpoint, and what is wrong with any newer ones."""
     faults: list[str] = []
     for candidate in step_folders(folder):
         try:
@@ -188,13 +189,13 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def is_interrupted(folder: Path) -> bool:
-    """Return whether `folder` has a run that the next `resume: auto` resumes."""
+    """Return whether `folder` contains a run that `train.resume: auto` would resume."""
     return bool(step_folders(folder)) or (folder / RESULT).is_file()
 
 
 def prune(folder: Path, keep: int, best: str | None) -> None:
-    """Keep the newest `keep` checkpoints, the best models that they name, and best
-    models from `best` on, because a newer one may be in progress."""
+    """Remove all but the newest `keep` checkpoints and the best models that they refer
+    to. Best models from `best` on stay, because a newer one may still be written."""
     kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
     named = {_best_of(path) for path in kept}
     old_best = [
@@ -215,7 +216,7 @@ def _best_of(folder: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder; it is hidden first, so that no partial one is visible."""
+    """Remove a folder. It is hidden first, so that no partial folder is visible."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 
@@ -224,26 +225,26 @@ def _hide(path: Path) -> Path:
 
 
 def clear_all_leftovers(folder: Path) -> None:
-    """Remove files of killed trainings; the caller must have locked the folder."""
+    """Remove temporary files of killed runs. The caller must have locked the folder."""
     clear_leftovers(folder, alone=True)
     _remove_discarded(folder)
 
 
 def _remove_discarded(folder: Path) -> None:
-    """Finish interrupted removals, and remove checkpoints that were set aside."""
+    """Complete interrupted removals, and remove checkpoints that were set aside."""
     for path in folder.glob(".old-*"):
         remove(path)
 
 
 def set_aside(paths: list[Path]) -> None:
-    """Hide checkpoints that no run resumes; the next write removes them."""
+    """Hide checkpoints from later runs. The next write removes them."""
     for path in paths:
         _hide(path)
 
 
 def finish(folder: Path) -> None:
-    """Remove the checkpoints once the results of a run are saved. The best and the last
-    model stay, for a repeated run of the same training."""
+    """Remove the checkpoints once the results of a run are saved. The best model and
+    the last model are kept, in case the same run is repeated."""
     path = folder / RESULT
     best = None
     if path.is_file():
@@ -254,11 +255,11 @@ def finish(folder: Path) -> None:
 
 
 def forget_finished(folder: Path) -> None:
-    """Remove the result of an earlier training, because another one begins."""
+    """Remove the result of an earlier run, because a new one begins."""
     for name in (RESULT, FINISHED):
         (folder / name).unlink(missing_ok=True)
 
 
 def was_trained_now(folder: Path) -> bool:
-    """Return whether the current result is new and not yet saved by the caller."""
+    """Return whether the result in `folder` is new, and not yet saved by the caller."""
     return (folder / RESULT).is_file()

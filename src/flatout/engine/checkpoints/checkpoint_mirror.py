@@ -1,7 +1,7 @@
-"""Uploads sealed checkpoints in the background, and downloads the newest one.
+"""Upload checkpoints to a mirror in the background, and download the newest one.
 
-The run that writes to a mirror is named in OWNER. One that finds another name there
-uploads no more, so that a new machine can take over from one that may be lost.
+The file OWNER in the mirror names the run that writes to it. A run that finds another
+name there stops uploading, so that a new machine can take over from a lost one.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ PARAMETER = "train.checkpoint.mirror"
 OWNER = "owner.json"
 STEP, BEST = "step-", "best-"
 END_S = 60.0
-"""At the end of a run, uploads that fail are tried again for this time."""
+"""At the end of a run, failed uploads are retried for this time."""
 LONGEST_PAUSE_S = 30.0
 POLL_S = 0.2
 
 
 class CheckpointMirror:
-    """Uploads the newest checkpoint whenever the previous upload has ended. A store
-    that fails is tried again and again, and never stops the training."""
+    """Upload the newest checkpoint whenever the previous upload has ended. Failed
+    uploads are retried, and never stop the training run."""
 
     def __init__(self, url: str, folder: Path, keep: int) -> None:
-        """`folder`: the checkpoint folder. `keep`: number of newest copies to keep."""
+        """Mirror the checkpoints in `folder` to `url`, keeping the newest `keep`."""
         self._mirror = Mirror(url, PARAMETER)
         self._folder, self._keep = folder, keep
         self._run = uuid.uuid4().hex
@@ -56,8 +56,9 @@ class CheckpointMirror:
         self._reason = ""
 
     def claim(self, identity: dict[str, Any], step: int) -> None:
-        """Make this run, which begins at `step`, the owner; remove unfinished and later
-        copies. Raises MirrorError if another run or training uses the mirror."""
+        """Make this run, which begins at `step`, the owner of the mirror, and remove
+        incomplete and later copies. Raises MirrorError if another run uses the mirror,
+        or if it has checkpoints of a run with other settings or data."""
         check_owner(self._mirror, identity)
         self._mirror.with_retries(lambda: self._claim(identity, step))
 
@@ -71,9 +72,9 @@ class CheckpointMirror:
                 self._mirror.remove(name)
 
     def offer(self, checkpoint: Checkpoint) -> None:
-        """Queue a complete checkpoint and its best model for upload; drop one that is
-        still queued."""
-        # Links, which stay when old checkpoints are removed.
+        """Queue a complete checkpoint and its best model for upload. They replace any
+        checkpoint that is still queued."""
+        # Use hard links, which remain valid when old checkpoints are removed.
         linked = hidden_path(self._folder / "mirror")
         try:
             for name in filter(
@@ -95,8 +96,8 @@ class CheckpointMirror:
             remove(replaced)
 
     def wait(self, beat: Callable[[], None]) -> str:
-        """Wait for the current upload, calling `beat` meanwhile. Return the reason if
-        the newest checkpoint could not be uploaded. Else it is empty."""
+        """Wait for the current upload, calling `beat` meanwhile. Return why the newest
+        checkpoint could not be uploaded, or an empty string on success."""
         begin_s = time.monotonic()
         with self._turn:
             self._turn.notify()
@@ -122,17 +123,18 @@ class CheckpointMirror:
                 remove(linked)
 
     def _deliver(self, linked: Path) -> None:
-        """Upload until it succeeds, a newer checkpoint waits, or the mirror is lost."""
+        """Retry the upload until it succeeds, a newer checkpoint is queued, or another
+        run has taken over the mirror."""
         pause_s = 1.0
         while self._waiting is None:
             try:
                 self._upload(linked)
                 self._failing_s, self._reason = None, ""
                 return
-            except MirrorError as error:  # another run has taken it over
+            except MirrorError as error:  # another run has taken over the mirror
                 self._note(error)
                 return
-            except Exception as error:  # each store has errors of its own
+            except Exception as error:  # each kind of store raises its own errors
                 self._failing_s = self._failing_s or time.monotonic()
                 self._note(error)
             with self._turn:
@@ -140,7 +142,7 @@ class CheckpointMirror:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _note(self, error: Exception) -> None:
-        """Log a reason that is new."""
+        """Log the reason of a failure, unless it was the last one logged."""
         if self._reason != (reason := first_line(error)):
             self._reason = reason
             text = "%s: no upload to %s (%s); the training continues"
@@ -149,7 +151,7 @@ class CheckpointMirror:
     def _upload(self, linked: Path) -> None:
         self._check_mine()
         present = self._mirror.copies()
-        for folder in sorted(linked.iterdir()):  # the best model, then the checkpoint
+        for folder in sorted(linked.iterdir()):  # the best model first
             if not present.get(folder.name):
                 self._mirror.upload(folder, folder.name, self._check_mine)
         self._prune()
@@ -162,7 +164,7 @@ class CheckpointMirror:
             )
 
     def _prune(self) -> None:
-        """Remove old checkpoints, and best models that no newer one names."""
+        """Remove old checkpoints, and best models that no kept checkpoint refers to."""
         names = self._mirror.copies()
         kept = _steps(names)[-self._keep :]
         wanted = {*kept}
@@ -175,12 +177,12 @@ class CheckpointMirror:
 
 
 def _steps(copies: dict[str, bool]) -> list[str]:
-    """Complete checkpoints, the newest last."""
+    """Return the names of the complete checkpoints, the newest last."""
     return [n for n, complete in copies.items() if complete and n.startswith(STEP)]
 
 
 def _manifest(mirror: Mirror, name: str) -> Manifest:
-    """Raises DamagedCopyError."""
+    """Read the manifest of a copy. Raises DamagedCopyError if it is damaged."""
     try:
         return Manifest.parse(mirror.read(f"{name}/{MANIFEST}") or "")
     except (ValueError, KeyError, TypeError) as error:
@@ -188,8 +190,8 @@ def _manifest(mirror: Mirror, name: str) -> Manifest:
 
 
 def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
-    """Download the newest sound checkpoint of this training to `folder`, unless that
-    has a newer one. Raises MirrorError for a mirror of another training."""
+    """Download the newest valid checkpoint to `folder`, unless that has the same or a
+    newer one. Raises MirrorError if the mirror belongs to another run."""
     mirror = Mirror(url, PARAMETER)
     check_owner(mirror, identity)
     local = find_checkpoint("auto", folder)
@@ -208,7 +210,7 @@ def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
-    """Download a checkpoint, after its best model."""
+    """Download a checkpoint, and before it the best model that it refers to."""
     best = mirror.with_retries(lambda: _manifest(mirror, name)).best
     if best and mirror.with_retries(mirror.copies).get(best):
         mirror.with_retries(partial(mirror.download, best, folder / best))
@@ -216,7 +218,8 @@ def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
 
 
 def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
-    """Raise MirrorError if another training, or a process of this machine, uses it."""
+    """Raise MirrorError if the mirror belongs to a run with other settings or data, or
+    if another process on this machine is using it."""
     owner = mirror.with_retries(lambda: mirror.read_json(OWNER))
     if not {"identity", "pid", "host", "begin_s"} <= owner.keys():
         return
@@ -235,7 +238,7 @@ def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    with suppress(OSError):  # a file system without hard links
+    with suppress(OSError):  # the file system does not support hard links
         os.link(source, target)
         return
     shutil.copy2(source, target)

@@ -1,4 +1,4 @@
-"""Writes checkpoints in a background thread, one at a time, in order."""
+"""Write checkpoints in a background thread, one at a time and in order."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes each checkpoint in a thread. If the disk is full or gone, a checkpoint is
-    lost with a warning, but the run continues; older checkpoints stay."""
+    """Write each checkpoint in a background thread. If the disk fails or is full, the
+    run continues with a warning and without this checkpoint; older ones are kept."""
 
     def __init__(
         self,
@@ -28,7 +28,8 @@ class CheckpointWriter:
         keep: int,
         sealed: Callable[[Checkpoint], None] = lambda _: None,
     ) -> None:
-        """`sealed` is called with each checkpoint."""
+        """Keep the newest `keep` checkpoints in `folder`. `sealed` is called with each
+        checkpoint once it is written."""
         self._folder = folder
         self._sealed = sealed
         self._keep = keep
@@ -41,10 +42,10 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
-        """Begin to `write` files into a folder, after the previous write, because both
-        use the same memory."""
+        """Start to write a checkpoint. `write` writes the files to a folder and returns
+        their names. The previous write must end first, as both use the same memory."""
         self.wait()
-        # A daemon: a second Ctrl-C does not wait for the disk.
+        # A daemon thread, so that a second Ctrl-C does not wait for the disk.
         self._thread = threading.Thread(
             target=self._write,
             args=(write, manifest),
@@ -54,7 +55,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Block until the current write has ended."""
+        """Block until the current write is complete."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -65,7 +66,7 @@ class CheckpointWriter:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.newest = write_checkpoint(self._folder, manifest, write)
             self._sealed(self.newest)
-        except Exception as error:  # the disk fails, or the state must not be saved
+        except Exception as error:  # a disk error, or a state that must not be saved
             reason = first_line(error)
             older = self.newest.folder if self.newest else "none"
             self._warn(

@@ -1,4 +1,4 @@
-"""Choice of the checkpoint that a run resumes from, and the checks of it."""
+"""Choose the checkpoint that a run resumes from, and check that it fits the run."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from flatout.engine.parameters.other_names import REMOVED
 logger = logging.getLogger(__name__)
 
 LENGTHS = ("train.epochs", "train.max_steps")
-"""Settings that may be raised when a stopped run is resumed."""
+"""The settings that may be increased when a stopped run is resumed."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """`train.resume` applied to the checkpoints in `folder`."""
+    """Applies `train.resume` to the checkpoints in `folder`."""
 
     wanted: str
-    """`auto`, `never` or a path."""
+    """The value of `train.resume`: `auto`, `never` or a path."""
     folder: Path
     identity: dict[str, Any]
 
     def find(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from and set aside all later ones, so that no
-        later run resumes them. Raises CheckpointError."""
+        """Return the checkpoint to resume from, if any. Later checkpoints are set
+        aside, so that no run resumes from them. Raises CheckpointError if the
+        checkpoint cannot be used or belongs to a run with other settings or data."""
         found = self._choose()
         if found is None:
             self._set_aside("", "")
@@ -84,7 +85,7 @@ class Resume:
         set_aside(late)
 
     def _fetch_best(self, found: Checkpoint) -> None:
-        """Copy the best model so far, if the checkpoint is in another folder."""
+        """Copy the best model so far if the checkpoint comes from another folder."""
         name = found.manifest.best
         if name is None or (self.folder / name).is_dir():
             return
@@ -104,8 +105,8 @@ class Resume:
 def check_identity(
     folder: Path, found: Manifest, identity: dict[str, Any], *, log: bool = True
 ) -> None:
-    """Raise CheckpointError if `folder` has a checkpoint of another training. Log
-    permitted differences if `log`."""
+    """Raise CheckpointError if the checkpoint in `folder` has another identity
+    (settings and data). If `log` is true, log the differences that are permitted."""
     if differences := identity_faults(found.identity, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
@@ -121,21 +122,21 @@ def check_identity(
 
 
 def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str]:
-    """Return the differences to the training that was `found`; a larger number of steps
-    does not count. Settings that its version did not have count as today's default."""
+    """Return how `identity` differs from the identity `found`. More steps are allowed.
+    Settings that an older version did not have are compared with the default."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
-    # Earlier versions kept no digest of a custom task's code.
+    # Earlier versions did not store a digest of a custom task's code.
     unknown |= {n: v for n, v in identity.items() if n.startswith("code of ")}
-    # Earlier versions had more settings, which count if they were set.
+    # Earlier versions had more settings, which only matter if they were set.
     known = {n: v for n, v in found.items() if n in identity or v is not None}
     before = {**unknown, **known}
     return differing({**before, **_raised(before, identity)}, identity)
 
 
 def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
-    """Return how to resume the training that was `found`. A setting that was removed
-    cannot be set back."""
+    """Return advice on how to resume the run with the identity `found`. Removed
+    settings cannot be set back, so they need the earlier version."""
     removed = {
         name: REMOVED.get(name) or REMOVED.get(f"{name}={value}")
         for name, value in found.items()
@@ -147,7 +148,7 @@ def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
 
 
 def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of steps and epochs that are larger now."""
+    """Return the new values of the LENGTHS that have been increased."""
     raised = {}
     for name in LENGTHS:
         earlier, now = before.get(name), identity[name]
@@ -157,8 +158,8 @@ def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
-    """The checkpoint that `train.resume: <wanted>` would resume from, without the check
-    of its files and without messages, which `Resume` makes."""
+    """Return the checkpoint that `train.resume: <wanted>` would resume from, if any.
+    Unlike `Resume`, this does not verify the files or log messages."""
     if wanted == "never":
         return None
     named = folder if wanted == "auto" else Path(wanted)
@@ -171,8 +172,8 @@ def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
 
 
 def open_named(wanted: str) -> Checkpoint:
-    """The checkpoint named by `train.resume`: its folder, or one with several. Raises
-    CheckpointError."""
+    """Open the checkpoint at the path `wanted`, or the newest one if that is a folder
+    of checkpoints. Raises CheckpointError if it is missing or damaged."""
     folder = Path(wanted)
     if not folder.is_dir():
         raise CheckpointError(
@@ -193,7 +194,7 @@ def resume_line(found: Checkpoint) -> str:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Texts such as `train.epochs: 3 -> 4`, one per name whose values differ."""
+    """Describe each name whose value differs, for example `train.epochs: 3 -> 4`."""
     names = sorted({*before, *now})
     return [
         f"{name}: {before.get(name, 'absent')!r} -> {now.get(name, 'absent')!r}"

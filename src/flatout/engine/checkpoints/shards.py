@@ -1,7 +1,8 @@
-"""Tensors of checkpoints as safetensors, and tensors that are sharded over ranks.
+"""Load the tensors of checkpoints, and convert tensors that are sharded over ranks.
 
-Checkpoints have whole tensors. Version 0.1 wrote the parts of each rank to a separate
-file, with the offset of each part in the file's header; these are joined.
+Checkpoints contain whole tensors in safetensors files. Version 0.1 wrote the parts of
+each rank to a separate file, whose header has the offset of each part; these are
+joined.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
 
 Named = dict[str, Tensor]
 SHARDING, BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
-"""Keys in the header of a part."""
+"""The keys of the offsets in the header of such a file."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether this is a DTensor, without the import of that class (a second)."""
+    """Return whether `tensor` is a DTensor, without importing the class (about 1 s)."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The whole tensor, detached; a collective operation if it is sharded."""
+    """Return the whole tensor, detached. For a sharded tensor, all ranks must call."""
     tensor = tensor.detach()
     if not is_sharded(tensor):
         return tensor
@@ -37,7 +38,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def load_whole(folder: Path, name: str) -> Named:
-    """All tensors in the files of `name`; the parts of several ranks are joined."""
+    """Load all tensors of the file `name`. The parts of several ranks are joined."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     stem, _, kind = name.rpartition(".")
     for path in [folder / name, *sorted(folder.glob(f"{stem}.*.{kind}"))]:
@@ -50,7 +51,7 @@ def load_whole(folder: Path, name: str) -> Named:
 
 
 def _first_rows(file: Any) -> dict[str, int]:
-    """First row of each part in a file."""
+    """Return the first row of each part in a file."""
     try:
         known = json.loads((file.metadata() or {}).get(SHARDING, "{}"))
         return {name: int([*entry[BEGINS], 0][0]) for name, entry in known.items()}
@@ -65,7 +66,7 @@ def _joined(parts: Iterable[tuple[int, Tensor]]) -> Tensor:
 
 @torch.no_grad()
 def fill_own_part(target: Any, whole: Tensor) -> None:
-    """Copy this rank's part of `whole`, which all ranks have, into `target`."""
+    """Copy this rank's part of `whole` into `target`. All ranks must have `whole`."""
     if not is_sharded(target):
         target.copy_(whole)
         return

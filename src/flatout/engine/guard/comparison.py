@@ -1,6 +1,6 @@
 """Compare the speed of this run with earlier runs of the same work, and list causes.
 
-Earlier runs are lines of a file in the data folder.
+Earlier runs are stored in a file in the data folder, one per line.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 PROBE = "cpu_probe_ms"
 BUSY_WAIT_PCT = 10.0
-"""Share of the time without a core above which a slow run is excused."""
+"""The percentage of time spent waiting for a core above which a slow run is excused."""
 MIN_WINDOWS = 3
-"""Minimum number of windows after the warm-up for a comparison."""
+"""The minimum number of windows after the warm-up for a comparison."""
 
 State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]
 
 
 class SlowRunError(RuntimeError):
-    """A run slower than the healthy band, if guard.on_slow is fail."""
+    """Raised if a run is slower than the healthy range and guard.on_slow is `fail`."""
 
     exit_code = 7
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result; `rate_pct` and `step_pct` are percentages of the baseline's values."""
+    """The result of a comparison. `rate_pct` and `step_pct` are the throughput and the
+    step time in percent of the baseline's."""
 
     state: State
     text: str
     baseline: str | None = None
-    """The baseline's run id."""
+    """The run id of the baseline."""
     rate_pct: float | None = None
     step_pct: float | None = None
     differences: list[Difference] = field(default_factory=list)
 
 
 def work_key(settings: Settings, token_key: str) -> str:
-    """Hash of model, tokens and global batch size. The execution (precision, padding,
-    kernels, loader, devices) is excluded, because the guard compares it."""
+    """Return a hash of the model, the tokens and the global batch size. How they are
+    executed (precision, padding, kernels, loader, devices) is what the guard compares,
+    so it is not part of the hash."""
     model = settings.model.model_dump(mode="json")
     batch = settings.train.global_batch_size
     text = json.dumps([token_key, model, settings.tokenize.max_length, batch])
@@ -57,7 +59,7 @@ def work_key(settings: Settings, token_key: str) -> str:
 
 
 def read_runs(file: Path) -> list[TrackedRun]:
-    """Read the trainings in `file`, one JSON object per line; skip damaged lines."""
+    """Read the runs in `file`, one JSON object per line. Damaged lines are skipped."""
     if not file.is_file():
         return []
     found = []
@@ -75,7 +77,7 @@ def append_run(file: Path, run: TrackedRun) -> None:
 
 
 def of_same_work(runs: Sequence[TrackedRun], now: TrackedRun) -> list[TrackedRun]:
-    """Select the runs with the same work and device."""
+    """Return the runs with the same work and device as `now`."""
     names = ("work_key", "device")
     return [
         run for run in runs if all(run.tags.get(n) == now.tags.get(n) for n in names)
@@ -85,9 +87,9 @@ def of_same_work(runs: Sequence[TrackedRun], now: TrackedRun) -> list[TrackedRun
 def choose_baseline(
     earlier: Sequence[TrackedRun], now: TrackedRun
 ) -> TrackedRun | None:
-    """The fastest run, preferably with the same precision and number of devices, which
-    may be the user's choice. A run reported as slow is used only if there is no other
-    one."""
+    """Return the fastest earlier run, preferably one with the same precision and number
+    of ranks, because users may choose these. A run that was reported as slow is
+    returned only if there is no other run."""
     rated = [run for run in earlier if run.samples_per_s]
     sound = [run for run in rated if run.tags.get("guard") != "slow"] or rated
     alike = [run for run in sound if _chosen(run) == _chosen(now)]
@@ -99,7 +101,7 @@ def _chosen(run: TrackedRun) -> tuple[str | None, str | None]:
 
 
 def typical_rate(rates: Sequence[float]) -> float | None:
-    """Median samples/s of the windows after warm-up; None if there are too few."""
+    """Return the median of `rates` (samples/s), or None if there are too few."""
     return median(rates) if len(rates) >= MIN_WINDOWS else None
 
 
@@ -109,7 +111,8 @@ def judge(
     baseline: TrackedRun | None,
     settings: GuardSettings,
 ) -> Verdict:
-    """Compare `now`, with `rates` (samples/s) of its windows, with `baseline`."""
+    """Compare the run `now` with `baseline`. `rates` contains the throughput of each of
+    its windows after the warm-up in samples/s."""
     rate = typical_rate(rates)
     if rate is None:
         return Verdict(
@@ -166,8 +169,9 @@ def _cause_outside_settings(
     found: Sequence[Difference],
     settings: GuardSettings,
 ) -> str | None:
-    """Return a reason outside of the settings for a low rate; None if a setting differs
-    or there is no such reason. `upper_pct`: the upper quartile of the windows."""
+    """Return a cause of the low throughput other than the settings, or None if a
+    setting differs or no cause is known. `rate_pct` and `upper_pct` are the median and
+    the upper quartile of the windows in percent of the baseline's throughput."""
     if any(d.is_setting and not d.name.startswith("git_") for d in found):
         return None
     wait_pct = now.figures.get(WAIT, 0.0)
