@@ -41,7 +41,13 @@ class ProjectSession(KedroSession):
         for option in NODES:
             if kwargs.get(option):
                 kwargs[option] = self.full_names(kwargs[option], kwargs)
-        return super().run(*args, **kwargs)
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            if is_launched():
+                from flatout.engine.launch.followers import release_followers
+
+                release_followers()
 
     def full_names(self, given: Iterable[str], asked: Mapping[str, Any]) -> list[str]:
         """Return `split.split_rows` for `split_rows`: both are valid names."""
@@ -66,20 +72,8 @@ class ProjectSession(KedroSession):
         return self._context
 
 
-class MainRankSession(ProjectSession):
-    """The session of rank 0."""
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        from flatout.engine.launch.followers import release_followers
-
-        try:
-            return super().run(*args, **kwargs)
-        finally:
-            release_followers()
-
-
 class FollowerSession(KedroSession):
-    """The session of every other rank."""
+    """The session of every rank but 0."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         from flatout.engine.launch.followers import follow
@@ -88,8 +82,12 @@ class FollowerSession(KedroSession):
         return {}
 
 
+def is_launched() -> bool:
+    """Return True if an external launcher started several ranks."""
+    return launched_from_outside() and current_ranks().world_size > 1
+
+
 def session_class() -> type[KedroSession]:
     """Return the class that fits this process's rank in its launcher."""
-    if not launched_from_outside() or current_ranks().world_size == 1:
-        return ProjectSession
-    return MainRankSession if current_ranks().is_main else FollowerSession
+    is_follower = is_launched() and not current_ranks().is_main
+    return FollowerSession if is_follower else ProjectSession

@@ -1,6 +1,6 @@
 """The raw data from which token rows were made: old rows are never taken for new.
 
-When rows are saved, `Origins` records the state of the raw data next to them: a hash of
+When rows are saved, `note_origin` stores the state of the raw data next to them: a hash of
 the catalog entry and of the size, times and inode of its files. If that state is the
 same at the start of a training, no row is read. If it differs, the digest of the raw
 rows decides.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,24 +42,11 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The address of an object in memory, which differs at each start."""
 
 
-class Origins:
-    """Record of the origin of rows, saved next to them when a run makes some."""
-
-    def __init__(self, catalog: DataCatalog, raw: str) -> None:
-        """`raw`: name of the entry with the raw data."""
-        self._catalog, self._raw = catalog, raw
-        self._origin: dict[str, Any] | None = None
-
-    def note_read(self, inputs: Collection[str]) -> None:
-        """Record the state of the raw data if it is one of the loaded `inputs`."""
-        if self._raw in inputs:
-            self._origin = origin_of(self._catalog, self._raw, fetched=True)
-
-    def note_saved(self, name: str) -> None:
-        """Record kept rows too: their source may have a new name."""
-        if name == "train_rows" and self._origin is not None:
-            if folder := _folder(self._catalog, name):
-                note_facts(folder, {ORIGIN: self._origin})
+def note_origin(catalog: DataCatalog, origin: Mapping[str, Any] | None) -> None:
+    """Store the origin of the train rows next to them."""
+    folder = _folder(catalog, "train_rows")
+    if folder is not None and origin is not None:
+        note_facts(folder, {ORIGIN: origin})
 
 
 def stale_fault(

@@ -13,7 +13,7 @@ from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.machine.environment import current_ranks
 from flatout.project.data import entries
 from flatout.project.data.lock import DataLock, changes_data
-from flatout.project.data.origin import Origins, stale_fault
+from flatout.project.data.origin import note_origin, origin_of, stale_fault
 from flatout.project.data.outputs import local_paths
 from flatout.project.fitting import raw_entry
 from flatout.project.hooks.run import Run
@@ -53,16 +53,20 @@ class DataHooks:
             from flatout.engine.tokenizing.token_keys import StaleTokensError
 
             raise StaleTokensError(fault)
-        self._origins = Origins(catalog, raw_entry(run.settings))
+        self._catalog, self._raw = catalog, raw_entry(run.settings)
+        self._origin: dict[str, str] | None = None
 
     @hook_impl
     def before_node_run(self, inputs: dict[str, Any]) -> None:
-        """Record the inputs that Kedro has loaded for the node."""
-        self._origins.note_read(inputs)
+        """Record the state of the raw data if the node reads them."""
+        if self._raw in inputs:
+            self._origin = origin_of(self._catalog, self._raw, fetched=True)
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
-        self._origins.note_saved(dataset_name)
+        """Store it next to kept rows too: their source may have a new name."""
+        if dataset_name == "train_rows":
+            note_origin(self._catalog, self._origin)
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline) -> None:
