@@ -1,7 +1,7 @@
 """The raw data from which token rows were made: old rows are never taken for new.
 
-When rows are saved, `note_origin` stores the state of the raw data next to them: a hash of
-the catalog entry and of the size, times and inode of its files. If that state is the
+When rows are saved, `note_origin` stores the state of the raw data next to them: a hash
+of the catalog entry and of the size, times and inode of its files. If that state is the
 same at the start of a training, no row is read. If it differs, the digest of the raw
 rows decides.
 """
