@@ -218,7 +218,7 @@ class PredictSettings(SettingsModel):
     """Column of the text. If null, `split.text_column`, or `text` for rows from
     split."""
     text_pair_column: str | None = None
-    """Column of a second text. If null, `split.text_pair_column` of a model of
+    """Column of a second text. If null, `split.text_pair_column` if trained on
     pairs."""
     keep_text: bool = True
     """Save the texts next to their predictions."""

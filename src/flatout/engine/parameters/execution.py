@@ -85,7 +85,7 @@ class CheckpointSettings(SettingsModel):
     """When and where checkpoints are saved, from which a run can resume."""
 
     every_steps: int | None = Field(None, ge=1)
-    """Steps between checkpoints. If null, only time and interruptions count."""
+    """Steps between checkpoints. If null, only time and interruptions trigger them."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
     """Minutes between checkpoints; the first is saved after 1. If null, time is
     ignored."""
@@ -167,9 +167,9 @@ class GuardSettings(SettingsModel):
     """Id of a run in data/08_reporting/runs.jsonl. If null, it is the fastest run of
     the same work on the same device."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
-    """A run counts as slow below this percentage of the baseline's samples/s."""
+    """Below this percentage of the baseline's samples/s, a run counts as slow."""
     healthy_high_pct: float = Field(120, ge=100)
-    """A run becomes the new baseline above this percentage of its samples/s."""
+    """Above this percentage of the baseline's samples/s, a run is the new baseline."""
     on_slow: Literal["warn", "fail"] = "warn"
     """What to do after a slow run. `fail` raises an error after all results are
     saved."""

@@ -29,7 +29,7 @@ class LoraSettings(SettingsModel):
     """Ends of layer names, for example `query` and `value`. If empty, all linear layers
     of the blocks are used. A classifier's head is always trained completely."""
     use_dora: bool = False
-    """Train the lengths of the columns separately (DoRA, Liu et al. 2024)."""
+    """Train the magnitudes of the columns separately (DoRA, Liu et al. 2024)."""
     merged: bool = parameter(False, EXECUTION, UNTIMED)
     """Also save the model with the adapter merged into its weights."""
 

@@ -64,7 +64,8 @@ class ModelSettings(SettingsModel):
     """embedding: the tokens whose states form the vector of a text. `auto` uses the
     checkpoint's 1_Pooling/config.json, or the mean if there is none."""
     temperature: float = Field(0.05, gt=0)
-    """embedding: number by which cosine similarities are divided (20 as a scale)."""
+    """embedding: divisor of the cosine similarities. 0.05 corresponds to a scale of
+    20."""
     matryoshka: list[Annotated[int, Field(ge=1)]] = []
     """embedding: sizes of vector prefixes that are also trained as vectors (Kusupati et
     al. 2022). Their losses are added. If empty, only the whole vector is trained."""
