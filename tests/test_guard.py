@@ -9,13 +9,13 @@ import time
 import pandas as pd
 import pytest
 
-from flatout.engine.guard.comparison import (
+from flatout.engine.guard import (
+    RATE,
     SlowRunError,
     TrackedRun,
     append_run,
     read_runs,
 )
-from flatout.engine.guard.differences import RATE
 from flatout.engine.parameters import parse_settings
 from flatout.project.guard import Guard
 from flatout.tracking import RunFolder, RunRecord

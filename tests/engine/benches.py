@@ -9,8 +9,9 @@ from typing import Any
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import TrialResult, TrialSpec
-from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.launch.job_files import JobFiles, token_key
 from flatout.engine.parameters import Settings, parse_settings
+from flatout.engine.train.setup.job import TrainJob
 from tests.engine.families import (
     CONFIGS,
     LABEL_NAMES,
@@ -49,7 +50,15 @@ def job_files(
         name: token_rows(task, count)
         for name, count in (("train", rows), ("validation", 12), ("test", 12))
     }
-    return JobFiles.of(splits, VOCABULARY, LABEL_NAMES, folder / "rows")
+    job = TrainJob(
+        settings(),
+        **splits,
+        vocabulary=VOCABULARY,
+        label_names=tuple(LABEL_NAMES),
+        work_folder=folder,
+        metrics_file=folder / "metrics.jsonl",
+    )
+    return JobFiles.of(job, folder / "rows", token_key(job.train))
 
 
 SPEC = ("kind", "mode", "label", "world_size")

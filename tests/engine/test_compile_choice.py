@@ -22,10 +22,9 @@ from flatout.engine.machine.runtime import Runtime, has_triton
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError
-from flatout.engine.train.setup.acceleration import Planned
+from flatout.engine.train.setup.acceleration import Planned, plan
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.compile_choice import Choice, Work, choose_compilation
-from flatout.engine.train.setup.planned import plan
 from flatout.engine.train.setup.resolved_config import resolve
 from tests.engine import test_images
 from tests.engine.families import CONFIGS

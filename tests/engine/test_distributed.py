@@ -35,7 +35,6 @@ from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.keeping.saved_model import _gathered
 from flatout.engine.train.process_group import (
     Agreement,
-    Decision,
     ProcessGroup,
     _sharded_separately,
     differing,
@@ -362,7 +361,7 @@ def keep_first_checkpoint(job, kept):
 def test_alone_a_rank_agrees_with_itself_at_every_step():
     agreement = Agreement(Ranks(), None, every_steps=5)
     assert all(agreement.is_due(done) for done in range(1, 8))
-    assert agreement.reach(3, 15, True) == Decision(15, True)
+    assert agreement.reach(3, 15, True) == (15, True)
 
 
 def test_differences_are_named_with_both_values():

@@ -144,11 +144,11 @@ def test_the_files_of_the_folds_are_those_of_a_predefined_split(tmp_path):
     made = fold_files(files, splits_of(folds, [60, 72]), 4, tmp_path / "rows")
     whole = all_rows(files)
     for one, (rest, test) in zip(made, PredefinedSplit(folds).split(), strict=True):
-        assert rows_of(one.test) == whole.take(test).to_pylist()
+        assert rows_of(one.splits["test"]) == whole.take(test).to_pylist()
         validation = [row for row in rest if 60 <= row < 72]
-        assert rows_of(one.validation) == whole.take(validation).to_pylist()
+        assert rows_of(one.splits["validation"]) == whole.take(validation).to_pylist()
         train = [row for row in rest if not 60 <= row < 72]
-        assert rows_of(one.train) == whole.take(train).to_pylist()
+        assert rows_of(one.splits["train"]) == whole.take(train).to_pylist()
         assert (one.vocabulary, one.label_names) == (
             files.vocabulary,
             files.label_names,
@@ -161,7 +161,7 @@ def rows_of(folder):
 
 
 def all_rows(files):
-    parts = (files.train, files.validation, files.test)
+    parts = files.splits.values()
     return pa.concat_tables([open_rows(Path(part)).table for part in parts])
 
 

@@ -23,7 +23,6 @@ from flatout.engine.ops.row_by_row import Rule
 from flatout.engine.parameters import parse_settings
 from flatout.engine.train import loop
 from flatout.engine.train.loop import train
-from flatout.engine.train.recording import slow_habits
 from flatout.engine.train.setup import calibration
 from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import (
@@ -106,7 +105,7 @@ def test_the_host_waits_for_the_device_at_log_points_alone(
 ):
     refused, settled_at = [], 30  # compiled, captured, memory taken
 
-    class Watching(slow_habits.Recorder):
+    class Watching(loop.Recorder):
         def step_begins(self):
             if len(self.history) * 10 >= settled_at:
                 torch.cuda.set_sync_debug_mode("error")
@@ -117,7 +116,7 @@ def test_the_host_waits_for_the_device_at_log_points_alone(
             torch.cuda.set_sync_debug_mode("default")
             return super().log(batch, rate)
 
-    monkeypatch.setattr(slow_habits, "Recorder", Watching)
+    monkeypatch.setattr(loop, "Recorder", Watching)
     try:
         result = run(gpu_job(tmp_path, **options, evaluate_every=None))
     finally:

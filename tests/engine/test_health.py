@@ -6,16 +6,16 @@ import math
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from flatout.engine.batches.collation import StepRows
 from flatout.engine.launch.launch import run_job
-from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import RuntimeSettings
 from flatout.engine.train.recording import recorder
-from flatout.engine.train.recording.health import HealthWatch
+from flatout.engine.train.recording.health import Conditions, find_problems
 from flatout.engine.train.recording.report import LogPoint
 from tests.engine.runs import NO_DROPOUT, make_job
 
@@ -36,9 +36,9 @@ def told(tmp_path, monkeypatch):
         judge = recorder.Recorder.check_health
 
         def noted(self):
-            before = list(self.health_watch.warnings)
+            before = len(self.problems)
             judge(self)
-            new = self.health_watch.warnings[len(before) :]
+            new = list(self.problems.values())[before:]
             found.extend((self.history[-1].step, text) for text in new)
 
         monkeypatch.setattr(recorder.Recorder, "check_health", noted)
@@ -83,9 +83,13 @@ def test_small_gradients_of_a_model_that_has_learnt_are_no_illness(losses, warne
         LogPoint(n, n / 10, loss, 1e-3, 0.01, **rates, loader_wait_pct=0, elapsed_s=n)
         for n, loss in enumerate(losses, 1)
     ]
-    watch = HealthWatch(CPU, chance_loss=math.log(3), num_workers=0)
-    watch.look(losses[0], points, [], None)
-    assert any("unusually low" in text for text in watch.warnings) is warned
+    run = SimpleNamespace(
+        trainer=SimpleNamespace(runtime=CPU),
+        **{"history": points, "windows": [], "loader": None},
+        **{"initial_loss": losses[0], "chance_loss": math.log(3)},
+        conditions=Conditions(CPU),
+    )
+    assert ("unusually low" in str(find_problems(run)["norm"])) is warned
 
 
 def test_a_starved_loader_is_told_of_with_what_to_do(told, monkeypatch):
@@ -120,13 +124,13 @@ def test_a_healthy_training_is_told_of_nothing(told):
 def test_health_is_judged_at_evaluations_too(told, monkeypatch):
     """Behind the first log points, which are those of steps 3 to 15: the evaluations at
     steps 20 and 30 find the points of steps 18 and 30."""
-    looked, look = [], recorder.HealthWatch.look
+    looked = []
 
-    def noted(self, first_loss, history, *rest):
-        looked.append(history[-1].step)
-        look(self, first_loss, history, *rest)
+    def noted(self):
+        looked.append(self.history[-1].step)
+        return find_problems(self)
 
-    monkeypatch.setattr(recorder.HealthWatch, "look", noted)
+    monkeypatch.setattr(recorder, "find_problems", noted)
     told(steps=30, evaluate_every=10)
     assert looked[:4] == [3, 6, 9, 9]
     assert {18, 30} <= set(looked)

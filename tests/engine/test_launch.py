@@ -86,7 +86,7 @@ def test_the_ranks_start_from_a_file_of_this_users_alone(tmp_path):
     spec = json.loads(path.read_text())
     assert spec["world_size"] == 2
     assert spec["job"]["data_key"] == job.data_key
-    rows = open_rows(Path(spec["job"]["train"]))
+    rows = open_rows(Path(spec["job"]["splits"]["train"]))
     assert rows.table.to_pydict() == job.train.table.to_pydict()
 
 

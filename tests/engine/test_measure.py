@@ -28,7 +28,6 @@ from flatout.engine.benchmark.measuring.phases import PHASES, PhaseClock
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import BenchmarkSettings
-from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.timing import Window
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.step import Stepper
@@ -309,4 +308,4 @@ def test_slow_habits_are_taken_with_the_steps(job):
     table = driver.recorder.table
     assert table["step"].tolist() == [0, 1, 2]
     assert table["loss"].tolist() == losses
-    assert type(Driver(trainer_of(job)).recorder) is Recorder
+    assert Driver(trainer_of(job)).recorder.table is None

@@ -27,13 +27,7 @@ from flatout.engine.parameters import Settings
 from flatout.engine.train.optimizer import build_optimizer
 from flatout.engine.train.setup import assemble as assembling
 from flatout.engine.train.setup.assemble import assemble
-from flatout.engine.train.setup.calibration import (
-    Passes,
-    bounds_of,
-    longest_rows,
-    preserve_state,
-)
-from flatout.engine.train.setup.memory_fit import (
+from flatout.engine.train.setup.budgets import (
     Bounds,
     Fit,
     choose_budget,
@@ -41,6 +35,12 @@ from flatout.engine.train.setup.memory_fit import (
     fit_from_estimate,
     is_plenty,
     points,
+)
+from flatout.engine.train.setup.calibration import (
+    Passes,
+    bounds_of,
+    longest_rows,
+    preserve_state,
 )
 from tests.engine.families import CONFIGS
 from tests.engine.runs import make_job

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import random
@@ -203,17 +202,6 @@ def test_a_longer_training_goes_on(tmp_path, left):
 def test_never_begins_anew_and_its_copies_replace_the_old_ones(tmp_path, left):
     crashed(job_of(tmp_path / "b", left, resume="never"), "step 6/12  loss")
     assert 0 < steps_in(left)[-1] < 6
-
-
-def test_another_process_of_this_machine_is_not_disturbed(tmp_path, left):
-    import psutil
-
-    owner = json.loads(Mirror(left, "").read(OWNER))
-    parent = psutil.Process(os.getppid())
-    alive = {**owner, "pid": parent.pid, "begin_s": parent.create_time()}
-    Mirror(left, "").write(OWNER, json.dumps(alive))
-    with pytest.raises(REFUSED, match=f"process {parent.pid}.*another URL"):
-        run_job(job_of(tmp_path / "b", left))
 
 
 def test_a_run_whose_mirror_was_taken_over_trains_on(tmp_path, url, caplog):

@@ -20,7 +20,7 @@ from flatout.engine.answers.row_steps import (
 )
 from flatout.engine.answers.step_check import verify
 from flatout.engine.batches.global_batches import GlobalBatches, permute, unpermute
-from flatout.engine.checkpoints.resume import Resume
+from flatout.engine.checkpoints.resume import resume_from
 from flatout.engine.launch.launch import run_job
 from flatout.engine.launch.results import load_finished_result
 from flatout.engine.machine.environment import Ranks
@@ -208,7 +208,7 @@ def test_a_run_resumes_with_other_rows_to_skip_and_is_another_result(tmp_path, s
     job = make_job(tmp_path, **EVERY_2)
     crashed(job, "step 9/12  loss")
     later = make_job(tmp_path, skip_rows=[int(job.batches.rows(10)[0])], **EVERY_2)
-    assert Resume("auto", job.work_folder, identity(later)).find() is not None
+    assert resume_from("auto", job.work_folder, identity(later)) is not None
     run_job(later)
     assert (len(seen[11][0]), seen[11][1]) == (15, 15)
     assert load_finished_result(later) is not None

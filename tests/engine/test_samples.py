@@ -224,8 +224,7 @@ def test_mlflow_answers_by_the_calibration(trained, tmp_path):
 
 
 def files_of(job, folder) -> JobFiles:
-    splits = {"train": job.train, "validation": job.validation, "test": job.test}
-    return JobFiles.of(splits, None, job.label_names, folder / "rows")
+    return JobFiles.of(job, folder / "rows", "key")
 
 
 @pytest.mark.process

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from transformers import get_scheduler
 
 from flatout.engine.parameters import TrainSettings
-from flatout.engine.train.schedule import learning_rate
+from flatout.engine.train.optimizer import learning_rate
 
 
 def rates(steps, **settings):

@@ -46,13 +46,10 @@ def training_job(context: KedroContext) -> TrainJob:
     would raise before its first step."""
     inputs = load_inputs(context)
     from flatout.engine.launch.launch import make_job
-    from flatout.engine.tokenizing.token_keys import check_tokens_match
 
     whole, tokenizer = loader_of(context).settings, inputs.get("tokenizer")
     settings = Settings(**{name: getattr(whole, name) for name in GROUPS})
     splits, names = {n: inputs[f"{n}_rows"] for n in SPLITS}, inputs["label_names"]
-    if tokenizer is not None:
-        check_tokens_match(splits, settings, tokenizer, names)
     return make_job(settings, splits, tokenizer, names)
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.guard import comparison as guard
-from flatout.engine.guard.differences import RATE
+from flatout.engine import guard
+from flatout.engine.guard import RATE
 from flatout.engine.parameters import Settings
 from flatout.tracking import RunFolder
 
@@ -66,7 +66,7 @@ class Guard:
         file, named = self._reports / RUNS, self._settings.guard.baseline
         runs = guard.read_runs(file)
         if named is None:
-            return guard.choose_baseline(guard.of_same_work(runs, now), now)
+            return guard.choose_baseline(runs, now)
         found = next((run for run in runs if run.run_id == named), None)
         if found is None:
             logger.warning(

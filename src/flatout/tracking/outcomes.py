@@ -21,7 +21,6 @@ FIGURES = (
     "share_of_measured_peak_pct",
     "loader_wait_pct",
     "cpu_wait_pct",
-    "cpu_probe_ms",
     "gpu_clock_mhz",
     "step_ms_p50",
     "peak_reserved_gib",

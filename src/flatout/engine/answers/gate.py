@@ -21,9 +21,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationE
 from torch import nn
 
 from flatout.engine.files.atomic_write import write_text
-from flatout.engine.guard.differences import TrackedRun, differences
+from flatout.engine.guard import TrackedRun, differences
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.driver import query_driver
+from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.common import by_path
 from flatout.engine.train.loop import TrainResult
@@ -144,7 +145,7 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
     best = max((rate for rate in rates if not math.isnan(rate)), default=None)
     if best is None or not windows:
         raise SettingsError("--steps: too few for a window after the warm-up; take 100")
-    if result.report.cpu_probe_ms is None:  # on a GPU
+    if nvidia_gpu_count():
         return best
     work_s, window_s = (sum(p[name] for p in windows) for name in (WORK, WINDOW))
     return float(every * work_s / window_s)

@@ -32,9 +32,9 @@ from flatout.engine.models.model import is_out_of_memory
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.optimizer import Updater, set_learning_rate
 from flatout.engine.train.process_group import ProcessGroup
+from flatout.engine.train.setup.acceleration import plan
 from flatout.engine.train.setup.assemble import Trainer, assemble, build_model
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.planned import plan
 
 RANK = "flatout.engine.answers.rank"
 VERDICT = "verdict.json"

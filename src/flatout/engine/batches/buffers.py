@@ -66,8 +66,12 @@ def _torch_type(dtype: str) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def view(
-    buffer: Tensor, begin: int, end: int, dtype: torch.dtype, shape: tuple[int, ...]
-) -> Tensor:
-    """Return a view of one tensor in the buffer (bytes,)."""
-    return buffer[begin:end].view(dtype).view(shape)
+def views(buffer: Tensor, shapes: Shapes) -> list[dict[str, Tensor]]:
+    """Return views of the tensors of each micro-batch in the buffer (bytes,)."""
+    return [
+        {
+            name: buffer[begin:end].view(dtype).view(shape)
+            for name, (begin, end, dtype, shape) in part.items()
+        }
+        for part in places(shapes)[1]
+    ]

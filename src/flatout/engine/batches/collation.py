@@ -28,13 +28,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.engine.batches.buffers import Shapes, in_one_buffer, places, view
+from flatout.engine.batches.buffers import Shapes, in_one_buffer, views
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.rows.layout import (
     Arrays,
     Ints,
     LaidOut,
-    LateArray,
     Layout,
     pad_end,
     round_up,
@@ -94,10 +93,7 @@ class StepBatch:
     @property
     def micro_batches(self) -> list[MicroBatch]:
         """The tensors of each micro-batch, as views of the buffer."""
-        return [
-            {name: view(self.buffer, *at) for name, at in part.items()}
-            for part in places(self.layout)[1]
-        ]
+        return views(self.buffer, self.layout)
 
     def pin_memory(self) -> StepBatch:
         """Pin the buffer. Called by the DataLoader's pinning thread. The buffer is
@@ -157,11 +153,8 @@ class Collator:
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
         """Return the tensors for `row_ids` (B,). Without rows, the batch is one padding
         token with a loss of zero, so that the rank can still join collectives."""
-        arrays = self._arrays(rows, row_ids, epoch)
-        made = {
-            n: a.made() if isinstance(a, LateArray) else a for n, a in arrays.items()
-        }
-        return {name: torch.from_numpy(array) for name, array in made.items()}
+        buffer, layout = self.collate_step(rows, [row_ids], epoch)
+        return views(buffer, layout)[0]
 
     def collate_step(
         self,

@@ -147,19 +147,15 @@ class StepLoader:
         them to the GPU."""
         # Without workers, a group of several steps would be one long wait.
         size = run_steps(self.data) if self.num_workers else 1
+        # Batches of a fixed size go to a GPU through shared locked memory.
+        locked = self.settings.pin_memory and self.runtime.is_cuda
+        in_ring = locked and self.data.rows.row_bytes > 0
         for steps in self._step_ranges():
-            if self._in_ring:
+            if in_ring:
                 yield from self._from_ring(steps, copies)
             else:
                 runs = _cut(steps, size, alone=self.num_workers)
                 yield from self._data_loader(_Runs(self.data), runs)
-
-    @property
-    def _in_ring(self) -> bool:
-        """Return whether workers write batches to shared, page-locked memory. This
-        needs a GPU and rows of a fixed size."""
-        locked = self.settings.pin_memory and self.runtime.is_cuda
-        return locked and self.data.rows.row_bytes > 0
 
     def _from_ring(self, steps: range, copies: Any) -> Generator[StepRun]:
         ahead = max(1, self.num_workers) * self.settings.prefetch_factor
@@ -209,13 +205,9 @@ def run_steps(data: StepRows) -> int:
     size. Decoding takes much longer than a message, so decoded rows are sent alone."""
     if data.rows.decodes:
         return 1
-    return max(1, min(MOST_IN_A_RUN, RUN_BYTES // batch_bytes(data)))
-
-
-def batch_bytes(data: StepRows) -> int:
-    """Return the maximum size of a step in bytes."""
     row = BYTES_A_TOKEN * data.rows.facts.largest_sample + data.rows.row_bytes
-    return int(data.batches.batch_size * row)
+    step_bytes = int(data.batches.batch_size * row)
+    return max(1, min(MOST_IN_A_RUN, RUN_BYTES // step_bytes))
 
 
 def _cut(steps: range, size: int, alone: int) -> Iterator[range]:

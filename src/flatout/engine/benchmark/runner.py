@@ -69,7 +69,7 @@ class Bench:
     @cached_property
     def rows(self) -> SplitRows:
         """The rows of the training split."""
-        return open_rows(Path(self.files.train))
+        return open_rows(Path(self.files.splits["train"]))
 
     @cached_property
     def processes(self) -> int:

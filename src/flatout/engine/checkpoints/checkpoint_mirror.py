@@ -20,12 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from flatout.engine.checkpoints.checkpoint_folder import MANIFEST, Checkpoint, Manifest
 from flatout.engine.checkpoints.resume import find_checkpoint, identity_faults, remedy
 from flatout.engine.files.atomic_write import hidden_path, remove
-from flatout.engine.files.identity import runs_since
 from flatout.engine.files.mirror import DamagedCopyError, Mirror, MirrorError
 from flatout.engine.parameters.faults import first_line
 
@@ -63,9 +60,8 @@ class CheckpointMirror:
         self._mirror.with_retries(lambda: self._claim(identity, step))
 
     def _claim(self, identity: dict[str, Any], step: int) -> None:
-        process = {"pid": os.getpid(), "begin_s": psutil.Process().create_time()}
-        owner = {"run": self._run, "host": socket.gethostname(), **process}
-        self._mirror.write(OWNER, json.dumps({**owner, "identity": identity}))
+        owner = {"run": self._run, "host": socket.gethostname(), "identity": identity}
+        self._mirror.write(OWNER, json.dumps(owner))
         for name, complete in self._mirror.copies().items():
             is_ours = name.startswith((STEP, BEST))
             if is_ours and not (complete and int(name[len(STEP) :]) <= step):
@@ -218,22 +214,13 @@ def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
 
 
 def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
-    """Raise MirrorError if the mirror belongs to a run with other settings or data, or
-    if another process on this machine is using it."""
-    owner = mirror.with_retries(lambda: mirror.read_json(OWNER))
-    if not {"identity", "pid", "host", "begin_s"} <= owner.keys():
-        return
-    if faults := identity_faults(owner["identity"], identity):
+    """Raise MirrorError if the mirror belongs to a run with other settings or data."""
+    owner = mirror.with_retries(lambda: mirror.read_json(OWNER)).get("identity")
+    if owner and (faults := identity_faults(owner, identity)):
         raise MirrorError(
             f"{mirror.shown} has checkpoints of another training (then -> now): "
-            f"{'; '.join(faults)}. {remedy(owner['identity'], identity)}, or set "
-            f"{PARAMETER} to another URL"
-        )
-    pid, here = owner["pid"], owner["host"] == socket.gethostname()
-    if here and pid != os.getpid() and runs_since(pid, owner["begin_s"]):
-        raise MirrorError(
-            f"another run (process {pid}) writes its checkpoints to {mirror.shown}: "
-            f"wait for its end, or set {PARAMETER} to another URL"
+            f"{'; '.join(faults)}. {remedy(owner, identity)}, or set {PARAMETER} to "
+            "another URL"
         )
 
 

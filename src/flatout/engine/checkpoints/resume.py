@@ -6,7 +6,6 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,73 +32,62 @@ LENGTHS = ("train.epochs", "train.max_steps")
 """The settings that may be increased when a stopped run is resumed."""
 
 
-@dataclass(frozen=True)
-class Resume:
-    """Applies `train.resume` to the checkpoints in `folder`."""
-
-    wanted: str
-    """The value of `train.resume`: `auto`, `never` or a path."""
-    folder: Path
-    identity: dict[str, Any]
-
-    def find(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from, if any. Later checkpoints are set
-        aside, so that no run resumes from them. Raises CheckpointError if the
-        checkpoint cannot be used or belongs to a run with other settings or data."""
-        found = self._choose()
-        if found is None:
-            self._set_aside("", "")
-            forget_finished(self.folder)
-            return None
-        check_identity(found.folder, found.manifest, self.identity)
-        forget_finished(self.folder)
-        newest = best = ""
-        if found.folder.parent.resolve() == self.folder.resolve():
+def resume_from(
+    wanted: str, folder: Path, identity: dict[str, Any]
+) -> Checkpoint | None:
+    """Apply `train.resume` (`wanted`) to the checkpoints in `folder`. Return the one to
+    resume from, if any. Later checkpoints are set aside, so that no run resumes from
+    them. Raises CheckpointError if the checkpoint cannot be used or belongs to a run
+    with other settings or data."""
+    found, newest, best = _choose(wanted, folder), "", ""
+    if found is not None:
+        check_identity(found.folder, found.manifest, identity)
+        if found.folder.parent.resolve() == folder.resolve():
             newest, best = found.folder.name, found.manifest.best or ""
-        self._set_aside(newest, best)
-        self._fetch_best(found)
-        return found
+    forget_finished(folder)
+    late = [path for path in step_folders(folder) if path.name > newest]
+    set_aside(late + [path for path in folder.glob("best-*") if path.name > best])
+    if found is not None:
+        _fetch_best(found, folder)
+    return found
 
-    def _choose(self) -> Checkpoint | None:
-        existing = step_folders(self.folder)
-        if self.wanted == "never":
-            if existing:
-                logger.warning("train.resume: never: %s is not resumed", existing[0])
-            return None
-        if self.wanted != "auto":
-            return open_named(self.wanted)
-        found, faults = newest_valid(self.folder)
-        for fault in faults:
-            logger.warning("checkpoint skipped: %s", fault)
-        if existing and found is None:
-            raise CheckpointError(
-                f"each of the {len(existing)} checkpoints in {self.folder} is damaged: "
-                f"{'; '.join(faults)}. To start from the beginning, set train.resume: "
-                "never"
-            )
-        return found
 
-    def _set_aside(self, newest: str, best: str) -> None:
-        late = [p for p in step_folders(self.folder) if p.name > newest]
-        late += [p for p in self.folder.glob("best-*") if p.name > best]
-        set_aside(late)
+def _choose(wanted: str, folder: Path) -> Checkpoint | None:
+    existing = step_folders(folder)
+    if wanted == "never":
+        if existing:
+            logger.warning("train.resume: never: %s is not resumed", existing[0])
+        return None
+    if wanted != "auto":
+        return open_named(wanted)
+    found, faults = newest_valid(folder)
+    for fault in faults:
+        logger.warning("checkpoint skipped: %s", fault)
+    if existing and found is None:
+        raise CheckpointError(
+            f"each of the {len(existing)} checkpoints in {folder} is damaged: "
+            f"{'; '.join(faults)}. To start from the beginning, set train.resume: "
+            "never"
+        )
+    return found
 
-    def _fetch_best(self, found: Checkpoint) -> None:
-        """Copy the best model so far if the checkpoint comes from another folder."""
-        name = found.manifest.best
-        if name is None or (self.folder / name).is_dir():
-            return
-        source = found.folder.parent / name
-        if source.is_dir():
-            files = [
-                inside(source, "file", source, path.name)
-                for path in source.iterdir()
-                if not path.is_dir() or path.is_symlink()
-            ]
-            write_folder(
-                self.folder / name,
-                lambda hidden: [shutil.copy2(path, hidden) for path in files],
-            )
+
+def _fetch_best(found: Checkpoint, folder: Path) -> None:
+    """Copy the best model so far if the checkpoint comes from another folder."""
+    name = found.manifest.best
+    if name is None or (folder / name).is_dir():
+        return
+    source = found.folder.parent / name
+    if source.is_dir():
+        files = [
+            inside(source, "file", source, path.name)
+            for path in source.iterdir()
+            if not path.is_dir() or path.is_symlink()
+        ]
+        write_folder(
+            folder / name,
+            lambda hidden: [shutil.copy2(path, hidden) for path in files],
+        )
 
 
 def check_identity(
@@ -159,7 +147,7 @@ def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
 
 def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
     """Return the checkpoint that `train.resume: <wanted>` would resume from, if any.
-    Unlike `Resume`, this does not verify the files or log messages."""
+    Unlike `resume_from`, this does not verify the files or log messages."""
     if wanted == "never":
         return None
     named = folder if wanted == "auto" else Path(wanted)

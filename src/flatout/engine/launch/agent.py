@@ -19,7 +19,8 @@ from typing import Any
 from flatout.engine.machine.signals import STOPPING, die_with_parent
 
 FAILURES = "failures.json"
-SHUTDOWN_S = 30
+SHUTDOWN_S = 10
+"""Seconds in which ranks may end after one has died, for which they may wait."""
 ONE_MACHINE = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d"}
 ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 

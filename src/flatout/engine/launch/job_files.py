@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ import pyarrow as pa
 from flatout.engine.files.atomic_folder import stored_key
 from flatout.engine.files.content_key import arrow_digest
 from flatout.engine.parameters import Settings
-from flatout.engine.rows.rows import SplitRows, open_rows, rows_from_dataset
+from flatout.engine.rows.rows import SplitRows, open_rows
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tokenizing.token_keys import check_tokens_match
 from flatout.engine.train.setup.job import TrainJob
 
 
@@ -22,61 +21,27 @@ from flatout.engine.train.setup.job import TrainJob
 class JobFiles:
     """The folders of the rows, and information about the tokenizer and the labels."""
 
-    train: str
-    validation: str
-    test: str
+    splits: Mapping[str, str]
+    """The folders of train, validation and test."""
     vocabulary: Mapping[str, Any] | None
     label_names: tuple[str, ...]
     data_key: str
-    """The content key of the training tokens."""
+    """The content key of the rows."""
     tokenizer_file: str | None = None
 
     @classmethod
-    def of(
-        cls,
-        splits: Mapping[str, SplitRows],
-        vocabulary: Vocabulary | Mapping[str, Any] | None,
-        label_names: Sequence[str],
-        folder: Path,
-        tokenizer_file: str | None = None,
-        data_key: str | None = None,
-    ) -> JobFiles:
-        """Describe the job for the splits train, validation and test. Rows that are not
-        in a folder yet are written to `folder`. `data_key` defaults to train's key."""
-        for rows in splits.values():
+    def of(cls, job: TrainJob, folder: Path, data_key: str | None = None) -> JobFiles:
+        """Describe `job`. Rows that are not in a folder yet are written to `folder`.
+        `data_key` defaults to that of the job."""
+        for rows in job.splits.values():
             _ = rows.facts  # computed once here, instead of in each rank
-        if isinstance(vocabulary, Vocabulary):
-            vocabulary = asdict(vocabulary)
-        found = {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
         return cls(
-            train=found["train"],
-            validation=found["validation"],
-            test=found["test"],
-            vocabulary=vocabulary,
-            label_names=tuple(label_names),
-            data_key=data_key or token_key(splits["train"]),
-            tokenizer_file=tokenizer_file,
+            splits=folders_of(job.splits, folder),
+            vocabulary=asdict(job.vocabulary) if job.vocabulary else None,
+            label_names=job.label_names,
+            data_key=data_key or job.data_key,
+            tokenizer_file=job.tokenizer_file,
         )
-
-    @classmethod
-    def checked(
-        cls,
-        settings: Settings,
-        splits: Mapping[str, Any],
-        tokenizer: Any | None,
-        label_names: Sequence[str],
-        folder: str,
-    ) -> JobFiles:
-        """Describe the job for Datasets of tokens. Rows that are not in a folder yet
-        are written to `folder`/rows. Raises StaleTokensError if the tokens were made
-        with other settings, another tokenizer or other labels."""
-        vocabulary = None
-        if tokenizer is not None:
-            check_tokens_match(splits, settings, tokenizer, label_names)
-            vocabulary = Vocabulary.of(tokenizer)
-        rows = {name: rows_from_dataset(found) for name, found in splits.items()}
-        file, place = tokenizer_file(tokenizer), Path(folder) / "rows"
-        return cls.of(rows, vocabulary, label_names, place, file)
 
     def open(self, settings: Settings, work_folder: Path) -> TrainJob:
         vocabulary = None
@@ -85,9 +50,7 @@ class JobFiles:
             vocabulary = Vocabulary(**{**stored, "special_token_ids": special})
         return TrainJob(
             settings=settings,
-            train=open_rows(Path(self.train)),
-            validation=open_rows(Path(self.validation)),
-            test=open_rows(Path(self.test)),
+            **{name: open_rows(Path(place)) for name, place in self.splits.items()},
             vocabulary=vocabulary,
             label_names=tuple(self.label_names),
             work_folder=work_folder,
@@ -109,6 +72,11 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
         return None
     file = Path(tokenizer.name_or_path or "", "tokenizer.json").absolute()
     return str(file) if file.is_file() else None
+
+
+def folders_of(splits: Mapping[str, SplitRows], folder: Path) -> dict[str, str]:
+    """Return the folder of each split; rows without one are written to `folder`."""
+    return {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
 
 
 def _folder_of(rows: SplitRows, folder: Path) -> str:

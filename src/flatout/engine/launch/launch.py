@@ -33,6 +33,7 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import DistributedSettings, Settings, SettingsError
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tokenizing.token_keys import check_tokens_match
 from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import TrainResult, train
 from flatout.engine.train.process_group import ProcessGroup
@@ -49,7 +50,11 @@ def make_job(
     label_names: Sequence[str],
 ) -> TrainJob:
     """Create the job for the Datasets train, validation and test. Checkpoints, models
-    and the result stay in `paths.checkpoints` until `checkpoint_folder.finish`."""
+    and the result stay in `paths.checkpoints` until `checkpoint_folder.finish`. Raises
+    StaleTokensError if the tokens were made with other settings, another tokenizer or
+    other labels."""
+    if tokenizer is not None:
+        check_tokens_match(splits, settings, tokenizer, label_names)
     folder = Path(settings.paths.checkpoints)
     warn_at_start(settings, folder)
     rows = {name: rows_from_dataset(found) for name, found in splits.items()}
@@ -158,17 +163,9 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
 
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
     """Write the ranks' input to `folder/spec.json`, which only this user can read."""
-    files = JobFiles.of(
-        job.splits,
-        job.vocabulary,
-        job.label_names,
-        folder / "tokens",
-        job.tokenizer_file,
-        job.data_key,
-    )
     spec = {
         "settings": job.settings.model_dump(mode="json"),
-        "job": asdict(files),
+        "job": asdict(JobFiles.of(job, folder / "tokens")),
         "work_folder": str(job.work_folder.absolute()),
         "metrics_file": str(job.metrics_file.absolute()),
         "world_size": processes * job.settings.train.distributed.num_machines,

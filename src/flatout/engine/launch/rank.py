@@ -44,10 +44,14 @@ def main(folder: Path, *, work: Work | None = None) -> None:
     """Run `work` as one rank, or train if `work` is None."""
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     settings = parse_settings(spec["settings"])
-    ranks = environment.current_ranks()
-    _log_to_stderr(ranks.rank)
+    rank = environment.current_ranks().rank
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format="%(message)s" if rank == 0 else f"[rank {rank}] %(message)s",
+        stream=sys.stderr,
+    )
     faulthandler.enable()  # print stacks if a kernel crashes
-    heartbeat.start(folder / "beats", ranks.rank)
+    heartbeat.start(folder / "beats", rank)
     environment.apply(settings.runtime)  # before torch is imported
     collect_rarely()
     try:
@@ -73,15 +77,6 @@ def leave_error(error: Exception) -> None:
         },
     }
     atomic_write.write_text(Path(named), json.dumps({"message": message}))
-
-
-def _log_to_stderr(rank: int) -> None:
-    """Log messages of all levels on rank 0, and only warnings on the other ranks."""
-    logging.basicConfig(
-        level=logging.INFO if rank == 0 else logging.WARNING,
-        format="%(message)s" if rank == 0 else f"[rank {rank}] %(message)s",
-        stream=sys.stderr,
-    )
 
 
 def _run(work: Work, spec: dict[str, Any], settings: Settings, folder: Path) -> None:

@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 TRAINING = "flatout.engine.launch.rank"
 POLL_S = 0.2
-SURVIVORS_GRACE_S = 5.0
-"""The time in which other ranks may end normally after one has died."""
 STACKS_WAIT_S = 1.0
 
 OF_THE_JOB: dict[str, type[Exception]] = {
@@ -92,7 +90,6 @@ class Attempt:
         self._processes = processes
         self._folder = folder
         self._beats = folder / "beats"
-        self._first_death_s: float | None = None
 
     def run(self) -> Exception | None:
         """Run the ranks. Return None if training has finished, or else the error.
@@ -154,31 +151,18 @@ class Attempt:
                     _send(beat.pid, signals.received)
                 if not beats:  # no rank has started yet
                     return None
-            self._end_survivors(beats)
             late = overdue(beats, self._settings.heartbeat_timeout_s, time.monotonic())
             if late:
                 return self._hang(late, beats)
         return None
 
-    def _end_survivors(self, beats: list[Beat]) -> None:
-        """Kill ranks that wait inside a kernel for a dead rank and ignore signals."""
-        alive = [beat for beat in beats if _status(beat.pid) is not None]
-        dead = [b for b in beats if b not in alive and b.phase != FINISHED]
-        if not dead:
-            return
-        self._first_death_s = self._first_death_s or time.monotonic()
-        if time.monotonic() - self._first_death_s > SURVIVORS_GRACE_S:
-            for beat in alive:
-                _kill_group(beat.pid)
-
     def _hang(self, late: list[Beat], beats: list[Beat]) -> HangError:
-        halted = [b for b in beats if _status(b.pid) == psutil.STATUS_STOPPED]
+        halted = [beat for beat in beats if _is_stopped(beat.pid)]
         culprit, now = (halted or late)[0], time.monotonic()
-        stopped = bool(halted)
         for beat in beats:
             _send(beat.pid, signal.SIGUSR1)
         time.sleep(STACKS_WAIT_S)
-        state = " The process is stopped (SIGSTOP)." if stopped else ""
+        state = " The process is stopped (SIGSTOP)." if halted else ""
         return HangError(
             f"rank {culprit.rank} (process {culprit.pid}) made no progress for "
             f"{now - culprit.progress_s:.0f} s in phase {culprit.phase!r}, after step "
@@ -251,13 +235,10 @@ def _stream(pipe: IO[bytes] | None) -> None:
         sys.stderr.flush()
 
 
-def _status(pid: int) -> str | None:
-    """Return the status of a process, or None if it has ended or is a zombie."""
-    try:
-        status = str(psutil.Process(pid).status())
-    except psutil.NoSuchProcess:
-        return None
-    return None if status == psutil.STATUS_ZOMBIE else status
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return str(psutil.Process(pid).status()) == psutil.STATUS_STOPPED
+    return False
 
 
 def _send(pid: int, signum: int) -> None:

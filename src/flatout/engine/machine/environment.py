@@ -71,30 +71,22 @@ def usable_cores() -> int:
 
 def nvidia_gpu_count() -> int:
     """Return the number of GPUs visible to CUDA, without initialising CUDA."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return len(gpu_names())
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except Exception:  # any failure of the driver library means no usable GPU
-        return 0
+    return len(gpu_names())
 
 
 def gpu_names() -> list[str]:
     """Return a value for CUDA_VISIBLE_DEVICES for each GPU that is visible to CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [str(number) for number in range(nvidia_gpu_count())]
-    names = [name.strip() for name in visible.split(",")]
-    return [name for name in names if name not in ("", "-1")]
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        return [name for name in names if name not in ("", "-1")]
+    try:
+        import pynvml
 
-
-def only_gpu(name: str | None) -> dict[str, str]:
-    """Return environment variables that make only this GPU visible to a process. The
-    result is empty if `name` is None."""
-    return {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
+        pynvml.nvmlInit()
+        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # any failure of the driver library means no usable GPU
+        return []
 
 
 def hide_gpus() -> None:
@@ -240,7 +232,6 @@ def preserve_tracking_uri() -> AbstractContextManager[None]:
 def free_shared_memory_bytes() -> int | None:
     """Return the number of free bytes in /dev/shm, or None if it does not exist."""
     try:
-        status = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+        return shutil.disk_usage("/dev/shm").free  # noqa: S108 - only its size
     except OSError:
         return None
-    return status.f_bavail * status.f_frsize

@@ -122,20 +122,15 @@ def read_beats(folder: Path) -> list[Beat]:
     return [Beat(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
 
-def phase_limit_s(phase: str, limit_s: float) -> float:
-    if phase not in LONG_PHASES:
-        return limit_s
-    return max(LONG_PHASE_FACTOR * limit_s, LONG_PHASE_LEAST_S)
-
-
 def overdue(beats: list[Beat], limit_s: float, now_s: float) -> list[Beat]:
     """Return the ranks that have made no progress for too long, the likeliest cause
     first: stopped processes, then the ranks with the lowest step."""
+    long_s = max(LONG_PHASE_FACTOR * limit_s, LONG_PHASE_LEAST_S)
     late = [
         beat
         for beat in beats
         if beat.phase != FINISHED
-        and now_s - beat.progress_s > phase_limit_s(beat.phase, limit_s)
+        and now_s - beat.progress_s > (long_s if beat.phase in LONG_PHASES else limit_s)
     ]
     return sorted(
         late, key=lambda b: (now_s - b.alive_s <= STOPPED_S, b.step, b.progress_s)

@@ -43,7 +43,7 @@ from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Calibrated, Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.evaluate import evaluate
-from flatout.engine.train.own_metrics import OwnMetrics
+from flatout.engine.train.own_figures import OwnMetrics
 from flatout.engine.train.recording.report import Evaluation
 from flatout.engine.train.setup.budgets import (
     default_token_budget,

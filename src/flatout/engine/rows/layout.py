@@ -28,12 +28,6 @@ class LateArray:
     write: Callable[[npt.NDArray[Any]], None]
     """Writes the values to an array of this shape and dtype."""
 
-    def made(self) -> npt.NDArray[Any]:
-        """Write the values to a new array and return it."""
-        found = np.empty(self.shape, self.dtype)
-        self.write(found)
-        return found
-
 
 Arrays = dict[str, Any]
 """NumPy arrays or late arrays, by field."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from flatout.engine.machine.environment import gpu_names, only_gpu, usable_cores
+from flatout.engine.machine.environment import gpu_names, usable_cores
 from flatout.engine.parameters import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -33,4 +33,4 @@ def sets_of(count: int) -> list[Devices]:
             "GPU %s stays idle: trials get %d GPUs each", ", ".join(idle), count
         )
     groups = zip(*[iter(names)] * count, strict=False)
-    return [only_gpu(",".join(group)) for group in groups]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.launch.job_files import JobFiles, folders_of, token_key
 from flatout.engine.parameters import SettingsError
 from flatout.engine.rows.rows import open_rows
 from flatout.engine.sweep.space import FOLD
@@ -35,9 +36,7 @@ def fold_files(
             "folds: kedro run --pipelines=split,tokenize,crossvalidate "
             f"--params=split.folds={folds or known or 5}"
         )
-    opened: list[Any] = [
-        open_rows(Path(p)) for p in (files.train, files.validation, files.test)
-    ]
+    opened: list[Any] = [open_rows(Path(place)) for place in files.splits.values()]
     sizes = [len(rows) for rows in opened]
     if sizes != [len(split) for split in splits]:
         raise SettingsError(
@@ -54,7 +53,7 @@ def fold_files(
             name: type(opened[0])(table.filter(pa.array(mask)))
             for name, mask in {**masks, "test": ~rest}.items()
         }
-        own, names = folder / f"fold_{number + 1}", files.label_names
-        job = JobFiles.of(rows, files.vocabulary, names, own, files.tokenizer_file)
-        found.append(job)
+        splits = folders_of(rows, folder / f"fold_{number + 1}")
+        key = token_key(rows["train"])
+        found.append(replace(files, splits=splits, data_key=key))
     return found

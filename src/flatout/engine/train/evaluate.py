@@ -22,7 +22,7 @@ from flatout.engine.parameters import SettingsError
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task, without_options
 from flatout.engine.train.cached_gradients import Part, whole
-from flatout.engine.train.own_metrics import OwnFigures, OwnMetrics
+from flatout.engine.train.own_figures import OwnFigures, OwnMetrics
 from flatout.engine.train.recording.report import Evaluation
 
 logger = logging.getLogger(__name__)
@@ -107,15 +107,9 @@ class Sums:
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
     """Return the (k, ...) of each rank, on all ranks; k may differ."""
-    count = torch.tensor([len(own)], device=own.device)
-    counts = [torch.empty_like(count) for _ in range(world_size)]
-    torch.distributed.all_gather(counts, count)
-    sizes = torch.cat(counts).tolist()
-    padded = own.new_zeros((max(sizes), *own.shape[1:]))
-    padded[: len(own)] = own
-    parts = [torch.empty_like(padded) for _ in range(world_size)]
-    torch.distributed.all_gather(parts, padded)
-    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+    found: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(found, own.cpu())
+    return [part.to(own.device) for part in found]
 
 
 @torch.no_grad()

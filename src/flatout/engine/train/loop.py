@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,27 +19,25 @@ from flatout.engine.models.adapters import has_adapter
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.train.evaluate import evaluate
-from flatout.engine.train.keeping.oom import (
-    evaluate_within_memory,
-    evaluation_budget,
-    shrink,
-)
+from flatout.engine.train.keeping.oom import evaluate_within_memory, shrink
 from flatout.engine.train.keeping.session import Session
-from flatout.engine.train.optimizer import set_learning_rate
-from flatout.engine.train.own_metrics import OwnMetrics, check_metric
+from flatout.engine.train.optimizer import (
+    check_schedule,
+    learning_rate,
+    set_learning_rate,
+)
+from flatout.engine.train.own_figures import OwnMetrics, check_metric
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.audit import write_audit
 from flatout.engine.train.recording.progress import Progress, evaluation_due
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.report import Evaluation, LogPoint, TrainReport
-from flatout.engine.train.recording.slow_habits import make_recorder
 from flatout.engine.train.recording.summary import build_report, resolved_parameters
 from flatout.engine.train.recording.timing import compile_clock
-from flatout.engine.train.schedule import check_schedule, learning_rate
+from flatout.engine.train.setup.acceleration import plan
 from flatout.engine.train.setup.assemble import Trainer, assemble
 from flatout.engine.train.setup.identity import equal_on_all_ranks, identity
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.planned import plan
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 
 logger = logging.getLogger(__name__)
@@ -88,8 +86,7 @@ def train(
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
     try_own_parts(trainer)
-    recorder = make_recorder(trainer, begin_s)
-    recorder.progress = Progress(trainer)
+    recorder = Recorder(trainer, begin_s, progress=Progress(trainer))
     with Session(trainer, recorder, group) as session:
         loader = start_or_resume(trainer, recorder, session)
         for batch in loader:
@@ -136,21 +133,12 @@ def start_or_resume(
     return loader
 
 
-class StepRecorder(Protocol):
-    """Records each step."""
-
-    def step_begins(self) -> None: ...
-
-    def step_ends(
-        self, batch: StepBatch, wait_s: float, learning_rate: float
-    ) -> None: ...
-
-
 def take_step(
-    trainer: Trainer, recorder: StepRecorder, batch: StepBatch, wait_s: float
+    trainer: Trainer, recorder: Any, batch: StepBatch, wait_s: float
 ) -> float:
     """Run one step of any training, measured or not; return its learning rate.
-    `wait_s`: seconds that the host waited for `batch`."""
+    `recorder`: has `step_begins` and `step_ends`, as Recorder. `wait_s`: seconds that
+    the host waited for `batch`."""
     total = trainer.total_steps
     lr = learning_rate(trainer.job.settings.train, batch.step % total, total)
     set_learning_rate(trainer.optimizer, lr)
@@ -229,30 +217,18 @@ def evaluate_split(
     most_rows: int | None = None,
 ) -> Evaluation:
     """Evaluate all `rows` or `most_rows`; custom metrics are by default the job's."""
-    own = own or OwnMetrics.of(trainer.job.settings.train, trainer.job.task)
-    return evaluate_within_memory(
-        trainer, rows, lambda: _evaluate_split(trainer, rows, own, most_rows)
-    )
+    job, runtime, model = trainer.job, trainer.runtime, trainer.model
+    own = own or OwnMetrics.of(job.settings.train, job.task)
 
+    def found(budget: int) -> Evaluation:
+        resolved = replace(trainer.resolved, token_budget=budget)
+        planner = make_planner(job.settings, runtime, resolved)
+        collator = make_collator(job, runtime, resolved, model.model.config)
+        # The step's graphs do not fit here, and others are not worth compiling.
+        with torch.compiler.set_stance("force_eager"):
+            return evaluate(model, rows, planner, collator, runtime, own, most_rows)
 
-def _evaluate_split(
-    trainer: Trainer, rows: SplitRows, own: OwnMetrics | None, most_rows: int | None
-) -> Evaluation:
-    settings, runtime = trainer.job.settings, trainer.runtime
-    config = trainer.model.model.config
-    budget = evaluation_budget(trainer, rows)
-    resolved = replace(trainer.resolved, token_budget=budget)
-    # Graphs of the training step do not fit here, and others are not worth compiling.
-    with torch.compiler.set_stance("force_eager"):
-        return evaluate(
-            trainer.model,
-            rows,
-            make_planner(settings, runtime, resolved),
-            make_collator(trainer.job, runtime, resolved, config),
-            runtime,
-            own,
-            most_rows,
-        )
+    return evaluate_within_memory(trainer, rows, found)
 
 
 def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:

@@ -195,15 +195,6 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
     return placed
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Common action of all ranks after a step."""
-
-    stop: int
-    """Signal to exit with; 0: no signal."""
-    save: bool
-
-
 @dataclass
 class Agreement:
     """Sends signals and due checkpoints of single ranks to all, at the same step.
@@ -223,10 +214,11 @@ class Agreement:
             return True
         return self.every_steps is not None and done % self.every_steps == 0
 
-    def reach(self, done: int, stop: int, save: bool) -> Decision:
-        """Decide with all ranks at the same step; `save` counts on the main rank."""
+    def reach(self, done: int, stop: int, save: bool) -> tuple[int, bool]:
+        """Decide with all ranks at the same step. `stop`: a signal to exit with, or 0;
+        `save`: counts on the main rank. Return both as they hold for all ranks."""
         if self.control is None:
-            return Decision(stop, save)
+            return stop, save
         interval = self._sync_interval(done) if self.ranks.is_main else 0
         save = save and self.ranks.is_main
         word = torch.tensor([stop, int(save), interval])
@@ -235,7 +227,7 @@ class Agreement:
         )
         stop, save_now, interval = word.tolist()
         self._next = done + interval
-        return Decision(stop, bool(save_now))
+        return stop, bool(save_now)
 
     def _sync_interval(self, done: int) -> int:
         last_done, last_s = self._last

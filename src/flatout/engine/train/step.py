@@ -58,13 +58,10 @@ class StepSums:
 
     @classmethod
     def zeros(cls, device: torch.device) -> StepSums:
-        def scalar(value: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.full((), value, dtype=dtype, device=device)
-
-        def count(value: int = 0) -> Tensor:
-            return scalar(value, torch.int64)
-
-        return cls(scalar(), count(), count(), scalar(), scalar(), count(cls.NEVER))
+        zero = partial(torch.zeros, (), dtype=torch.float32, device=device)
+        count = partial(zero, dtype=torch.int64)
+        never = count().fill_(cls.NEVER)
+        return cls(zero(), count(), count(), zero(), zero(), never)
 
     def reset(self) -> None:
         for total in (self.loss, self.hits, self.judged):
@@ -125,11 +122,6 @@ class Stepper:
         if self._first:
             self._first = False
             compile_clock.first_step_done()
-
-    def run_eagerly(self, batch: StepBatch) -> None:
-        """Run the step like a replayed graph, but kernel by kernel."""
-        self.set_scalars(batch)
-        self.launch(batch)
 
     def drop_graphs(self) -> None:
         """Run kernel by kernel from now on; the graphs' memory is freed."""
@@ -278,20 +270,14 @@ class _LossScale:
         )
 
 
-@dataclass
-class _Graph:
-    graph: Any
-    buffer: Tensor
-    """Inputs from which the graph reads its batch."""
-
-
 class _StepGraphs:
     """A CUDA graph of the whole step for each shape of its micro-batches; with several
     ranks one up to the gradients per shape, and one for all of the update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
-        self._graphs: dict[Shapes, _Graph] = {}
+        self._graphs: dict[Shapes, tuple[Any, Tensor]] = {}
+        """Each graph, and the buffer from which it reads its batch."""
         self._update: Any = None
         self._seen: set[Shapes] = set()
         self._pool: Any = None
@@ -304,16 +290,14 @@ class _StepGraphs:
             if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
                 return False
             self._graphs[key] = self._capture(batch)
-        self._replay(self._graphs[key], batch)
-        return True
-
-    def _replay(self, recorded: _Graph, batch: StepBatch) -> None:
+        graph, buffer = self._graphs[key]
         self._stepper.set_scalars(batch)
-        recorded.buffer.copy_(batch.buffer, non_blocking=True)
-        recorded.graph.replay()
+        buffer.copy_(batch.buffer, non_blocking=True)
+        graph.replay()
         if self._stepper.all_reduce is not None:
             self._stepper.all_reduce()
             self._update.replay()
+        return True
 
     def _seen_before(self, key: Shapes) -> bool:
         seen = key in self._seen
@@ -322,7 +306,7 @@ class _StepGraphs:
         self._seen.add(key)
         return seen
 
-    def _capture(self, batch: StepBatch) -> _Graph:
+    def _capture(self, batch: StepBatch) -> tuple[Any, Tensor]:
         """Record without running: weights do not change."""
         begin = time.perf_counter()
         buffer = batch.buffer.clone()
@@ -335,7 +319,7 @@ class _StepGraphs:
             self._update = self._update or self._record(self._stepper.update)
         compile_clock.add(time.perf_counter() - begin)
         logger.debug("captured a CUDA graph for %s", batch.layout)
-        return _Graph(graph, buffer)
+        return graph, buffer
 
     def _record(self, work: Callable[[], None]) -> Any:
         graph = torch.cuda.CUDAGraph()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -29,14 +30,16 @@ def run_trials(
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.benchmark.outcome import summarise
-    from flatout.engine.launch.job_files import JobFiles
+    from flatout.engine.launch.job_files import JobFiles, token_key
+    from flatout.engine.launch.launch import make_job
     from flatout.reports.answer import answer
     from flatout.reports.console import search_watched, show_findings
 
     settings = Settings(**groups)
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
-    folder = settings.benchmark.folder
-    files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
+    folder = Path(settings.benchmark.folder)
+    job = make_job(settings, splits, tokenizer, label_names)
+    files = JobFiles.of(job, folder / "rows", token_key(job.train))
     search = search_watched(settings, files)
     ladder = pd.DataFrame([asdict(step) for step in search.ladder])
     trials = pd.DataFrame([trial.as_row() for trial in search.bench.results])

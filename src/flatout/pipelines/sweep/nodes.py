@@ -31,19 +31,21 @@ def run_sweep(
     `PreTrainedTokenizerBase`. `groups`: parameters by group.
     """
     # Imports torch, which the pipelines before this one do not need.
-    from flatout.engine.launch.job_files import JobFiles
+    from flatout.engine.launch.job_files import JobFiles, token_key
+    from flatout.engine.launch.launch import make_job
     from flatout.engine.sweep import sweep as trials
 
     settings = Settings(**groups)
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
-    folder = settings.sweep.folder
-    files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
+    folder = Path(settings.sweep.folder)
+    job = make_job(settings, splits, tokenizer, label_names)
+    files = JobFiles.of(job, folder / "rows", token_key(job.train))
     if train_folds is None:
         return pd.DataFrame(trials.run_sweep(settings, files))
     from flatout.engine.sweep.folds import fold_files
 
     rows = [train_folds, validation_folds, test_folds]
-    folds = fold_files(files, rows, settings.split.folds, Path(folder) / "rows")
+    folds = fold_files(files, rows, settings.split.folds, folder / "rows")
     return pd.DataFrame(trials.run_sweep(settings, files, folds))
 
 

@@ -31,7 +31,6 @@ def train_model(
     from flatout.engine.models.model_files import ModelFiles
     from flatout.engine.models.trained_rows import TrainedRows
     from flatout.engine.tokenizing.token_keys import (
-        check_tokens_match,
         keys_of,
         token_key,
         warn_if_replaced,
@@ -39,10 +38,8 @@ def train_model(
 
     settings = Settings(**groups)
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
-    if tokenizer is not None:
-        check_tokens_match(splits, settings, tokenizer, label_names)
-    keys, train_key = keys_of(splits), token_key(train_rows)
     job = make_job(settings, splits, tokenizer, label_names)
+    keys, train_key = keys_of(splits), token_key(train_rows)
     result = load_finished_result(job) or launch(job)
     warn_if_replaced(keys, splits)
     rows = TrainedRows.of(train_rows, train_key, settings.runtime.seed)

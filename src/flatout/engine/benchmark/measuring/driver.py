@@ -14,7 +14,7 @@ from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.batches.loader import StepLoader
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.train.loop import take_step
-from flatout.engine.train.recording.slow_habits import make_recorder
+from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.timing import WindowClock
 from flatout.engine.train.setup.assemble import Trainer
 
@@ -25,7 +25,7 @@ class Driver:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.recorder = make_recorder(trainer, time.perf_counter())
+        self.recorder = Recorder(trainer, time.perf_counter())
         self.window_clock = WindowClock(trainer.runtime.device)
         self.recorder.start(0)
         self._done = 0

@@ -89,7 +89,9 @@ def phase_ms(
     clock = PhaseClock(trainer.runtime.device)
     with clock.on(trainer.stepper):
         for _ in range(steps):
-            trainer.stepper.run_eagerly(next(batches))
+            batch = next(batches)
+            trainer.stepper.set_scalars(batch)
+            trainer.stepper.launch(batch)
     trainer.runtime.synchronize()
     return {f"{name}_ms": clock.total_ms(name) / steps for name in PHASES}
 

@@ -54,31 +54,27 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
 
 
 def evaluate_within_memory(
-    trainer: Trainer, rows: SplitRows, evaluate: Callable[[], Found]
+    trainer: Trainer, rows: SplitRows, evaluate: Callable[[int], Found]
 ) -> Found:
-    """Run `evaluate`; if memory runs out, repeat it with half the tokens per batch,
-    only for evaluations, since training steps fit; then without CUDA graphs. Raises the
-    errors of `shrink`."""
+    """Run `evaluate` with the tokens of a micro-batch of `rows`, which may be longer
+    than the training rows; if memory runs out, repeat it with half of them, only for
+    evaluations, since training steps fit; then without CUDA graphs. Raises the errors
+    of `shrink`."""
     how = "out of memory in an evaluation"
     while True:
+        most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
+        budget = max(most, _longest(trainer, rows))
         try:
-            return evaluate()
+            return evaluate(budget)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            budget = evaluation_budget(trainer, rows)
             if trainer.resolved.cuda_graphs and budget == _longest(trainer, rows):
                 _drop_graphs(trainer, error, how)
             else:
                 half = _halved(trainer, rows, budget, error, how)
                 trainer.evaluation_budget = half
             _free_failed_pass(trainer, error)
-
-
-def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:
-    """Tokens of a micro-batch of `rows`, which may be longer than the training rows."""
-    most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
-    return max(most, _longest(trainer, rows))
 
 
 def _drop_graphs(trainer: Trainer, error: BaseException, how: str) -> None:

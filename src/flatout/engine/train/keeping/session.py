@@ -18,7 +18,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.checkpoints.checkpoint_mirror import CheckpointMirror
 from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
-from flatout.engine.checkpoints.resume import Resume, resume_line
+from flatout.engine.checkpoints.resume import resume_from, resume_line
 from flatout.engine.files.mirror import MirrorError
 from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.machine.watchdog import heartbeat
@@ -29,9 +29,9 @@ from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.report import Evaluation
 from flatout.engine.train.recording.summary import versions
 from flatout.engine.train.recording.timing import compile_clock
+from flatout.engine.train.setup.acceleration import checkpoint_values
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.setup.identity import identity
-from flatout.engine.train.setup.planned import checkpoint_values
 
 logger = logging.getLogger(__name__)
 
@@ -114,14 +114,12 @@ class Session:
             self._snapshots.take()  # allocate its locked host memory during warm-up
         if not self._agreement.is_due(done):
             return
-        decision = self._agreement.reach(
-            done,
-            self._signals.received or 0,
-            self._save_is_due(done),
+        stop, save = self._agreement.reach(
+            done, self._signals.received or 0, self._save_is_due(done)
         )
-        if decision.stop:
-            self._save_and_stop(done, decision.stop)
-        if decision.save:
+        if stop:
+            self._save_and_stop(done, stop)
+        if save:
             self._save(done)
         self._report_saved()
 
@@ -177,9 +175,8 @@ class Session:
         found, reason = None, None
         if self._ranks.is_main:
             try:
-                found = Resume(
-                    self._settings.resume, self.folder, self._identity
-                ).find()
+                wanted = self._settings.resume
+                found = resume_from(wanted, self.folder, self._identity)
                 if self._mirror:
                     step = found.manifest.step if found else 0
                     self._mirror.claim(self._identity, step)
@@ -216,7 +213,7 @@ class Session:
 
     def _save(self, done: int) -> None:
         """Begin to write the state after `done` steps; all ranks must call it."""
-        with self.recorder.watch.phase("checkpoint"):
+        with self.recorder.phase("checkpoint"):
             self._writer.wait()
             snapshot = self._snapshots.take()
         self._saved_step, self._saved_s = done, time.monotonic()

@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flatout.engine.checkpoints.checkpoint_folder import Checkpoint, CheckpointError
+from flatout.engine.checkpoints.resume import differing
 from flatout.engine.checkpoints.shards import fill_own_part, load_whole, whole_tensor
 from flatout.engine.machine.runtime import Runtime, seed_all
 from flatout.engine.models.adapters import has_adapter
@@ -43,8 +44,6 @@ Named = dict[str, Tensor]
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 RANKS, STATE = "ranks.safetensors", "state.json"
 GROUPS, NUMBERS = "optimizer_groups", "optimizer_numbers"
-EARLIER_NUMBERS = ("#int", "#float")
-"""Ends of the keys that plain numbers had in OPTIMIZER, before NUMBERS in STATE."""
 
 
 class UnsoundStateError(ValueError):
@@ -132,15 +131,13 @@ class Snapshots:
         return self._buffers[key].copy_(whole, non_blocking=True)
 
     def _gather_generators(self) -> Named:
-        """Generators of all ranks, on the main rank."""
+        """Generators of all ranks."""
         runtime = self.trainer.runtime
-        mine, ranks = generator_state(runtime), runtime.ranks
+        mine = generator_state(runtime)
         everybody: list[Any] = [mine]
         if self.control is not None:
-            everybody = [None] * ranks.world_size if ranks.is_main else []
-            torch.distributed.gather_object(
-                mine, everybody if ranks.is_main else None, group=self.control
-            )
+            everybody = [None] * runtime.ranks.world_size
+            torch.distributed.all_gather_object(everybody, mine, group=self.control)
         return {
             f"{rank}/{name}": tensor
             for rank, state in enumerate(everybody)
@@ -264,9 +261,6 @@ def restore(
 
 def _restore_numbers(trainer: Trainer, state: dict[str, Any]) -> None:
     optimizer = trainer.optimizer
-    for values in optimizer.state.values():
-        for key in [key for key in values if key.endswith(EARLIER_NUMBERS)]:
-            values[key.rpartition("#")[0]] = values.pop(key).item()
     for group, kept in zip(optimizer.param_groups, state[GROUPS], strict=True):
         group.update(kept)
     for name, parameter in trainer.model.named_parameters():
@@ -312,15 +306,12 @@ def fill_tensors(
 
 def _check_shapes(targets: Named, found: Named | None, control: Any) -> None:
     """Compare with `found`, which only the main rank has. Raises CheckpointError."""
-    here, there = _shapes(targets), _shapes(targets if found is None else found)
-    faults = [
-        f"{name}: {there.get(name, 'absent')} there, {here.get(name, 'absent')} here"
-        for name in sorted(here.keys() | there.keys())
-        if here.get(name) != there.get(name)
-    ]
+    faults = differing(_shapes(targets if found is None else found), _shapes(targets))
     if faults := broadcast(faults, control):
         shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
-        raise CheckpointError(f"the weights belong to another model: {shown}")
+        raise CheckpointError(
+            f"the weights belong to another model (there -> here): {shown}"
+        )
 
 
 def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:

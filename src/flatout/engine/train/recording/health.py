@@ -1,14 +1,24 @@
-"""Health of a run: loss at chance level, gradients in the usual band, finite values."""
+"""Health of a run: loss at chance level, gradients in the usual band, finite values,
+and the state of the machine."""
 
 from __future__ import annotations
 
-import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.train.recording.report import LogPoint
-from flatout.engine.train.recording.timing import Rates, Window
+from flatout.engine.train.recording.timing import Rates
+
+if TYPE_CHECKING:
+    from flatout.engine.train.recording.recorder import Recorder
 
 INITIAL_LOSS_TOLERANCE = 0.5
 """Maximum first loss above chance of a model from scratch, in nats."""
@@ -24,6 +34,10 @@ LOADER_WAIT_LIMIT_PCT = 25.0
 the steps, 2 to 15 is usual."""
 FEW_ROWS = 5
 """Minimum test rows per class: below, one row changes accuracy by over a fifth."""
+
+CLOCK_EVERY_S = 10.0
+"""The interval between clock readings. Querying the driver costs about 1 ms."""
+SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
 class NonFiniteError(RuntimeError):
@@ -120,60 +134,68 @@ def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str 
     )
 
 
-logger = logging.getLogger(__name__)
-
 FIRST_POINTS = 5
 """Number of log points that are checked at once; later checks are at evaluations."""
 FEWEST_POINTS = 3
 """Minimum number of log points for a median gradient norm or a wait share."""
 
 
-class HealthWatch:
-    """Reports each problem once, when it is first detected."""
+def find_problems(recorder: Recorder) -> dict[str, str | None]:
+    """Return a warning, or None, for each kind of problem of a running training."""
+    history, windows = recorder.history, recorder.windows
+    runtime, chance = recorder.trainer.runtime, recorder.chance_loss
+    norms = [point.grad_norm for point in history]
+    enough, learned = len(norms) >= FEWEST_POINTS, has_learned(history, chance)
+    judged = windows if len(windows) >= FEWEST_POINTS else []
+    waits = Rates.over(judged).loader_wait_pct if judged else 0.0
+    workers = recorder.loader.num_workers if recorder.loader else 0
+    cpu_wait_pct = recorder.conditions.figures()["cpu_wait_pct"]
+    return {
+        "loss": initial_loss_warning(recorder.initial_loss, chance)
+        or divergence_warning(history, chance),
+        "norm": grad_norm_warning(norms, has_learned=learned) if enough else None,
+        "cpu": cpu_wait_warning(cpu_wait_pct, runtime.threads, not runtime.is_cuda),
+        "loader": loader_wait_warning(waits, workers),
+    }
 
-    def __init__(
-        self, runtime: Runtime, chance_loss: float | None, num_workers: int = 0
-    ) -> None:
+
+class Conditions:
+    """Takes samples at log points, when the host has already waited for the device."""
+
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._chance_loss = chance_loss
-        self.num_workers = num_workers
-        self._found: dict[str, str] = {}
+        self._clocks_mhz: list[float] = []
+        self._next_clock_s = 0.0
+        self.start()
 
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings in the order of detection."""
-        return list(self._found.values())
+    def start(self) -> None:
+        """Begin the period in which the waiting time is measured."""
+        self._begin_s, self._begin_wait_s = time.perf_counter(), waited_for_core_s()
+        self._wait_pct: float | None = None
 
-    def look(
-        self,
-        initial_loss: float,
-        history: Sequence[LogPoint],
-        windows: Sequence[Window],
-        cpu_wait_pct: float | None,
-    ) -> None:
-        """Check all figures and warn of new problems."""
-        norms = [point.grad_norm for point in history]
-        enough = len(norms) >= FEWEST_POINTS
-        learned = has_learned(history, self._chance_loss)
-        waits = Rates.over(list(windows)).loader_wait_pct if windows else 0.0
-        on_cpu, threads = not self._runtime.is_cuda, self._runtime.threads
-        found = {
-            "loss": initial_loss_warning(initial_loss, self._chance_loss)
-            or divergence_warning(history, self._chance_loss),
-            "norm": grad_norm_warning(norms, has_learned=learned) if enough else None,
-            "cpu": cpu_wait_warning(cpu_wait_pct, threads, on_cpu=on_cpu),
-            "loader": loader_wait_warning(
-                waits if len(windows) >= FEWEST_POINTS else 0.0, self.num_workers
-            ),
+    def sample(self) -> None:
+        now_s, wait_s = time.perf_counter(), waited_for_core_s()
+        if wait_s is not None and self._begin_wait_s is not None:
+            wall_s = max(now_s - self._begin_s, 1e-9)
+            self._wait_pct = 100 * (wait_s - self._begin_wait_s) / wall_s
+        if self._runtime.is_cuda and now_s >= self._next_clock_s:
+            self._next_clock_s = now_s + CLOCK_EVERY_S
+            with suppress(Exception):  # the driver does not report the clock rate
+                clock_mhz = torch.cuda.clock_rate(self._runtime.device)
+                self._clocks_mhz.append(float(clock_mhz))
+
+    def figures(self) -> dict[str, Any]:
+        clocks = self._clocks_mhz
+        return {
+            "cpu_wait_pct": self._wait_pct,
+            "gpu_clock_mhz": median(clocks) if clocks else None,
         }
-        for kind, text in found.items():
-            if text:
-                self.warn(kind, text)
 
-    def warn(self, kind: str, text: str) -> None:
-        """Log a warning, once per `kind`."""
-        if kind in self._found:
-            return
-        self._found[kind] = text
-        if self._runtime.ranks.is_main:
-            logger.warning(text)
+
+def waited_for_core_s() -> float | None:
+    """Return how many seconds this thread has waited for a free core in total, or None
+    if the kernel does not count them."""
+    try:
+        return int(SCHEDULER.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,14 +20,15 @@ import torch
 
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.batches.loader import StepLoader
-from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.tasks import higher_is_better
-from flatout.engine.train.recording.callbacks import Callbacks
+from flatout.engine.train.optimizer import learning_rate
+from flatout.engine.train.own_figures import Callbacks
 from flatout.engine.train.recording.health import (
     FIRST_POINTS,
-    HealthWatch,
+    Conditions,
     NonFiniteError,
+    find_problems,
 )
 from flatout.engine.train.recording.metrics_file import MetricsFile
 from flatout.engine.train.recording.progress import Progress
@@ -34,12 +36,10 @@ from flatout.engine.train.recording.report import Evaluation, LogPoint
 from flatout.engine.train.recording.timing import (
     WARMUP_STEPS,
     Rates,
-    Stopwatch,
     Window,
     WindowClock,
     compile_clock,
 )
-from flatout.engine.train.schedule import learning_rate
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.step import StepSums
 
@@ -75,7 +75,12 @@ class Recorder:
     exit_reason: str = "finished"
     last_checkpoint: Path | None = None
     warnings: list[str] = field(default_factory=list)
-    watch: Stopwatch = field(default_factory=Stopwatch)
+    problems: dict[str, str] = field(default_factory=dict)
+    """Warnings about the health of the run by kind, in the order of detection."""
+    table: Any = None
+    """One line per step, if `train.history` is `dataframe`."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Time of phases outside of steps (evaluate, checkpoint), by name."""
     progress: Progress | None = None
     """Progress display; None: no display."""
 
@@ -87,7 +92,6 @@ class Recorder:
         self.conditions = Conditions(runtime)
         paths = job.settings.train.callbacks if runtime.ranks.is_main else []
         self.callbacks = Callbacks(paths, self.metrics) if paths else None
-        self.health_watch = HealthWatch(runtime, self.chance_loss)
         self._steps_since_log = 0
         self._loop_begin_s = 0.0
         self._elapsed_before_s = 0.0
@@ -123,8 +127,6 @@ class Recorder:
         """Begin the loop at `start_step`; rates are measured from here on."""
         self.start_step, self.loader = start_step, loader
         self.metrics.start(start_step)
-        if loader is not None:
-            self.health_watch.num_workers = loader.num_workers
         self.compiled_before_s = compile_clock.seconds
         self._loop_begin_s = time.perf_counter()
         self.clock.begin()
@@ -144,8 +146,15 @@ class Recorder:
 
     def check_health(self) -> None:
         """Warn of new problems, once each."""
-        wait_pct = self.conditions.figures()["cpu_wait_pct"]
-        self.health_watch.look(self.initial_loss, self.history, self.windows, wait_pct)
+        for kind, text in find_problems(self).items():
+            if text:
+                self.warn(kind, text)
+
+    def warn(self, kind: str, text: str) -> None:
+        """Log a warning, once per `kind`."""
+        if kind not in self.problems and self.trainer.runtime.ranks.is_main:
+            logger.warning(text)
+        self.problems.setdefault(kind, text)
 
     def step_begins(self) -> None:
         self.clock.step_begins()
@@ -166,6 +175,21 @@ class Recorder:
         if done_here == WARMUP_STEPS:
             self.trainer.runtime.synchronize()
             self.clock.begin()
+        self._slow_habits(batch.step, learning_rate)
+
+    def _slow_habits(self, step: int, learning_rate: float) -> None:
+        """Habits of slow loops after each step, which conf/slow uses as a reference."""
+        train = self.trainer.job.settings.train
+        if train.synchronize_every_step:
+            loss = read_loss(self.trainer)
+            if train.history == "dataframe":
+                import pandas as pd
+
+                row = {"step": step, "loss": loss, "learning_rate": learning_rate}
+                self.table = pd.concat([self.table, pd.DataFrame([row])])
+        every = train.empty_cache_every
+        if every and (step + 1) % every == 0 and self.trainer.runtime.is_cuda:
+            torch.cuda.empty_cache()
 
     def log_due(self, done: int) -> bool:
         every = self.trainer.job.settings.train.log_every
@@ -194,7 +218,7 @@ class Recorder:
         done, total = point.step, self.trainer.total_steps
         logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
         if self.progress is not None:
-            spent_s = self.watch.seconds.get("evaluate", 0.0)
+            spent_s = self.seconds["evaluate"]
             self.progress.window(point, self.windows, self.start_step, spent_s)
         times = {"epoch": point.epoch, "elapsed_s": point.elapsed_s}
         self.notify("log", point.step, point.as_metrics() | times)
@@ -211,7 +235,7 @@ class Recorder:
         metrics = point.as_metrics()
         if not self._steps_since_log:
             del metrics["train_loss"]
-            self.health_watch.warn(
+            self.warn(
                 "targets",
                 f"no row of the batches up to step {point.step} has a target: the "
                 "model cannot learn from them, and their loss of 0 is void",
@@ -219,11 +243,20 @@ class Recorder:
         self.metrics.write(point.step, metrics)
 
     @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to `seconds`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - begin
+
+    @contextmanager
     def paused(self, phase: str) -> Iterator[None]:
         """Exclude evaluations and checkpoints from step time."""
         self.trainer.runtime.synchronize()
         self.clock.pause()
-        with self.watch.phase(phase), heartbeat.phase(phase):
+        with self.phase(phase), heartbeat.phase(phase):
             yield
             self.trainer.runtime.synchronize()
         self.clock.resume()
@@ -261,7 +294,7 @@ class Recorder:
         name = self.trainer.job.settings.train.metric
         if not math.isnan(result.value(name)) or name is None:
             return name
-        self.health_watch.warn(
+        self.warn(
             "metric",
             f"train.metric: {name} has no value on the validation split, as with rows "
             "of one class: the model with the lowest loss is kept",

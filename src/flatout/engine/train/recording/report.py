@@ -123,8 +123,6 @@ class TrainReport:
     """All task metrics, such as `validation_f1_macro` of the best model."""
     cpu_wait_pct: float | None = None
     """Share of wall time in which the training thread was ready but had no core."""
-    cpu_probe_ms: float | None = None
-    """Median of a fixed piece of work between steps, without a GPU."""
     gpu_clock_mhz: float | None = None
     """Median clock of the main rank's device, at log points."""
     peak_tflops_measured: float | None = None

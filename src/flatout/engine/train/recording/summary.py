@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,8 +24,6 @@ from flatout.engine.train.recording.timing import (
 )
 from flatout.engine.train.setup.assemble import Trainer
 
-logger = logging.getLogger(__name__)
-
 PEAK_SECONDS = 0.1
 
 
@@ -37,7 +34,7 @@ def build_report(
     trainer = recorder.trainer
     runtime = trainer.runtime
     best = recorder.best or Evaluation(float("nan"))
-    seconds, history = recorder.watch.seconds, recorder.history
+    seconds, history = recorder.seconds, recorder.history
     windows = recorder.windows
     wall_s = time.perf_counter() - recorder.begin_s
     return TrainReport(
@@ -50,8 +47,8 @@ def build_report(
         compile_s=compile_clock.seconds,
         recompiles=compile_clock.recompiles,
         first_batch_s=recorder.first_batch_s,
-        evaluate_s=seconds.get("evaluate", 0.0),
-        checkpoint_s=seconds.get("checkpoint", 0.0),
+        evaluate_s=seconds["evaluate"],
+        checkpoint_s=seconds["checkpoint"],
         train_wall_s=wall_s,
         phases_s=_phases(recorder, wall_s),
         samples=recorder.samples,
@@ -73,15 +70,15 @@ def build_report(
 
 def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
     """Parts of `wall_s`; blocks compile in the first step, other shapes later."""
-    seconds, compile_s = recorder.watch.seconds, compile_clock.seconds
+    seconds, compile_s = recorder.seconds, compile_clock.seconds
     early_s = recorder.compiled_before_s
     first_s = recorder.compiled_first_s - early_s
     parts = {
         "model": recorder.setup_s - early_s,
         "compilation": compile_s,
         "first_step": max(0.0, recorder.first_batch_s - first_s),
-        "evaluation": seconds.get("evaluate", 0.0) + seconds.get("audit", 0.0),
-        "checkpoints": seconds.get("checkpoint", 0.0),
+        "evaluation": seconds["evaluate"] + seconds["audit"],
+        "checkpoints": seconds["checkpoint"],
     }
     if "callbacks" in seconds:
         parts["callbacks"] = seconds["callbacks"]
@@ -141,19 +138,12 @@ def _share_pct(tflops: float, peak: float | None) -> float | None:
 
 def _warnings(recorder: Recorder) -> list[str]:
     """Warnings during the run, and those that are known only at its end."""
-    trainer = recorder.trainer
     recorder.check_health()
-    found = recorder.health_watch.warnings
-    job = trainer.job
+    job, notes = recorder.trainer.job, recorder.trainer.resolved.notes
     few = health.few_rows_warning(job.test.facts.label_counts, job.label_names)
-    if few and trainer.runtime.ranks.is_main:
-        logger.warning(few)
-    return [
-        *trainer.resolved.notes,
-        *found,
-        *([few] if few else []),
-        *recorder.warnings,
-    ]
+    if few:
+        recorder.warn("rows", few)
+    return [*notes, *recorder.problems.values(), *recorder.warnings]
 
 
 def versions() -> dict[str, str]:

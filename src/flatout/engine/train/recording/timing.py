@@ -8,11 +8,10 @@ device; the caller must synchronise before it closes a window.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import add
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,16 +43,6 @@ class Window:
     """Seconds that the loader's workers need for this number of batches."""
 
 
-@dataclass(frozen=True)
-class _StepMarks:
-    """Device timestamps: end of the previous step, begin and end of this one."""
-
-    before: Any
-    begin: Any
-    end: Any
-    host_wait_s: float
-
-
 class WindowClock:
     """Collects steps; `close` returns the window and begins the next one."""
 
@@ -63,7 +52,8 @@ class WindowClock:
 
     def begin(self) -> None:
         """Start a new window; the device must be idle."""
-        self._steps: list[_StepMarks] = []
+        self._steps: list[tuple[Any, Any, Any, float]] = []
+        """Device timestamps (end of the step before, begin, end), the host's wait."""
         self._counts = [0] * len(COUNTED)
         self._wall_s = 0.0
         self._compiles = compile_clock.count
@@ -83,9 +73,8 @@ class WindowClock:
     def step_ends(self, batch: StepBatch, wait_s: float) -> None:
         """Add a step; `wait_s` is the time that the host waited for its batch."""
         end = self._mark()
-        marks = _StepMarks(self._last_end, self._step_begin, end, wait_s)
+        self._steps.append((self._last_end, self._step_begin, end, wait_s))
         self._last_end = end
-        self._steps.append(marks)
         found = (
             batch.num_samples,
             batch.num_tokens,
@@ -117,10 +106,10 @@ class WindowClock:
             wall_s=self._wall_s,
             # Without waits while the device computes.
             wait_s=sum(
-                min(self._elapsed_s(s.before, s.begin), s.host_wait_s)
-                for s in self._steps
+                min(self._elapsed_s(before, begin), host_wait_s)
+                for before, begin, _, host_wait_s in self._steps
             ),
-            step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in self._steps],
+            step_ms=[1000 * self._elapsed_s(a, b) for a, _, b, _ in self._steps],
             clean=clean,
             loader_s=len(self._steps) * batch_s,
         )
@@ -187,22 +176,6 @@ compile_clock = CompileClock()
 """The clock of this process; TorchDynamo's callbacks are global, too."""
 
 
-@dataclass
-class Stopwatch:
-    """Seconds of named phases outside of steps (evaluation, checkpoints)."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - begin
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent
-
-
 @dataclass(frozen=True)
 class Rates:
     """Figures over windows; only clean ones, if there are any."""
@@ -234,16 +207,8 @@ class Rates:
         )
 
 
-class Disturbed(Protocol):
-    @property
-    def clean(self) -> bool: ...
-
-
-Taken = TypeVar("Taken", bound=Disturbed)
-
-
-def steady(windows: Sequence[Taken]) -> list[Taken]:
-    """Windows without compilation, or all of them if each has one."""
+def steady(windows: Sequence[Any]) -> list[Any]:
+    """Windows (or pairs of them) without compilation, or all if each has one."""
     return [window for window in windows if window.clean] or list(windows)
 
 

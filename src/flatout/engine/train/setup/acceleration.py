@@ -1,4 +1,8 @@
-"""Choice of compilation and CUDA graphs: which are possible, and which save time."""
+"""Choice of compilation and CUDA graphs: which are possible, and which save time.
+
+The choice depends on the steps that are planned. A resumed run repeats that of the run
+that it continues.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flatout.engine.checkpoints.resume import find_checkpoint
 from flatout.engine.families import Family, family_of
 from flatout.engine.machine.environment import c_compiler
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.models.flops import launch_tokens, sheet_tflops
+from flatout.engine.models.compilation import distinct_parts
+from flatout.engine.models.flops import ModelFlops, launch_tokens, sheet_tflops
 from flatout.engine.models.memory import estimate
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.setup.budgets import rank_tokens, token_budget
@@ -49,6 +55,44 @@ class Planned:
     """Choice of the run that is resumed, which this one repeats bit for bit."""
     token_budget: int | None = None
     """Token budget of that run."""
+
+
+def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
+    """Plan a training of a Hugging Face `model`."""
+    checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
+    kept = checkpoint.manifest.accelerated if checkpoint else {}
+    if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
+        kept = {}  # another device, or number of them, chooses again
+    earlier: Choice | None = None
+    done = flops = 0
+    if kept:
+        earlier = Choice(kept["compile"], kept["cuda_graphs"], kept["reason"])
+    elif checkpoint:
+        done = checkpoint.manifest.step
+    if runtime.is_cuda and job.settings.train.rows != "tokens":
+        flops = ModelFlops.of(model).over(tokens=1, targets=1, attention_pairs=0)
+    return Planned(
+        steps=max(1, job.total_steps - done),
+        parts=distinct_parts(model),
+        sample_flops=flops,
+        earlier=earlier,
+        token_budget=kept.get("token_budget"),
+    )
+
+
+def checkpoint_values(resolved: Any, runtime: Runtime) -> dict[str, Any]:
+    """Values for a checkpoint, so that a resumed run makes the same choices."""
+    return {
+        "compile": resolved.compile,
+        "cuda_graphs": resolved.cuda_graphs,
+        "token_budget": resolved.token_budget,
+        "reason": resolved.compile_reason,
+        **_device_facts(runtime),
+    }
+
+
+def _device_facts(runtime: Runtime) -> dict[str, Any]:
+    return {"device": runtime.device_name, "world_size": runtime.ranks.world_size}
 
 
 def choose_compile_and_graphs(
@@ -113,13 +157,10 @@ def _resolve_compile(wanted: bool | str, runtime: Runtime, config: Any) -> bool 
     """Return the setting, or None if `auto` may choose. Raises SettingsError."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
-        untried = (
-            several and family.samples.batch_statistics
-        )  # ranks synchronise within the graph
-        works = (
-            family.schedule.compiles and not untried and not _compiler_fault(runtime)
-        )
-        return None if runtime.is_cuda and works else False
+        # BatchNorm's ranks synchronise within the graph, which is untried.
+        untried = several and family.samples.batch_statistics
+        works = runtime.is_cuda and family.schedule.compiles and not untried
+        return None if works and not _compiler_fault(runtime) else False
     if wanted and (fault := _compiler_fault(runtime)):
         raise SettingsError(
             f"train.compile: {fault}; install one, or set train.compile: false"
@@ -161,14 +202,11 @@ def _resolve_cuda_graphs(
             )
         return bool(train.cuda_graphs)
     # Recording with checkpointing has not been tested.
-    if (
-        not (possible and family.schedule.records_unasked)
-        or train.gradient_checkpointing
-    ):
+    unasked = family.schedule.records_unasked and not train.gradient_checkpointing
+    if not (possible and unasked):
         return False
-    small = rank_tokens(job, runtime) <= _most_graph_tokens(
-        job, runtime, strategy, config
-    )
+    most = _most_graph_tokens(job, runtime, strategy, config)
+    small = rank_tokens(job, runtime) <= most
     return None if small and _graphs_fit(job, runtime, config) else False
 
 

@@ -24,7 +24,6 @@ from flatout.engine.models.adapters import (
 )
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
-from flatout.engine.models.flops import measured_tflops
 from flatout.engine.models.memory import Demand
 from flatout.engine.models.model import TaskModel
 from flatout.engine.models.row_faults import check_ends, check_padding
@@ -41,16 +40,10 @@ from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
-from flatout.engine.train.setup.budgets import needs_whole_steps
+from flatout.engine.train.setup.budgets import Fit, combine_ranks, needs_whole_steps
 from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.job import TrainJob, check_rows
-from flatout.engine.train.setup.memory_fit import Fit, combine_ranks
-from flatout.engine.train.setup.resolved_config import (
-    PROBE_S,
-    ResolvedConfig,
-    resolve,
-    slow_devices,
-)
+from flatout.engine.train.setup.resolved_config import ResolvedConfig, resolve
 from flatout.engine.train.setup.step_data import step_rows
 from flatout.engine.train.step import Stepper
 
@@ -88,9 +81,6 @@ class Trainer:
         )
 
 
-Compile = Callable[[nn.Module], nn.Module]
-
-
 def assemble(
     job: TrainJob,
     runtime: Runtime,
@@ -117,11 +107,15 @@ def assemble(
         task_model.to(runtime.device)  # sharding moves a block at a time
     noise = _replace_parts(task_model, train, resolved, runtime)
     resolved = replace(resolved, notes=resolved.notes + unfused_parts(task_model))
-    wrap = group.wrap if group and not resolved.flat_all_reduce else _compiled_whole
-    wrapped = wrap(task_model, compiled if resolved.compile else None)
+    wrapped: nn.Module = task_model
+    if group and not resolved.flat_all_reduce:
+        wrapped = group.wrap(task_model, compiled if resolved.compile else None)
+    elif resolved.compile:
+        wrapped = compiled(task_model)
     stepper = _stepper(job, runtime, resolved, task_model, wrapped, noise)
     demand = None
-    if runtime.is_cuda and _needs_memory_fit(job, task_model):
+    free = train.token_budget == "auto" and not needs_whole_steps(model.config)
+    if runtime.is_cuda and free:
         found = fit(job, resolved, task_model, stepper)
         found = combine_ranks(found, group.all_gather(found) if group else [found])
         kept = planned.token_budget if planned else None  # and with it the same bits
@@ -162,9 +156,6 @@ def _resolved(
     resolved = resolve(job, runtime, config, planned)
     if group:
         resolved = group.all_gather(resolved)[0]  # all divide batches alike
-        if runtime.is_cuda:
-            rates = group.all_gather(measured_tflops(runtime, PROBE_S))
-            resolved = replace(resolved, notes=resolved.notes + slow_devices(rates))
         group.check_equal({"runtime.precision (auto)": runtime.precision})
     return resolved
 
@@ -228,38 +219,22 @@ def _within(found: Fit, resolved: ResolvedConfig, budget: int) -> ResolvedConfig
     return replace(resolved, token_budget=budget, budget_reason=reason)
 
 
-def _needs_memory_fit(job: TrainJob, model: TaskModel) -> bool:
-    """Return whether the budget is free, and steps may have several micro-batches."""
-    asked = job.settings.train.token_budget == "auto"
-    return asked and not needs_whole_steps(model.model.config)
-
-
 def _replace_parts(
     task_model: TaskModel,
     train: TrainSettings,
     resolved: ResolvedConfig,
     runtime: Runtime,
 ) -> Noise | None:
-    """Replace parts of a model by faster equivalents; return the seed that its dropouts
-    share, if any."""
-    if not runtime.is_cuda and resolved.packed:
-        replace_dropout(task_model.model, None)
+    """Replace parts of a model by faster equivalents, with the same parameters and
+    names; return the seed that its dropouts share, if any."""
+    model = task_model.model
     if resolved.residual == "bf16":
-        round_residual_stream(task_model.model)
-    return fuse_parts(task_model, train, resolved, runtime)
-
-
-def fuse_parts(
-    task_model: TaskModel,
-    train: TrainSettings,
-    resolved: ResolvedConfig,
-    runtime: Runtime,
-) -> Noise | None:
-    """Replace parts by those that are faster in compiled steps, with the same
-    parameters and names. Return the seed that dropouts then share."""
+        round_residual_stream(model)
     if not runtime.is_cuda:
+        if resolved.packed:
+            replace_dropout(model, None)
         return None
-    model, noise = task_model.model, Noise(runtime.device)
+    noise = Noise(runtime.device)
     if resolved.compile:
         replace_dropout(model, noise)
     fuses = resolved.compile or not task_model.family.schedule.compiles
@@ -308,10 +283,6 @@ def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
     if model.config._attn_implementation != implementation:
         model.set_attn_implementation(implementation)
     return model
-
-
-def _compiled_whole(model: TaskModel, compile_module: Compile | None) -> nn.Module:
-    return compile_module(model) if compile_module else model
 
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:

@@ -20,8 +20,7 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.memory import Demand, guessed_tokens, line, moment_bytes
 from flatout.engine.models.model import TaskModel, forget_failed_pass, is_out_of_memory
 from flatout.engine.rows.layout import Ints
-from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.memory_fit import (
+from flatout.engine.train.setup.budgets import (
     ROOM,
     Bounds,
     Fit,
@@ -31,6 +30,7 @@ from flatout.engine.train.setup.memory_fit import (
     is_plenty,
     points,
 )
+from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import ResolvedConfig
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from flatout.engine.train.step import Stepper

@@ -60,12 +60,11 @@ def choose_compilation(
         graphs = work.steps > STEPS_A_SHAPE * work.shapes
     saved_s = work.steps * _saved_s(work, graphs)
     on = saved_s > cost_s if compiled is None else compiled
-    parts = [
+    reason = (
         f"compile {_state(on)}: costs about {_seconds(cost_s)}, saves about "
-        f"{_seconds(saved_s)}",
-        f"CUDA graphs {_state(graphs)}",
-    ]
-    return Choice(on, graphs, f"{'; '.join(parts)} ({work.steps:,} steps)")
+        f"{_seconds(saved_s)}; CUDA graphs {_state(graphs)} ({work.steps:,} steps)"
+    )
+    return Choice(on, graphs, reason)
 
 
 def _saved_s(work: Work, graphs: bool) -> float:

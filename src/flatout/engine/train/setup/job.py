@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
 from flatout.engine.batches.global_batches import GlobalBatches
-from flatout.engine.batches.skipped import check_skipped, skipped_rows
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task, check_options, loss_options, make_task
+
+ROW_COLUMN = "row"
+"""Column of a Parquet file for `train.skip_rows`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,49 @@ class TrainJob:
     def total_steps(self) -> int:
         train = self.settings.train
         return self.batches.total_steps(train.epochs, train.max_steps)
+
+
+def skipped_rows(given: Sequence[int] | str, num_rows: int) -> Ints:
+    """Return the sorted row numbers (N,) of `train.skip_rows`, a list or a file. Raises
+    SettingsError if the file cannot be read or a row does not exist."""
+    found = _read(Path(given)) if isinstance(given, str) else given
+    rows = np.unique(np.array(found, dtype=np.int64))
+    outside = rows[(rows < 0) | (rows >= num_rows)]
+    if len(outside):
+        raise SettingsError(
+            f"train.skip_rows: there is no row {outside[0]}; the train rows have the "
+            f"numbers 0 to {num_rows - 1}. Were they made again since?"
+        )
+    return rows
+
+
+def _read(path: Path) -> Sequence[int]:
+    try:
+        if path.suffix == ".parquet":
+            found = (
+                pq.read_table(path, columns=[ROW_COLUMN]).column(ROW_COLUMN).to_pylist()
+            )
+        else:
+            found = path.read_text(encoding="utf-8").split()
+        return [int(number) for number in found]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"train.skip_rows: {path} cannot be read ({first_line(error)}): name a "
+            f"text with a row's number per line, or Parquet with a column {ROW_COLUMN}"
+        ) from error
+
+
+def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> None:
+    """Raise SettingsError if `skipped` (N,) contains all rows of a step."""
+    least = batches.num_rows % batches.batch_size or batches.batch_size
+    for epoch in range(math.ceil(total_steps / batches.steps_per_epoch)):
+        steps, counts = np.unique(batches.steps_of(skipped, epoch), return_counts=True)
+        for step in steps[counts >= least].tolist():
+            if step < total_steps and counts[steps == step] == len(batches.rows(step)):
+                raise SettingsError(
+                    f"train.skip_rows leaves no row in step {step + 1}: skip fewer, or "
+                    "remove them from the raw data and repeat kedro run"
+                )
 
 
 def check_rows(job: TrainJob) -> None:

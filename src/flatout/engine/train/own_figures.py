@@ -1,11 +1,12 @@
-"""Figures of an evaluation by a custom function (`train.compute_metrics`)."""
+"""Figures by custom functions: of an evaluation (`train.compute_metrics`), and of the
+events of a training (`train.callbacks`)."""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +16,20 @@ from torch import Tensor
 from flatout.engine.parameters import SettingsError, TrainSettings, near_or_all
 from flatout.engine.parameters.own_parts import own_part
 from flatout.engine.tasks import Metrics, Task, figures_of
+from flatout.engine.train.recording.metrics_file import MetricsFile
 
 logger = logging.getLogger(__name__)
 
 PARAMETER = "train.compute_metrics"
+CALLBACKS = "train.callbacks"
 OF_DATA = (ValueError, ArithmeticError)
 """Errors of a correct function on few rows, for example of a single class."""
 NAME = re.compile(r"[\w\-. :/]+", re.ASCII)
 """Names that MLflow accepts for a metric; with another name it refuses all points."""
+TAKEN = ("train_", "validation_", "test_", "learning_rate", "grad_norm", "loader_")
+"""Prefixes of flatout's own metrics."""
 NAME_RULE = "use letters, digits, spaces and _ - . : / in the name of a figure"
+Callback = Callable[[str, int, dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -66,34 +72,13 @@ class OwnMetrics:
                 exc_info=not self.tried,
             )
             return {}
-        return self._checked(found)
-
-    def _checked(self, found: Any) -> dict[str, float]:
-        if not isinstance(found, Mapping):
-            return self._refuse(
-                f"returns {type(found).__name__}, not a dict of numbers"
-            )
-        figures = {}
-        for name, given in found.items():
-            value = number_of(given)
-            if not isinstance(name, str) or value is None:
-                return self._refuse(f"returns {name!r}: {given!r}: give a number")
-            if not NAME.fullmatch(name):
-                return self._refuse(f"returns {name!r}: {NAME_RULE}")
-            if name in self.taken:
-                return self._refuse(f"returns {name}, which is a figure of the task")
-            if math.isfinite(value):
-                figures[name] = value
-            else:
-                logger.warning("%s: %s is %s and left out", PARAMETER, name, value)
+        figures, faults = checked_figures(PARAMETER, found, self.taken.__contains__)
+        for fault in faults:
+            message = f"{PARAMETER}: {self.path} {fault}"
+            if self.tried:
+                raise SettingsError(message)
+            logger.warning("%s: it is left out", message)
         return figures
-
-    def _refuse(self, what: str) -> dict[str, float]:
-        message = f"{PARAMETER}: {self.path} {what}"
-        if self.tried:
-            raise SettingsError(message)
-        logger.warning("%s: it is left out", message)
-        return {}
 
 
 class OwnFigures(Metrics):
@@ -132,6 +117,29 @@ class OwnFigures(Metrics):
         return found | self._own.figures(logits.cpu().numpy(), labels.cpu().numpy())
 
 
+def checked_figures(
+    parameter: str, found: Any, is_taken: Callable[[str], bool]
+) -> tuple[dict[str, float], list[str]]:
+    """Return the finite numbers that a custom part of `parameter` returned, by name,
+    and a fault for each other value. `is_taken`: whether flatout has such a name."""
+    if not isinstance(found, Mapping):
+        return {}, [f"returns {type(found).__name__}, not a dict of numbers"]
+    figures, faults = {}, []
+    for name, given in found.items():
+        value = number_of(given)
+        if not isinstance(name, str) or value is None:
+            faults.append(f"returns {name!r}: {given!r}: give a number")
+        elif not NAME.fullmatch(name):
+            faults.append(f"returns {name!r}: {NAME_RULE}")
+        elif is_taken(name):
+            faults.append(f"returns {name}, which is a figure of flatout's")
+        elif not math.isfinite(value):
+            logger.warning("%s: %s is %s and left out", parameter, name, value)
+        else:
+            figures[name] = value
+    return figures, faults
+
+
 def number_of(value: Any) -> float | None:
     """Return a number of Python, NumPy or PyTorch; None for anything else."""
     if isinstance(value, (str, bytes)):
@@ -154,3 +162,49 @@ def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -
         f"train.metric: neither the task nor {train.compute_metrics} has a figure "
         f"{name!r}; {near}"
     )
+
+
+class Callbacks:
+    """Calls the callbacks on the main rank. An error in one is logged, and the training
+    continues; numbers that one returns become points of the metrics file."""
+
+    def __init__(self, paths: Sequence[str], metrics: MetricsFile) -> None:
+        """Raises SettingsError for a callback that cannot be created."""
+        self._metrics = metrics
+        self._callbacks = [(path, _made(path)) for path in paths]
+
+    def call(self, event: str, step: int, values: Mapping[str, Any]) -> None:
+        """Call all with an `event` (log, evaluation, checkpoint, end) after a step."""
+        found: dict[str, float] = {}
+        for path, callback in self._callbacks:
+            try:
+                returned = callback(event, step, dict(values))
+                found |= _figures(path, returned)
+            except (Exception, SystemExit):
+                logger.warning(
+                    "%s: %s failed at step %d (%s); the training continues",
+                    *(CALLBACKS, path, step, event),
+                    exc_info=True,
+                )
+        self._metrics.write(step, found)
+
+
+def _made(path: str) -> Callback:
+    part = own_part(path, CALLBACKS)
+    try:
+        made: Callback = part() if isinstance(part, type) else part
+    except Exception as error:
+        raise SettingsError(f"{CALLBACKS}: {path} cannot be made: {error}") from error
+    return made
+
+
+def _figures(path: str, returned: Any) -> dict[str, float]:
+    """Select finite numbers whose names are not used by flatout."""
+    if returned is None:
+        return {}
+    figures, faults = checked_figures(
+        CALLBACKS, returned, lambda name: name.startswith(TAKEN)
+    )
+    for fault in faults:
+        logger.warning("%s: %s %s: it is left out", CALLBACKS, path, fault)
+    return figures

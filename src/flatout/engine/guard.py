@@ -6,7 +6,7 @@ Earlier runs are stored in a file in the data folder, one per line.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -14,16 +14,41 @@ from typing import Literal
 
 import xxhash
 
-from flatout.engine.guard.differences import Difference, TrackedRun, differences
-from flatout.engine.parameters import GuardSettings, Settings
+from flatout.engine.parameters import (
+    GuardSettings,
+    Settings,
+    in_role,
+    is_in,
+    reported,
+)
+from flatout.engine.parameters.common import UNTIMED
+from flatout.engine.parameters.other_names import RENAMED
 
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
-PROBE = "cpu_probe_ms"
 BUSY_WAIT_PCT = 10.0
 """The percentage of time spent waiting for a core above which a slow run is excused."""
 MIN_WINDOWS = 3
 """The minimum number of windows after the warm-up for a comparison."""
+
+RATE = "guard_samples_per_s"
+"""Rate of a run: the median over its windows."""
+SYMPTOM_LIMIT = 1.03
+"""A measured figure must explain more than this ratio to be reported."""
+NOT_SET = "not set"
+"""Shown for a value that only one of the runs has."""
+
+SYMPTOMS = {
+    "padding_pct": "more of each batch is padding",
+    "loader_wait_pct": "steps wait for their batches",
+    WAIT: "other programs had the cores",
+    "gpu_clock_mhz": "the GPU ran slower: heat, power limit or another clock setting",
+}
+"""Figures that make a step slower: shares in percent, and a speed."""
+
+FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
+"""Tags without a corresponding parameter."""
+
 
 State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]
 
@@ -32,6 +57,43 @@ class SlowRunError(RuntimeError):
     """Raised if a run is slower than the healthy range and guard.on_slow is `fail`."""
 
     exit_code = 7
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """Record of a training in the file of runs."""
+
+    run_id: str
+    name: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.figures.get(RATE) or None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference; `name` is a parameter, a version or a measured figure."""
+
+    name: str
+    then: str
+    now: str
+    ratio: float | None = None
+    """Factor by which a measured figure makes a step slower."""
+    reason: str = ""
+
+    @property
+    def is_setting(self) -> bool:
+        return self.ratio is None
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.then} -> {self.now}"
+        if self.ratio is None:
+            return text
+        return f"{text} (measured, {self.ratio:.2f} times slower: {self.reason})"
 
 
 @dataclass(frozen=True)
@@ -76,28 +138,19 @@ def append_run(file: Path, run: TrackedRun) -> None:
         lines.write(json.dumps(asdict(run)) + "\n")
 
 
-def of_same_work(runs: Sequence[TrackedRun], now: TrackedRun) -> list[TrackedRun]:
-    """Return the runs with the same work and device as `now`."""
-    names = ("work_key", "device")
-    return [
-        run for run in runs if all(run.tags.get(n) == now.tags.get(n) for n in names)
-    ]
+def choose_baseline(runs: Sequence[TrackedRun], now: TrackedRun) -> TrackedRun | None:
+    """Return the fastest run of the same work and device, preferably one with the same
+    precision and number of ranks, because users may choose these. A run that was
+    reported as slow is returned only if there is no other run."""
 
+    def like_now(runs: Sequence[TrackedRun], *names: str) -> list[TrackedRun]:
+        return [r for r in runs if all(r.tags.get(n) == now.tags.get(n) for n in names)]
 
-def choose_baseline(
-    earlier: Sequence[TrackedRun], now: TrackedRun
-) -> TrackedRun | None:
-    """Return the fastest earlier run, preferably one with the same precision and number
-    of ranks, because users may choose these. A run that was reported as slow is
-    returned only if there is no other run."""
-    rated = [run for run in earlier if run.samples_per_s]
-    sound = [run for run in rated if run.tags.get("guard") != "slow"] or rated
-    alike = [run for run in sound if _chosen(run) == _chosen(now)]
-    return max(alike or sound, key=lambda run: run.samples_per_s or 0.0, default=None)
-
-
-def _chosen(run: TrackedRun) -> tuple[str | None, str | None]:
-    return run.tags.get("precision"), run.tags.get("world_size")
+    found = [run for run in runs if run.samples_per_s]
+    found = like_now(found, "work_key", "device")
+    found = [run for run in found if run.tags.get("guard") != "slow"] or found
+    found = like_now(found, "precision", "world_size") or found
+    return max(found, key=lambda run: run.samples_per_s or 0.0, default=None)
 
 
 def typical_rate(rates: Sequence[float]) -> float | None:
@@ -155,7 +208,7 @@ def _compared_with(
     elif rate_pct < settings.healthy_low_pct:
         upper = quantiles(rates, n=4, method="inclusive")[2]
         excuse = _cause_outside_settings(
-            now, rate_pct, 100 * upper / baseline_rate, found, settings
+            now, 100 * upper / baseline_rate, found, settings
         )
         state = "busy" if excuse else "slow"
         text += f". No alarm: {excuse}" if excuse else _slow_text(found, settings)
@@ -164,7 +217,6 @@ def _compared_with(
 
 def _cause_outside_settings(
     now: TrackedRun,
-    rate_pct: float,
     upper_pct: float,
     found: Sequence[Difference],
     settings: GuardSettings,
@@ -177,9 +229,6 @@ def _cause_outside_settings(
     wait_pct = now.figures.get(WAIT, 0.0)
     if wait_pct > BUSY_WAIT_PCT:
         return f"other programs had the cores for {wait_pct:.0f} % of the time"
-    slower = next((d for d in found if d.name == PROBE), None)
-    if slower and (slower.ratio or 1.0) * rate_pct >= settings.healthy_low_pct:
-        return str(slower)
     if upper_pct >= settings.healthy_low_pct:
         return f"a quarter of its windows reach {upper_pct:.0f} %"
     return None
@@ -196,3 +245,36 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
         f". Differences (all {len(found)} are in guard.json):{shown}\nSet the "
         "parameters back; or, if this is intended, set guard.baseline to the run's id"
     )
+
+
+def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
+    """Measured figures, the largest ratio first; then settings by name."""
+    before, after = _facts(then), _facts(now)
+    found = [_changed_figure(name, then, now) for name in SYMPTOMS]
+    measured = [d for d in found if d and (d.ratio or 0.0) > SYMPTOM_LIMIT]
+    changed = [
+        Difference(name, before.get(name, NOT_SET), after.get(name, NOT_SET))
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, NOT_SET) != after.get(name, NOT_SET)
+    ]
+    return sorted(measured, key=lambda d: -(d.ratio or 0.0)) + changed
+
+
+def _facts(run: TrackedRun) -> dict[str, str]:
+    params = {RENAMED.get(k, k): v for k, v in run.params.items()}
+    facts = {k: v for k, v in params.items() if not is_in(k, in_role(UNTIMED))}
+    # Effective values of parameters: two spellings of one value are equal.
+    effective = {**reported(), **{name: name for name in FACTS}}
+    facts |= {effective[k]: v for k, v in run.tags.items() if k in effective}
+    return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}
+
+
+def _changed_figure(name: str, then: TrackedRun, now: TrackedRun) -> Difference | None:
+    before, after = then.figures.get(name), now.figures.get(name)
+    if before is None or after is None:
+        return None
+    if name.endswith("_pct"):
+        ratio = max(100 - before, 1.0) / max(100 - after, 1.0)
+    else:
+        ratio = before / after if after else 1.0
+    return Difference(name, f"{before:.1f}", f"{after:.1f}", ratio, SYMPTOMS[name])
