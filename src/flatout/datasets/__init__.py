@@ -1,5 +1,5 @@
-"""Kedro datasets of flatout. Each is imported at first use: `split` must not
-import transformers and torch."""
+"""Kedro datasets of flatout. Each is imported at first use, so that `split` imports
+neither transformers nor torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Docstrings of Python files. Runs in helper processes and imports very few modules."""
+"""Extract docstrings from Python files, in worker processes with very few imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def docstrings(path: Path) -> list[str]:
-    """Whole docstrings of a file; an empty list if the file is not valid Python."""
+    """Return the docstrings of a file, or an empty list if it is not valid Python."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):
@@ -22,8 +22,8 @@ def docstrings(path: Path) -> list[str]:
 
 
 def docstrings_of(files: list[str], wanted: int | None) -> list[str]:
-    """Docstrings of `files`, in order, until there are `wanted` distinct ones: a small
-    corpus needs little parsing. None: those of all files."""
+    """Return the docstrings of `files` in order. Parsing stops once there are `wanted`
+    distinct docstrings. If `wanted` is None, all files are parsed."""
     texts: list[str] = []
     for start in range(0, len(files), FILES_AT_A_TIME):
         for file in files[start : start + FILES_AT_A_TIME]:

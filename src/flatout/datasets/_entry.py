@@ -1,4 +1,4 @@
-"""Code that flatout's catalog entries share."""
+"""Base classes of flatout's Kedro datasets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kedro.io import AbstractDataset, DatasetError
 
 @contextmanager
 def dataset_errors() -> Iterator[None]:
-    """Raise errors of the engine as Kedro's errors, with the same text, unwrapped."""
+    """Context manager that re-raises the engine's errors as DatasetError, which Kedro
+    shows as they are."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
@@ -20,7 +21,7 @@ def dataset_errors() -> Iterator[None]:
 
 
 class PathDataset(AbstractDataset[Any, Any]):
-    """A local file or folder."""
+    """Base class of datasets that are a local file or folder."""
 
     def __init__(
         self, *, filepath: str, metadata: dict[str, Any] | None = None
@@ -48,10 +49,10 @@ class PathDataset(AbstractDataset[Any, Any]):
 
 
 class ReadOnlyDataset(AbstractDataset[None, Any]):
-    """Rows or files that pipelines only read."""
+    """Base class of datasets that pipelines only read."""
 
     content: ClassVar[str]
-    """Name of its content in messages."""
+    """What the dataset contains, for error messages."""
 
     def save(self, data: None) -> None:
         raise DatasetError(f"{self.content} are read-only")

@@ -1,4 +1,5 @@
-"""Results of the benchmark that only some modes make: existing files are kept."""
+"""Datasets for the results of benchmarks and sweeps. If a mode does not produce a file,
+the existing file is kept."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 class CsvTable(PathDataset):
-    """A CSV file that is complete at every moment: two machines of one sweep may write
-    it at the same time. Kedro's type for CSV imports all of its kinds of tables, and
-    SQLAlchemy with them."""
+    """A CSV file that is written atomically, because machines of a sweep share it."""
+
+    # Kedro's CSVDataset imports all pandas datasets, and with them SQLAlchemy.
 
     def load(self) -> pd.DataFrame:
         self._check_not_empty()
-        # `trial_id` is text: 001.
+        # `trial_id` is text such as 001.
         return pd.read_csv(
             self._path, dtype={"trial_id": str}, float_precision="round_trip"
         )
@@ -30,8 +31,8 @@ class CsvTable(PathDataset):
 
 
 class KeptTable(CsvTable):
-    """An empty table leaves the file as it is; a missing file loads as an empty
-    table."""
+    """A CSV file that saving an empty table leaves unchanged. A missing file loads as
+    an empty table."""
 
     def load(self) -> pd.DataFrame:
         return super().load() if self._exists() else pd.DataFrame()
@@ -42,8 +43,8 @@ class KeptTable(CsvTable):
 
 
 class TunedParameters(PathDataset):
-    """The parameters file of a Kedro environment, as text. An empty text leaves the
-    file unchanged."""
+    """The parameters file of a Kedro environment, as text. Saving an empty text leaves
+    it unchanged."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class TunedParameters(PathDataset):
         measured_in: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """`measured_in`: `environment` of the run that saves it."""
+        """`measured_in` holds the `environment` of the run that saves the file."""
         super().__init__(filepath=filepath, metadata=metadata)
         self._environment = (measured_in or {}).get("environment")
 
@@ -64,7 +65,7 @@ class TunedParameters(PathDataset):
         if not data:
             logger.info("%s: no recommendation, the file is unchanged", self._path)
             return
-        if self._environment:  # the group `environment` is in is the last one
+        if self._environment:  # belongs to the last group of the text
             data += f"  environment: {self._environment}\n"
         write_text(self._path, data)
         folder = self._path.parent

@@ -1,7 +1,7 @@
-"""The built-in samples: handwritten digits that scikit-learn includes.
+"""The built-in sample data: the handwritten digits that are part of scikit-learn.
 
-1,797 images of 8 x 8 pixels with 17 grey levels (Alpaydin & Kaynak 1998, UCI), on every
-machine that has flatout's dependencies, without a download.
+They are 1,797 images of 8 x 8 pixels with 17 grey levels (Alpaydin & Kaynak 1998, UCI).
+They need no download.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ LEVELS = 16
 
 
 class Digits(PathDataset, ReadOnlyDataset):
-    """Read-only: `filepath` with the digits, written at first use. If it ends in
-    .npz: one file of `inputs` (1797, 8, 8) and `label`. Else a folder of PNG files
-    with one subfolder per class. `path`: other samples to read instead."""
+    """The handwritten digits, read-only. Loads as the path of a file or folder.
+
+    The digits are written to `filepath` at first use. If its name ends in .npz, it
+    is a file with the arrays `inputs` (1797, 8, 8) and `label` (1797,). Otherwise it
+    is a folder of PNG files with a subfolder for each class. If `path` is given, that
+    file or folder is used instead of the digits.
+    """
 
     content = "the digits"
 
@@ -53,7 +57,8 @@ class Digits(PathDataset, ReadOnlyDataset):
 
 
 def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Pixels (1797, 8, 8) of 0 to 16, labels (1797,). Raises DatasetError."""
+    """Return pixels (1797, 8, 8) with values from 0 to 16, and labels (1797,). Raises
+    DatasetError if scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

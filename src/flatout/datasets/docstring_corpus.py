@@ -1,6 +1,6 @@
-"""The built-in corpus: docstrings of flatout's own dependencies, labelled by package.
+"""The built-in corpus: docstrings of flatout's dependencies, labelled by package.
 
-Real text with the long tail of real text, on every machine, without a download.
+It is real text, with a realistic distribution of lengths, and needs no download.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ PACKAGES = {
     "scipy": "scipy",
     "networkx": "networkx",
 }
-"""Module and distribution of each label, in the order in which labels are used."""
+"""The distribution of each module. The modules are the labels, in order of use."""
 FORMAT_VERSION = 1
-"""Increase it if the same packages would give other rows."""
+"""Increase this if the same packages would result in different rows."""
 SURPLUS = 1.05
-"""Texts collected per wanted text, because some are in two packages."""
+"""Factor by which more texts are collected, because some are in two packages."""
 
 
 class DocstringCorpus(ReadOnlyDataset):
-    """Read-only rows `text` and `label` (package name), balanced over the labels.
+    """Docstrings as read-only rows with the columns `text` and `label` (package name).
 
-    `rows: null` gives every docstring of `labels` packages. Parsed texts are kept
-    in `folder` as Parquet, by package versions and sizes.
+    There are `rows` rows, balanced over `labels` packages. If `rows` is null, all
+    docstrings of these packages are used. The texts are stored as Parquet files in the
+    folder `filepath`, a file for each combination of package versions and sizes.
     """
 
     content = "docstrings"
@@ -84,7 +85,7 @@ class DocstringCorpus(ReadOnlyDataset):
 
     @property
     def is_parsed(self) -> bool:
-        """True if loading reads a file and does not parse packages."""
+        """Whether the corpus is already stored, so that no packages are parsed."""
         return self._file(_installed(self._labels)).is_file()
 
     def _file(self, packages: dict[str, str]) -> Path:
@@ -100,7 +101,8 @@ class DocstringCorpus(ReadOnlyDataset):
 
 
 def _installed(labels: int) -> dict[str, str]:
-    """The first `labels` packages that are installed, and their versions."""
+    """Return the first `labels` installed packages and their versions. Raises
+    DatasetError if fewer are installed."""
     found: dict[str, str] = {}
     for module, distribution in PACKAGES.items():
         if importlib.util.find_spec(module) and len(found) < labels:
@@ -114,8 +116,8 @@ def _installed(labels: int) -> dict[str, str]:
 
 
 def _table(packages: list[str], rows: int | None) -> pa.Table:
-    """Distinct texts, ordered by hash: as many of each package as its number of texts
-    allows, and more of the others if it has few."""
+    """Return distinct texts with their labels, ordered by hash. Packages have equal
+    shares. If a package has too few texts, the others have more."""
     wanted = None if rows is None else -(-rows // len(packages))
     texts = _gather(packages, None if wanted is None else int(wanted * SURPLUS))
     seen: set[str] = set()
@@ -139,7 +141,7 @@ def _hash(text: str) -> int:
 
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
-    """At least `wanted` texts of each package, from a process for each."""
+    """Parse packages in parallel until each has `wanted` texts, and return them."""
     files, counts = map(_files, packages), [wanted] * len(packages)
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
         texts = processes.map(docstrings_of, files, counts)
@@ -147,7 +149,7 @@ def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
 
 
 def _files(package: str) -> list[str]:
-    """Python files of a package without its tests, in the order of their hashes."""
+    """Return the Python files of a package without its tests, ordered by hash."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations  # noqa: S101
     root = Path(next(iter(spec.submodule_search_locations)))

@@ -1,4 +1,4 @@
-"""Data that is written only if its content would change."""
+"""Datasets that are rewritten only if their content would change."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 class KeyedDataset(PathDataset):
-    """The only kind of entry that computes while it saves, so that data may exceed
-    memory, and unchanged data is not made again.
+    """Base class of datasets that compute their data while saving it, so that data may
+    be larger than memory and unchanged data is not computed again.
 
-    Nodes return a recipe: a content `key`, and how to make the content. If the
-    stored key is the same, the data is kept; otherwise the changed fields are
-    logged, and the recipe is carried out, completely or not at all.
+    Nodes return a recipe, which has a content `key` and knows how to create the data.
+    If the stored key is the same, the data is kept. Otherwise the fields of the key
+    that have changed are logged, and the data is created. If that fails, the stored
+    data stays as it was.
     """
 
     _level = logging.DEBUG
-    """Level of the log line about kept data; only large data uses a higher level."""
+    """Level of the log message about kept data. It is higher only for large data."""
 
     def save(self, data: Any) -> None:
         if not hasattr(data, "key"):
@@ -53,7 +54,7 @@ class KeyedDataset(PathDataset):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise errors of the disk with the cause and the remedy."""
+        """Context manager that re-raises disk errors with their cause and a remedy."""
         try:
             yield
         except OSError as error:
@@ -75,15 +76,15 @@ class KeyedDataset(PathDataset):
 
     @abstractmethod
     def _stored_key(self) -> ContentKey | None:
-        """Return the stored key; None if no key can be read."""
+        """Return the stored key, or None if there is no readable key."""
 
     @abstractmethod
     def _write(self, data: Any) -> None:
-        """Carry out the recipe, completely or not at all."""
+        """Write the data of a recipe. If that fails, nothing is changed."""
 
 
 def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
-    """Log why `name` is made (again)."""
+    """Log why the data of `name` is created or created again."""
     if stored is None:
         logger.debug("%s: not there yet, making it", name)
     else:
@@ -94,7 +95,7 @@ def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
 
 
 class _KeyedFolder(KeyedDataset):
-    """A folder with its key in a separate file."""
+    """Base class of folders whose content key is in a separate file."""
 
     @property
     def _name(self) -> str:
@@ -108,9 +109,10 @@ class _KeyedFolder(KeyedDataset):
 
 
 class KeyedArrowDataset(_KeyedFolder):
-    """A folder in the format of `huggingface.ArrowDataset`, from a recipe; loads
-    memory-mapped. (Not a subclass of Kedro's class: importing that imports torch, which
-    split must not.)"""
+    """A folder in the format of `huggingface.ArrowDataset`. Saves a recipe, and loads
+    as a memory-mapped `datasets.Dataset`."""
+
+    # It is not a subclass of Kedro's class, which imports torch.
 
     _level = logging.INFO
 
@@ -136,7 +138,7 @@ class KeyedArrowDataset(_KeyedFolder):
 
 
 class TokenizerFolder(_KeyedFolder):
-    """A tokenizer's folder; loads as a tokenizer of transformers."""
+    """A folder with a tokenizer. Loads as a tokenizer of transformers."""
 
     def load(self) -> Any:
         from transformers import AutoTokenizer
@@ -165,7 +167,8 @@ class TokenizerFolder(_KeyedFolder):
 
 
 class TokenizerFile(TokenizerFolder):
-    """The same folder for the encoder, which needs neither transformers nor torch."""
+    """A folder with a tokenizer. Loads as an encoder that works without transformers
+    and torch."""
 
     def load(self) -> Any:
         from flatout.engine.tokenizing.tokenizer import TokenizerFile as Encoder
@@ -174,6 +177,7 @@ class TokenizerFile(TokenizerFolder):
         return Encoder(self._path)
 
     def save(self, data: Any) -> None:
-        """Only check the folder: its other entry has written it."""
+        """Write the folder only if it is not current. Usually the entry of type
+        TokenizerFolder for the same folder has already written it."""
         if not self._is_current(data.key):
             super().save(data)

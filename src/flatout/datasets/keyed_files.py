@@ -1,4 +1,4 @@
-"""Single files that are written only if their content would change."""
+"""Single-file datasets that are rewritten only if their content would change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY_NAME = "flatout_key"
 
 
 class _KeyedFile(KeyedDataset):
-    """A file that contains its own key."""
+    """Base class of files that contain their own content key."""
 
     def _stored_key(self) -> ContentKey | None:
         try:
@@ -45,7 +45,7 @@ class _KeyedFile(KeyedDataset):
 
 
 class KeyedParquetDataset(_KeyedFile):
-    """A Parquet file with its key in the schema's metadata. Loads as a DataFrame."""
+    """A Parquet file whose schema metadata hold its key. Loads as a DataFrame."""
 
     def load(self) -> Any:
         self._check_not_empty()
@@ -62,8 +62,11 @@ class KeyedParquetDataset(_KeyedFile):
 
 
 class ParquetStream(KeyedParquetDataset):
-    """A Parquet file of `batches()` (Arrow record batches) with a `schema`, made again
-    each time: memory contains at most one row group of about 32 MiB."""
+    """A Parquet file that is rewritten on every save, from a stream of record batches.
+
+    The saved object has a `schema` and a method `batches()` that yields Arrow record
+    batches. At most one row group of about 32 MiB is in memory at a time.
+    """
 
     def save(self, data: Any) -> None:
         with dataset_errors():
@@ -78,7 +81,8 @@ class ParquetStream(KeyedParquetDataset):
 
 
 class KeyedJSONDataset(_KeyedFile):
-    """A JSON object with its key under `flatout_key`. Loads as a dict without it."""
+    """A JSON object with its content key under `flatout_key`. Loads as a dict without
+    that key."""
 
     def load(self) -> dict[str, Any]:
         self._check_not_empty()

@@ -1,4 +1,4 @@
-"""Sessions of log keys as raw rows, from a log or synthetic."""
+"""Datasets of log sessions as raw rows, read from a log or generated."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from flatout.places import project_path
 
 
 class LogSessions(ReadOnlyDataset):
-    """Read-only rows `session`, `text` (keys, separated by spaces) and `label`.
+    """The sessions of a log, as read-only rows with the columns `session`, `text` (keys
+    separated by spaces) and `label`.
 
-    A CSV, JSON lines, Parquet or Arrow file has one row per line of the log, and is
-    grouped by session (loghub's `*_structured.csv` unchanged); any other file has one
-    session per line, with keys separated by spaces. Unusable lines go to
-    `rejected_rows`.
+    A CSV, JSON lines, Parquet or Arrow file has one row for each line of the log, and
+    rows are grouped by session. The `*_structured.csv` files of loghub can be used
+    unchanged. Any other file has one session per line, with keys separated by spaces.
+    Lines that cannot be used are stored in `rejected_rows`.
 
-    Labels are those of `label_filepath` (two columns, session and label), or of
-    `label_column`. With `abnormal_filepath`, its sessions are abnormal and those of
-    `filepath` normal. `part: train` is `train_share` of the sessions without the
-    abnormal ones; `part: rest` is the others.
+    Labels come from `label_filepath` (a file with the columns session and label) or
+    from `label_column`. If `abnormal_filepath` is given, its sessions are abnormal and
+    those of `filepath` are normal. `part: train` selects a share `train_share` of the
+    sessions without its abnormal ones. `part: rest` selects all remaining sessions.
     """
 
     content = "sessions of a log"
@@ -59,7 +60,7 @@ class LogSessions(ReadOnlyDataset):
         self.metadata = metadata
 
     def load(self) -> Any:
-        """Return the reader, not the sessions."""
+        """Return a reader that streams the sessions."""
         return self._reader
 
     def _exists(self) -> bool:
@@ -70,8 +71,8 @@ class LogSessions(ReadOnlyDataset):
 
 
 class SyntheticSessions(ReadOnlyDataset):
-    """Read-only synthetic sessions from `seed`, with faults in some of them: rows
-    `session`, `text`, `label`."""
+    """Generated log sessions, some with faults. Read-only. Loads as an Arrow table with
+    the columns `session`, `text` and `label`."""
 
     content = "synthetic sessions"
 
@@ -89,7 +90,7 @@ class SyntheticSessions(ReadOnlyDataset):
         self.metadata = metadata
 
     def load(self) -> Any:
-        """Return an Arrow table."""
+        """Generate the sessions from the seed, and return them as an Arrow table."""
         return synthetic_sessions(self._sessions, self._seed, self._session_filter)
 
     def _describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Raw rows and files of the user, or of the Hugging Face Hub."""
+"""Datasets for raw rows and files, of the user or of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from flatout.places import project_path
 
 
 class OwnSplits(ReadOnlyDataset):
-    """Combines the entries `raw_train_texts`, `raw_validation_texts` and
-    `raw_test_texts`, if they exist, to one entry that the split reads."""
+    """Combines the catalog entries `raw_train_texts`, `raw_validation_texts` and
+    `raw_test_texts`, as far as they exist, into the entry that `split` reads."""
 
     content = "raw texts"
 
     def __init__(self, parts: dict[str, Any]) -> None:
-        """`parts`: datasets by split; includes `train`."""
+        """`parts` are the datasets by split, including `train`."""
         self.parts = parts
 
     def load(self) -> SplitTexts:
-        """Return readers instead of rows if the entries load as readers."""
+        """Load all entries. Those that load as readers stay readers, without rows."""
         return SplitTexts(
             {
                 name: open_raw_texts(part.load(), entry_of(name))
@@ -41,16 +41,16 @@ class OwnSplits(ReadOnlyDataset):
 
 
 class TextFiles(ReadOnlyDataset):
-    """Read-only CSV, TSV, JSON lines, Parquet or Arrow: a file or a folder of shards.
+    """A CSV, TSV, JSON lines, Parquet or Arrow file, or a folder of them. Read-only.
 
-    Rows are streamed and may exceed memory. Rows that cannot be read go to
-    `rejected_rows` with their number. A CSV file without a header needs
-    `column_names`. `format` (csv, jsonl, parquet, ...) is needed if the file's name
-    has no known suffix.
+    Rows are streamed, so the data may be larger than memory. Rows that cannot be read
+    are stored with their row numbers in `rejected_rows`. Set `column_names` if a CSV
+    file has no header. Set `format` (csv, jsonl, parquet, ...) if the file name has no
+    known suffix.
 
-    `filepath` may be a URL of a store that fsspec supports (s3://, gs://, hf://,
-    https://): its files are copied to `cache_dir`, and again if they have changed.
-    `credentials` and `fs_args` are fsspec's for that store.
+    `filepath` may be a URL that fsspec supports (s3://, gs://, hf://, https://). Its
+    files are copied to `cache_dir`, and copied again if they have changed.
+    `credentials` and `fs_args` are passed to fsspec.
     """
 
     content = "text files"
@@ -82,13 +82,14 @@ class TextFiles(ReadOnlyDataset):
         return "://" in self._filepath
 
     def load(self) -> Any:
-        """Return the reader, not the rows."""
+        """Return a reader that streams the rows."""
         with dataset_errors():
             path = self._remote.fetch() if self.is_remote else Path(self._filepath)
         return _TextFiles(path, self._form)
 
     def stamps(self, *, fetched: bool) -> dict[str, str | None]:
-        """Metadata hashes of a URL, by file: those of the store, or of the copy."""
+        """Return a hash of the metadata of each file of the URL, by file name. If
+        `fetched` is True, these are the hashes from when the files were copied."""
         with dataset_errors():
             return self._remote.fetched_stamps() if fetched else self._remote.stamps()
 
@@ -105,12 +106,14 @@ class TextFiles(ReadOnlyDataset):
 
 
 class HubTexts(ReadOnlyDataset):
-    """Read-only rows of `name` on the Hub (or of a folder), by `datasets.load_dataset`.
+    """A data set of the Hub, or a folder, loaded by `datasets.load_dataset`. Read-only.
 
-    `split` may join several (`train+test`); null: the splits of the data set.
-    `revision`, a commit, always gives the same rows. (Kedro's HFDataset queries the
-    Hub each time its name is printed: it fails without network, and imports torch.)
+    `split` may join several splits (`train+test`). If it is null, all splits are loaded
+    separately. Set `revision` to a commit to always load the same rows.
     """
+
+    # Kedro's HFDataset queries the Hub whenever it is printed, so it fails without a
+    # network. It also imports torch.
 
     content = "data sets of the Hub"
 
@@ -148,7 +151,7 @@ class HubTexts(ReadOnlyDataset):
 
 
 class RawFiles(PathDataset, ReadOnlyDataset):
-    """A file or a folder, read-only. Loads as its path.
+    """A file or folder that is read-only. Loads as its path.
 
     Example:
         ```yaml

@@ -1,4 +1,4 @@
-"""A Hugging Face model in a separate folder."""
+"""A dataset that stores a Hugging Face model in a folder of its own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class TransformersModel(PathDataset):
-    """Saves with `save_pretrained` (safetensors), loads the architecture in its config.
+    """A folder with a Hugging Face model.
 
-    The data is a model, or a model and its tokenizer, so that `from_pretrained` and
-    `transformers.pipeline` need only the folder. The folder is complete or absent:
-    it is written under a temporary name and then renamed. Code from the folder runs
-    only with `trust_remote_code: true` among `load_args`.
+    It is saved with `save_pretrained` (safetensors) and loaded with the architecture
+    named in its config. If a tokenizer is saved with the model, `transformers.pipeline`
+    needs only the folder. The folder is written under a temporary name and then
+    renamed, so it is never incomplete. Code in the folder runs only if `load_args`
+    contains `trust_remote_code: true`.
 
     Example:
         ```yaml
@@ -43,7 +44,7 @@ class TransformersModel(PathDataset):
         self._load_args = dict(load_args or {})
 
     def save(self, data: Any) -> None:
-        """Replace the stored data with `data` (a model, or model and tokenizer)."""
+        """Replace the folder with `data`, a model or a tuple of model and tokenizer."""
         parts = data if isinstance(data, tuple) else (data,)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self._path.parent)
@@ -55,7 +56,8 @@ class TransformersModel(PathDataset):
         write_folder(self._path, fill)
 
     def load(self) -> PreTrainedModel:
-        """The model in evaluation mode, on the CPU. Raises DatasetError."""
+        """Return the model in evaluation mode, on the CPU. Raises DatasetError if it
+        cannot be loaded."""
         from flatout.engine.models.building import ModelError, load_pretrained
 
         self._check_not_empty()
@@ -68,8 +70,8 @@ class TransformersModel(PathDataset):
         return result
 
     def trust_code(self) -> None:
-        """Load with the code in the folder, for a model that was trained in this run
-        with `model.trust_remote_code`, unless `load_args` forbids it."""
+        """Allow loading to run the code in the folder, unless `load_args` forbids it.
+        It is called for models that were trained with `model.trust_remote_code`."""
         self._load_args.setdefault("trust_remote_code", True)
 
     def _missing(self) -> str:
