@@ -73,7 +73,7 @@ class GlobalBatches:
         return np.unique(np.array(self.skipped, dtype=np.int64))
 
     def steps_of(self, rows: Ints, epoch: int) -> Ints:
-        """Return the step (N,) of each of `rows` (N,) in `epoch`, skipped or not."""
+        """Return the step (N,) of `rows` (N,) in `epoch`, including skipped rows."""
         positions = unpermute(rows, self.num_rows, self.seed, epoch)
         return epoch * self.steps_per_epoch + positions // self.batch_size
 
@@ -86,12 +86,12 @@ def _block(number: int, size: int, seed: int, epoch: int) -> Ints:
 
 
 def permute(positions: Ints, size: int, seed: int, epoch: int) -> Ints:
-    """Return the images (N,) of `positions` (N,) in a permutation of `range(size)`."""
+    """Apply a pseudo-random permutation of `range(size)` to `positions` (N,)."""
     return _walk(positions, size, seed, epoch, _feistel)
 
 
 def unpermute(images: Ints, size: int, seed: int, epoch: int) -> Ints:
-    """Return the positions (N,) of `images` (N,), as the inverse of `permute`."""
+    """Apply the inverse of `permute` to `images` (N,)."""
     return _walk(images, size, seed, epoch, _inverse_feistel)
 
 
@@ -155,8 +155,9 @@ class BudgetError(ValueError):
 class Planner:
     """Split global batches into micro-batches that fit the token budget.
 
-    One more micro-batch costs the device the time of `overhead_tokens` tokens, and the
-    host that of `launch_tokens`. `grouped` weighs these costs against padding.
+    `overhead_tokens` and `launch_tokens` are the time that one more micro-batch costs
+    the device and the host, in tokens that the device could process in that time. The
+    strategy `grouped` weighs these costs against padding.
     """
 
     strategy: Strategy
@@ -235,14 +236,14 @@ def _fill_bins(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
 
 
 def even_cuts(count: int, most: int) -> list[tuple[int, int]]:
-    """Cut `count` slots into ranges [a, b) of at most `most`, as equal as possible."""
+    """Cut `count` slots into nearly equal ranges [a, b) of at most `most` slots."""
     parts = max(1, -(-count // most))
     places = [count * part // parts for part in range(parts + 1)]
     return list(pairwise(places))
 
 
 def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
-    """Cut `lengths` (S,) into the longest ranges [a, b) whose padded size fits."""
+    """Cut `lengths` (S,) into maximal ranges [a, b) that fit `budget` if padded."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)

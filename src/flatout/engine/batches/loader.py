@@ -192,8 +192,8 @@ class StepLoader:
             batch_size=None,
             sampler=steps,
             num_workers=self.num_workers,
-            # Without it, each iteration advances the global generator, and dropout in a
-            # resumed run differs from dropout in an uninterrupted run.
+            # The default would advance the global generator in each iteration, so that
+            # dropout in a resumed run would differ from an uninterrupted run.
             generator=torch.Generator(),
             pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
             **workers,
@@ -202,7 +202,7 @@ class StepLoader:
 
 def run_steps(data: StepRows) -> int:
     """Return how many steps a worker sends in one message, limited by their maximum
-    size. Decoding takes much longer than a message, so decoded rows are sent alone."""
+    size. Steps with decoded rows are sent one by one, because decoding is slow."""
     if data.rows.decodes:
         return 1
     row = BYTES_A_TOKEN * data.rows.facts.largest_sample + data.rows.row_bytes

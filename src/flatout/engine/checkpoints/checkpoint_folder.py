@@ -146,7 +146,7 @@ def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint and verify all files. Raises CheckpointError if any is bad."""
+    """Read a checkpoint. Raises CheckpointError if a file is missing or damaged."""
     manifest = read_manifest(folder)
     for name, (size, digest) in manifest.files.items():
         path = folder / name
@@ -178,7 +178,7 @@ def step_folders(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest valid checkpoint, and what is wrong with any newer ones."""
+    """Return the newest valid checkpoint, and the errors of newer checkpoints."""
     faults: list[str] = []
     for candidate in step_folders(folder):
         try:

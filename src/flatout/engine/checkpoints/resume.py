@@ -136,7 +136,7 @@ def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
 
 
 def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the new values of the LENGTHS that have been increased."""
+    """Return the settings in LENGTHS whose values have been increased."""
     raised = {}
     for name in LENGTHS:
         earlier, now = before.get(name), identity[name]

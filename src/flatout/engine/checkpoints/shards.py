@@ -29,7 +29,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, detached. For a sharded tensor, all ranks must call."""
+    """Return the whole tensor, detached. If it is sharded, all ranks must call this."""
     tensor = tensor.detach()
     if not is_sharded(tensor):
         return tensor
@@ -51,7 +51,7 @@ def load_whole(folder: Path, name: str) -> Named:
 
 
 def _first_rows(file: Any) -> dict[str, int]:
-    """Return the first row of each part in a file."""
+    """Return the index of the first row of each tensor part in a file."""
     try:
         known = json.loads((file.metadata() or {}).get(SHARDING, "{}"))
         return {name: int([*entry[BEGINS], 0][0]) for name, entry in known.items()}

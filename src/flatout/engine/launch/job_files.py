@@ -61,7 +61,7 @@ class JobFiles:
 
 
 def token_key(rows: SplitRows) -> str:
-    """Return the key stored with the tokens, or a digest of the rows without one."""
+    """Return the key stored with the tokens, or else a digest of the rows."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
 

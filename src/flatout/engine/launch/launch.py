@@ -210,7 +210,7 @@ def check_endpoint(settings: DistributedSettings) -> None:
 
 
 def _train_with_launcher(job: TrainJob) -> TrainResult:
-    """Train in this process, the rank 0 that torchrun, accelerate or Slurm started."""
+    """Train in this process, which torchrun, accelerate or Slurm started as rank 0."""
     ranks, settings = environment.current_ranks(), job.settings.train.distributed
     wanted = settings.num_processes
     if wanted not in ("auto", ranks.local_world_size):

@@ -45,7 +45,7 @@ def gib(count: float) -> str:
 
 
 def gpu_programs(driver: Driver | None) -> Finding:
-    """Report the GPU memory in use, before this process has allocated any."""
+    """Report GPU memory used by others. Call this before this process allocates any."""
     held = [
         f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
         f"{' by process ' * bool(gpu.programs)}{', '.join(map(str, gpu.programs))}"

@@ -133,7 +133,8 @@ def training_environment(
 
 
 def apply(settings: RuntimeSettings) -> list[str]:
-    """Set the variables of `settings`. Return those that are set too late for torch."""
+    """Set the environment variables of `settings`. Return the names of those that have
+    no effect, because torch has already been imported."""
     wanted = training_environment(settings, current_ranks().local_world_size)
     changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
     os.environ.update(wanted)
@@ -170,7 +171,7 @@ def c_compiler() -> str | None:
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set each of `variables` that is not set yet."""
+    """Set those environment variables in `variables` that are not set yet."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 

@@ -79,8 +79,8 @@ class Runtime:
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
         """Return the multiple that packed token counts, or padded lengths, are rounded
-        up to, so that few shapes occur. It is 1 in fp32 on a CPU, which has no benefit.
-        `packed_on_gpu` is the multiple for packed token counts on a GPU."""
+        up to, so that few shapes occur. In fp32 on a CPU this is no benefit, so it is
+        1. `packed_on_gpu` is the multiple for packed token counts on a GPU."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE

@@ -19,7 +19,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(SystemExit):
-    """Raised after a run has stopped at a signal. The exit code is 143 or 130.
+    """Raised after a run was stopped by a signal. The exit code is 143 or 130.
 
     This is not an error, because the same command resumes the run.
     """
@@ -74,7 +74,7 @@ class StopSignals:
 
 
 def die_with_parent() -> None:
-    """End this process as soon as its parent has ended, even if it was killed."""
+    """End this process as soon as its parent has ended, for whatever reason."""
     parent = starter()
 
     def watch() -> None:
