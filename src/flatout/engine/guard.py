@@ -32,11 +32,11 @@ MIN_WINDOWS = 3
 """The minimum number of windows after the warm-up for a comparison."""
 
 RATE = "guard_samples_per_s"
-"""Rate of a run: the median over its windows."""
+"""The metric with the throughput of a run, which is the median over its windows."""
 SYMPTOM_LIMIT = 1.03
-"""A measured figure must explain more than this ratio to be reported."""
+"""A metric is reported only if it makes a step slower by more than this factor."""
 NOT_SET = "not set"
-"""Shown for a value that only one of the runs has."""
+"""The text that is shown if a run does not have the value."""
 
 SYMPTOMS = {
     "padding_pct": "more of each batch is padding",
@@ -44,10 +44,10 @@ SYMPTOMS = {
     WAIT: "other programs had the cores",
     "gpu_clock_mhz": "the GPU ran slower: heat, power limit or another clock setting",
 }
-"""Figures that make a step slower: shares in percent, and a speed."""
+"""Metrics that explain a slower step: shares of a step in percent, and a clock rate."""
 
 FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
-"""Tags without a corresponding parameter."""
+"""Tags that do not correspond to a parameter."""
 
 
 State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]
@@ -61,7 +61,7 @@ class SlowRunError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Record of a training in the file of runs."""
+    """The record of a run in the file of earlier runs."""
 
     run_id: str
     name: str
@@ -76,13 +76,13 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference; `name` is a parameter, a version or a measured figure."""
+    """A difference between two runs. `name` is a parameter, a version or a metric."""
 
     name: str
     then: str
     now: str
     ratio: float | None = None
-    """Factor by which a measured figure makes a step slower."""
+    """The factor by which the metric makes a step slower; None for a setting."""
     reason: str = ""
 
     @property
@@ -248,7 +248,8 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
 
 
 def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
-    """Measured figures, the largest ratio first; then settings by name."""
+    """Return the metrics that differ, the largest ratio first, then the settings that
+    differ, sorted by name."""
     before, after = _facts(then), _facts(now)
     found = [_changed_figure(name, then, now) for name in SYMPTOMS]
     measured = [d for d in found if d and (d.ratio or 0.0) > SYMPTOM_LIMIT]
@@ -263,7 +264,7 @@ def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
 def _facts(run: TrackedRun) -> dict[str, str]:
     params = {RENAMED.get(k, k): v for k, v in run.params.items()}
     facts = {k: v for k, v in params.items() if not is_in(k, in_role(UNTIMED))}
-    # Effective values of parameters: two spellings of one value are equal.
+    # Use the effective values, so that two spellings of a value are equal.
     effective = {**reported(), **{name: name for name in FACTS}}
     facts |= {effective[k]: v for k, v in run.tags.items() if k in effective}
     return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}

@@ -147,7 +147,7 @@ class StepLoader:
         them to the GPU."""
         # Without workers, a group of several steps would be one long wait.
         size = run_steps(self.data) if self.num_workers else 1
-        # Batches of a fixed size go to a GPU through shared locked memory.
+        # Batches of a fixed size reach the GPU through shared, page-locked memory.
         locked = self.settings.pin_memory and self.runtime.is_cuda
         in_ring = locked and self.data.rows.row_bytes > 0
         for steps in self._step_ranges():

@@ -54,8 +54,8 @@ class CheckpointMirror:
 
     def claim(self, identity: dict[str, Any], step: int) -> None:
         """Make this run, which begins at `step`, the owner of the mirror, and remove
-        incomplete and later copies. Raises MirrorError if another run uses the mirror,
-        or if it has checkpoints of a run with other settings or data."""
+        incomplete and later copies. Raises MirrorError if the mirror belongs to a run
+        with other settings or data."""
         check_owner(self._mirror, identity)
         self._mirror.with_retries(lambda: self._claim(identity, step))
 

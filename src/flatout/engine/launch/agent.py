@@ -20,7 +20,7 @@ from flatout.engine.machine.signals import STOPPING, die_with_parent
 
 FAILURES = "failures.json"
 SHUTDOWN_S = 10
-"""Seconds in which ranks may end after one has died, for which they may wait."""
+"""The time after which the other ranks are killed when a rank has died."""
 ONE_MACHINE = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d"}
 ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 

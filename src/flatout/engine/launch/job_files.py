@@ -22,7 +22,7 @@ class JobFiles:
     """The folders of the rows, and information about the tokenizer and the labels."""
 
     splits: Mapping[str, str]
-    """The folders of train, validation and test."""
+    """The folders of the splits train, validation and test."""
     vocabulary: Mapping[str, Any] | None
     label_names: tuple[str, ...]
     data_key: str
@@ -32,7 +32,7 @@ class JobFiles:
     @classmethod
     def of(cls, job: TrainJob, folder: Path, data_key: str | None = None) -> JobFiles:
         """Describe `job`. Rows that are not in a folder yet are written to `folder`.
-        `data_key` defaults to that of the job."""
+        `data_key` defaults to the job's own key."""
         for rows in job.splits.values():
             _ = rows.facts  # computed once here, instead of in each rank
         return cls(
@@ -75,7 +75,7 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
 
 
 def folders_of(splits: Mapping[str, SplitRows], folder: Path) -> dict[str, str]:
-    """Return the folder of each split; rows without one are written to `folder`."""
+    """Return the folder of each split. Rows that have none are written to `folder`."""
     return {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
 
 
