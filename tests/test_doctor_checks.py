@@ -99,19 +99,20 @@ def test_threads_against_cores_and_the_shell(monkeypatch, tmp_path):
     shell = {"OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "4"}
     assert text(checks.threads(settings, shell, 2, free)) == (
         "ok",
-        "4 a process (runtime.threads: 4), 8 cores; OMP_NUM_THREADS=64 from the "
+        "4 per process (runtime.threads: 4), 8 cores; OMP_NUM_THREADS=64 from the "
         "shell: ignored",
         "",
     )
     assert text(checks.threads(settings, {}, 3, free)) == (
         "warn",
-        "4 a process (runtime.threads: 4), 8 cores; 12 threads in all",
+        "4 per process (runtime.threads: 4), 8 cores; 12 threads in all",
         "set runtime.threads: auto, or at most 2",
     )
     half = group(tmp_path, cpu_max="50000 100000")
     assert text(checks.threads(settings, {}, 1, half)) == (
         "warn",
-        "4 a process (runtime.threads: 4), 8 cores, the container may use 0.5 of them",
+        "4 per process (runtime.threads: 4), 8 cores, the container may use 0.5 of "
+        "them",
         "give it more (docker run --cpus=4)",
     )
 
@@ -203,7 +204,7 @@ def test_compilers():
 def test_training_says_at_its_start_what_is_not_ok(tmp_path, caplog):
     warn_at_start(Settings(runtime={"threads": 4096}), tmp_path)
     [said] = [r.getMessage() for r in caplog.records if "threads" in r.getMessage()]
-    assert said.startswith("threads: 4096 a process (runtime.threads: 4096), ")
+    assert said.startswith("threads: 4096 per process (runtime.threads: 4096), ")
     assert "To solve it: set runtime.threads: auto, or at most " in said
 
 

@@ -312,7 +312,7 @@ def test_the_same_command_again_trains_and_registers_nothing(finished, tmp_path)
         arguments = ("--env=test", "--pipelines=train", f"--params=data_dir={data}")
         done = kedro("run", *arguments)
         assert done.returncode == 0, done.stdout
-        assert "this training is finished already" in " ".join(done.stdout.split())
+        assert "this training run has already finished" in " ".join(done.stdout.split())
     assert model.read_bytes() == weights
     assert (report.read_text(), points.read_text()) == (before, logged)
     client = MlflowClient(*2 * [f"sqlite:///{data}/mlflow.db"])

@@ -77,7 +77,7 @@ def test_step_time_is_reported_beside_the_rate():
     assert verdict.step_pct == 200
     assert verdict.text.startswith(
         "guard: 50 samples/s in the median window, 50 % of the baseline's 100 (run "
-        "name-r0, r0); a step needs 200 % of its time. No recorded setting differs"
+        "name-r0, r0); a step takes 200 % of its step time. No recorded setting differs"
     )
 
 
@@ -98,7 +98,7 @@ def test_a_disturbed_run_of_the_same_settings_is_no_alarm():
     assert "a quarter of its windows reach 95 %" in verdict.text
     starved = judged([40.0] * 9, cpu_wait_pct=50.0)
     assert starved.state == "busy"
-    assert "had the cores for 50 % of the time" in starved.text
+    assert "used the cores for 50 % of the time" in starved.text
 
 
 def test_a_busy_machine_is_no_excuse_for_slow_settings():

@@ -118,7 +118,7 @@ def failure(rank=0, exit_code=1, message="", traceback="", time_s=0):
                 failure(1, -signal.SIGKILL, "<NONE>", "", 6),
             ],
             RankError,
-            r"rank 1 was killed by SIGKILL \(memory of the machine used up\?\)",
+            r"rank 1 was killed by SIGKILL \(is the machine out of memory\?\)",
         ),
         (
             [

@@ -567,7 +567,7 @@ def test_the_same_training_again_is_given_what_there_is(tmp_path, caplog):
     faster = make_job(tmp_path, batching="grouped", **EVERY_2)  # only how it is done
     again = collect(faster)
     assert again.report == first.report and curve(again) == curve(first)
-    assert "this training is finished already" in caplog.text
+    assert "this training run has already finished" in caplog.text
     assert "train.resume: never" in caplog.text
     assert {p: p.stat().st_mtime_ns for p in files} == files
     assert not was_trained_now(job.work_folder)
@@ -669,7 +669,7 @@ def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplo
     for ended in (lambda _: None, finish):  # nobody has it yet, somebody has it
         ended(job.work_folder)
         assert load_finished_result(make_job(tmp_path, distributed=several)) is None
-        assert "passed over: several machines do not know of it" in caplog.messages[-1]
+        assert "the other machines do not have it" in caplog.messages[-1]
         assert load_finished_result(job) is not None
 
 

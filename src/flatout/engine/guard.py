@@ -41,7 +41,7 @@ NOT_SET = "not set"
 SYMPTOMS = {
     "padding_pct": "more of each batch is padding",
     "loader_wait_pct": "steps wait for their batches",
-    WAIT: "other programs had the cores",
+    WAIT: "other programs used the cores",
     "gpu_clock_mhz": "the GPU ran slower: heat, power limit or another clock setting",
 }
 """Metrics that explain a slower step: shares of a step in percent, and a clock rate."""
@@ -176,7 +176,7 @@ def judge(
     if baseline is None or baseline.samples_per_s is None:
         return Verdict(
             "first",
-            "guard: the first run of this work on this device; later ones are compared "
+            "guard: the first run of this work on this device; later runs are compared "
             f"with its {rate:.0f} samples/s",
         )
     return _compared_with(now, rates, baseline, baseline.samples_per_s, settings)
@@ -199,7 +199,7 @@ def _compared_with(
     before, here = baseline.figures.get(STEP), now.figures.get(STEP)
     step_pct = 100 * here / before if before and here else None
     if step_pct is not None:
-        text += f"; a step needs {step_pct:.0f} % of its time"
+        text += f"; a step takes {step_pct:.0f} % of its step time"
     state: State = "healthy"
     if rate_pct > settings.healthy_high_pct:
         state = "fast"
@@ -228,7 +228,7 @@ def _cause_outside_settings(
         return None
     wait_pct = now.figures.get(WAIT, 0.0)
     if wait_pct > BUSY_WAIT_PCT:
-        return f"other programs had the cores for {wait_pct:.0f} % of the time"
+        return f"other programs used the cores for {wait_pct:.0f} % of the time"
     if upper_pct >= settings.healthy_low_pct:
         return f"a quarter of its windows reach {upper_pct:.0f} %"
     return None

@@ -90,7 +90,7 @@ class Ring:
         if failed:
             logger.warning(
                 "%.1f GiB of host memory cannot be locked (CUDA error %d): copies to "
-                "the GPU wait; raise ulimit -l, or lower train.loader.prefetch_factor",
+                "the GPU block; raise ulimit -l, or lower train.loader.prefetch_factor",
                 size / 2**30,
                 failed,
             )

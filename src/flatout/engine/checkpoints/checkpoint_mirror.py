@@ -156,7 +156,7 @@ class CheckpointMirror:
         owner = self._mirror.read_json(OWNER)
         if owner.get("run") != self._run:
             raise MirrorError(
-                f"a run on {owner.get('host')} uses it now: give each run its own URL"
+                f"a run on {owner.get('host')} is using it: give each run its own URL"
             )
 
     def _prune(self) -> None:

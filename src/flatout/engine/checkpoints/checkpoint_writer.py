@@ -79,7 +79,7 @@ class CheckpointWriter:
         except OSError as error:
             self._warn(
                 f"the checkpoint of step {step} was saved, but older ones could not be "
-                f"removed ({error}): they use space until they are"
+                f"removed ({error}) and still use disk space"
             )
 
     def _warn(self, fault: str) -> None:

@@ -61,8 +61,8 @@ def load_finished_result(job: TrainJob) -> TrainResult | None:
         return None
     if job.settings.train.distributed.num_machines > 1:
         logger.warning(
-            "%s is passed over: several machines do not know of it; training again. "
-            "With train.distributed.num_machines: 1 it is kept",
+            "%s is not used, because the other machines do not have it: training "
+            "again. With train.distributed.num_machines: 1 it would be used",
             path,
         )
         return None
@@ -71,8 +71,8 @@ def load_finished_result(job: TrainJob) -> TrainResult | None:
         if differences := differing(fields["identity"], result_identity(job)):
             if path.name == RESULT:
                 logger.warning(
-                    "a finished training in %s was never collected; a new one starts, "
-                    "because of %s",
+                    "the result of the finished run in %s was never saved; a new run "
+                    "starts, because of these differences: %s",
                     *(path.parent, "; ".join(differences)),
                 )
             return None
@@ -82,12 +82,12 @@ def load_finished_result(job: TrainJob) -> TrainResult | None:
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s is passed over (%s): training again", path, error)
+        logger.warning("%s is not used (%s): training again", path, error)
         return None
     logger.info(
-        "this training is finished already: its model and report are kept (validation "
-        "loss %.4f, test loss %.4f). Data and settings are the same; "
-        "train.resume: never trains it again",
+        "this training run has already finished with the same data and settings: its "
+        "model and report are used (validation loss %.4f, test loss %.4f). To train "
+        "again, set train.resume: never",
         result.report.validation_loss,
         result.report.test_loss,
     )

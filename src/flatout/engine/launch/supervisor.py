@@ -209,7 +209,7 @@ class Attempt:
         rank, message = failure["rank"], failure["message"]
         if failure["exit_code"] < 0 and not failure["traceback"]:
             name = signal.Signals(-failure["exit_code"]).name
-            hint = " (memory of the machine used up?)" if name == "SIGKILL" else ""
+            hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
             return RankError(f"rank {rank} was killed by {name}{hint}")
         kind, _, text = message.partition(": ")
         if kind in OF_THE_JOB:

@@ -68,7 +68,7 @@ def threads(
     `before` contains the shell's thread variables, which the parameters override."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
-    text = f"{count} a process (runtime.threads: {settings.threads}), {usable} cores"
+    text = f"{count} per process (runtime.threads: {settings.threads}), {usable} cores"
     if quota is not None:
         text += f", the container may use {quota:g} of them"
     if replaced := [f"{n}={v}" for n, v in before.items() if v != str(count)]:

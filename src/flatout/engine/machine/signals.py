@@ -38,7 +38,7 @@ class StopSignals:
     at once. Outside the main thread, no signals are caught."""
 
     def __init__(
-        self, then: str = "finishing this step, then saving and leaving"
+        self, then: str = "finishing this step, then saving and exiting"
     ) -> None:
         """`then` describes how the block reacts to a signal, for the log message."""
         self._then = then
