@@ -141,7 +141,7 @@ class StepRun:
 
 @dataclass(frozen=True)
 class Collator:
-    """Convert rows to tensors for one task and layout."""
+    """Converts rows to tensors for one task and layout."""
 
     task: Task
     layout: Layout

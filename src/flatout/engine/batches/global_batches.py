@@ -153,7 +153,7 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Planner:
-    """Split global batches into micro-batches that fit the token budget.
+    """Splits global batches into micro-batches that fit the token budget.
 
     `overhead_tokens` and `launch_tokens` are the time that one more micro-batch costs
     the device and the host, in tokens that the device could process in that time. The

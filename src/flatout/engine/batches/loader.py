@@ -33,7 +33,7 @@ BYTES_A_TOKEN = 40
 
 
 class WorkerTimes:
-    """Count the batches of each worker, and the time spent on them, in shared memory.
+    """Counts the batches of each worker, and the time spent on them, in shared memory.
 
     Workers keep loading during evaluations and checkpoints, when the clock is stopped,
     and while the first step compiles. The next steps find their batches ready and run
@@ -92,7 +92,7 @@ def shared_memory_bytes(
 
 @dataclass
 class StepLoader:
-    """Iterate over the batches of steps `range(start, stop)`, on the device.
+    """Iterates over the batches of steps `range(start, stop)`, on the device.
 
     `wait_s` is the time in seconds for which the last `next` call blocked the host.
     """
@@ -232,7 +232,7 @@ class _Runs:
 
 @dataclass
 class _Timed:
-    """Time each worker's messages except the first one, which fills its caches."""
+    """Times each worker's messages except the first one, which fills its caches."""
 
     data: Any
     times: WorkerTimes

@@ -38,7 +38,7 @@ POLL_S = 0.2
 
 
 class CheckpointMirror:
-    """Upload the newest checkpoint whenever the previous upload has ended. Failed
+    """Uploads the newest checkpoint whenever the previous upload has ended. Failed
     uploads are retried, and never stop the training run."""
 
     def __init__(self, url: str, folder: Path, keep: int) -> None:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Write each checkpoint in a background thread. If the disk fails or is full, the
+    """Writes each checkpoint in a background thread. If the disk fails or is full, the
     run continues with a warning and without this checkpoint; older ones are kept."""
 
     def __init__(

@@ -78,7 +78,7 @@ def is_worth_another(error: Exception) -> bool:
 
 
 class Attempt:
-    """Start the ranks of one machine and wait until they have ended."""
+    """Starts the ranks of one machine and waits until they have ended."""
 
     def __init__(
         self, job: TrainJob, processes: int, folder: Path, module: str = TRAINING
