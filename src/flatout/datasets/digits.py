@@ -20,7 +20,7 @@ LEVELS = 16
 
 
 class Digits(PathDataset, ReadOnlyDataset):
-    """The handwritten digits, read-only. Loads as the path of a file or folder.
+    """The handwritten digits, read-only. They load as the path of a file or folder.
 
     The digits are written to `filepath` at first use. If its name ends in .npz, it
     is a file with the arrays `inputs` (1797, 8, 8) and `label` (1797,). Otherwise it

@@ -109,8 +109,8 @@ class _KeyedFolder(KeyedDataset):
 
 
 class KeyedArrowDataset(_KeyedFolder):
-    """A folder in the format of `huggingface.ArrowDataset`. Saves a recipe, and loads
-    as a memory-mapped `datasets.Dataset`."""
+    """A folder in the format of `huggingface.ArrowDataset`. It is saved from a recipe,
+    and loads as a memory-mapped `datasets.Dataset`."""
 
     # It is not a subclass of Kedro's class, which imports torch.
 
@@ -138,7 +138,7 @@ class KeyedArrowDataset(_KeyedFolder):
 
 
 class TokenizerFolder(_KeyedFolder):
-    """A folder with a tokenizer. Loads as a tokenizer of transformers."""
+    """A folder with a tokenizer. It loads as a tokenizer of transformers."""
 
     def load(self) -> Any:
         from transformers import AutoTokenizer
@@ -167,7 +167,7 @@ class TokenizerFolder(_KeyedFolder):
 
 
 class TokenizerFile(TokenizerFolder):
-    """A folder with a tokenizer. Loads as an encoder that works without transformers
+    """A folder with a tokenizer. It loads as an encoder that works without transformers
     and torch."""
 
     def load(self) -> Any:

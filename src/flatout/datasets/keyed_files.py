@@ -45,7 +45,7 @@ class _KeyedFile(KeyedDataset):
 
 
 class KeyedParquetDataset(_KeyedFile):
-    """A Parquet file whose schema metadata hold its key. Loads as a DataFrame."""
+    """A Parquet file whose schema metadata hold its key. It loads as a DataFrame."""
 
     def load(self) -> Any:
         self._check_not_empty()
@@ -81,8 +81,8 @@ class ParquetStream(KeyedParquetDataset):
 
 
 class KeyedJSONDataset(_KeyedFile):
-    """A JSON object with its content key under `flatout_key`. Loads as a dict without
-    that key."""
+    """A JSON object with its content key under `flatout_key`. It loads as a dict
+    without that key."""
 
     def load(self) -> dict[str, Any]:
         self._check_not_empty()

@@ -71,8 +71,8 @@ class LogSessions(ReadOnlyDataset):
 
 
 class SyntheticSessions(ReadOnlyDataset):
-    """Generated log sessions, some with faults. Read-only. Loads as an Arrow table with
-    the columns `session`, `text` and `label`."""
+    """Generated log sessions, some with faults. They are read-only and load as an Arrow
+    table with the columns `session`, `text` and `label`."""
 
     content = "synthetic sessions"
 

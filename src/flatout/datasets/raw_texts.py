@@ -28,7 +28,7 @@ class OwnSplits(ReadOnlyDataset):
         self.parts = parts
 
     def load(self) -> SplitTexts:
-        """Load all entries. Those that load as readers stay readers, without rows."""
+        """Load all entries. Those that load as readers are returned as readers."""
         return SplitTexts(
             {
                 name: open_raw_texts(part.load(), entry_of(name))
@@ -41,7 +41,7 @@ class OwnSplits(ReadOnlyDataset):
 
 
 class TextFiles(ReadOnlyDataset):
-    """A CSV, TSV, JSON lines, Parquet or Arrow file, or a folder of them. Read-only.
+    """A read-only CSV, TSV, JSON lines, Parquet or Arrow file, or a folder of them.
 
     Rows are streamed, so the data may be larger than memory. Rows that cannot be read
     are stored with their row numbers in `rejected_rows`. Set `column_names` if a CSV
@@ -106,7 +106,7 @@ class TextFiles(ReadOnlyDataset):
 
 
 class HubTexts(ReadOnlyDataset):
-    """A data set of the Hub, or a folder, loaded by `datasets.load_dataset`. Read-only.
+    """A read-only data set of the Hub or a folder, loaded by `datasets.load_dataset`.
 
     `split` may join several splits (`train+test`). If it is null, all splits are loaded
     separately. Set `revision` to a commit to always load the same rows.
@@ -151,7 +151,7 @@ class HubTexts(ReadOnlyDataset):
 
 
 class RawFiles(PathDataset, ReadOnlyDataset):
-    """A file or folder that is read-only. Loads as its path.
+    """A read-only file or folder. It loads as its path.
 
     Example:
         ```yaml

@@ -108,8 +108,8 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
 def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
     """Return the tuned parameters and their provenance; None if `trial` is None.
 
-    `gained` is False if they are as fast as the configured settings or less than `GAIN`
-    times as fast. Slower settings count as a gain: they are recommended only if the
+    `gained` is False if the trial is 1 to `GAIN` times as fast as the configured
+    settings. A slower trial counts as a gain, because it is only recommended if the
     configured settings leave too little memory free.
     """
     if trial is None:

@@ -21,11 +21,11 @@ from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 CONFIGURED = "as configured"
 """Label of the end-to-end trial with the original settings."""
 GAIN = 1.02
-"""A change is kept if it speeds training up by at least this factor, above noise."""
+"""A change is kept if it is faster by this factor. Smaller gains may be noise."""
 LOADER_MARGIN = 1.5
 """The loader alone must be faster than the training steps by this factor."""
 FREE_LOADER = 20.0
-"""No workers are needed from this factor on, as a batch costs under 5 % of a step."""
+"""With this factor no workers are needed, as a batch costs less than 5 % of a step."""
 EXPLORING_SHARE = 0.6
 """Share of the time limit spent on exploration. The rest is for confirmation."""
 AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1

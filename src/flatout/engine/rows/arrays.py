@@ -32,8 +32,8 @@ class ArrayFacts(TokenFacts):
 
     @property
     def deviation(self) -> list[float]:
-        """The standard deviations. They are 1 for constant values, so that these become
-        0 when they are normalised."""
+        """The standard deviations. They are 1 for constant values, which normalisation
+        then maps to 0."""
         count = max(1, self._values_each(self.num_rows))
         found = np.sqrt(np.array(self.squares) / count)
         return np.where(found > 0, found, 1.0).tolist()

@@ -58,12 +58,12 @@ class Rows(ABC):
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether each token has a label. `views` returns them as column `labels`."""
+        """Whether each token has a label. `views` returns the column `labels`."""
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """Return the units that do not share attention or targets. They are `rows` (N,)
-        or parts of them, returned as rows and their numbers (S,)."""
+        """Return the sequences within which attention and targets stay, as a `Rows`
+        object and row numbers (S,) in it. They are `rows` (N,) or parts of them."""
         return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit  # importing scipy.stats needs a second
+from scipy.special import stdtrit  # importing scipy.stats takes a second
 
 ERROR_RATE, POWER = 0.05, 0.8
 """The share of comparisons that may report a difference between equal settings, and the
@@ -43,8 +43,8 @@ def paired_difference(
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
-    # On few rows an accuracy has only few possible values, so equal differences do not
-    # mean that the spread is 0. It is at least the standard deviation of rounding.
+    # With few rows, an accuracy has only a few possible values, so equal differences do
+    # not mean that the spread is 0. It is at least that of the rounding error.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)

@@ -218,7 +218,7 @@ class Sweep:
         if kept and kept.status == "ok":  # retry others: memory may now be sufficient
             return kept
         pruning = Pruning(trial, folder, self.metric)
-        # Without a pruner nothing is reported, as every command reads all reports.
+        # Report nothing without a pruner, because every command reads all reports.
         prunes = self.options.pruner != "none"
         answer = ask(
             spec,

@@ -144,8 +144,7 @@ def _enough(pairs: list[InterleavedPair], repeats: int) -> bool:
 
 def middle_half_pct(ratios: list[float]) -> float:
     """Return the interquartile range of `ratios` divided by their median, in percent.
-    Outliers are ignored, because a short pause of the host affects only single
-    pairs."""
+    It ignores outliers, because a short pause of the host affects only a few pairs."""
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return float(100 * (high - low) / middle)
 

@@ -35,7 +35,7 @@ the trial's metrics by name."""
 
 
 def serve(folder: Path, run: Run) -> int:
-    """Run the spec in `folder` with `run`, write its result, return the exit code."""
+    """Run the spec in `folder` with `run`, write the result and return an exit code."""
     stored = json.loads((folder / "spec.json").read_text())
     die_with_parent()
     collect_rarely()
