@@ -280,7 +280,7 @@ def test_a_torn_answer_is_none(tmp_path, formula, caplog):
         assert len(formula()) == count
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(told) == len(torn)
-    assert told[0].startswith(f"{file} is no whole answer")
+    assert told[0].startswith(f"{file} is incomplete")
     assert loss("kept") == first
     assert len(formula()) == 5, "the new answer is whole"
 

@@ -113,7 +113,7 @@ def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path, warm_trials)
     trial = bench.run("end_to_end", options={"below": below})
     assert (trial.status, trial.note) == (
         "unpaired",
-        "BaselineError: the reference ended with status 0: see this trial's log",
+        "BaselineError: the reference ended with exit code 0: see this trial's log",
     )
     assert "no/such-folder" in Path(trial.log).read_text()
     assert bench.run("compute").ok
@@ -160,8 +160,8 @@ def processes_that_name(folder):
     ("behaviour", "status", "note"),
     [
         ("fine", "ok", "fine"),
-        ("signal", "error", "died by SIGSEGV: see its log"),
-        ("leave", "error", "ended with status 3 and no result: see its log"),
+        ("signal", "error", "killed by SIGSEGV: see its log"),
+        ("leave", "error", "ended with exit code 3 and no result: see its log"),
         (
             "memory",
             "oom",

@@ -42,7 +42,7 @@ class Digits(PathDataset, ReadOnlyDataset):
 
     def load(self) -> Path:
         if self._are_given and not self._path.exists():
-            raise DatasetError(f"there is no file and no folder {self._path}")
+            raise DatasetError(f"there is no file or folder {self._path}")
         if not self._path.exists():
             pixels, labels = _digits()
             if self._path.suffix == ".npz":

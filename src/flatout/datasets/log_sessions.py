@@ -107,8 +107,8 @@ def _check_pattern(pattern: str | None) -> None:
         re.compile(pattern or "")
     except (re.error, TypeError) as error:
         raise DatasetError(
-            f"session_pattern: {pattern!r} is no regular expression ({error}): put it "
-            "in quotes, and a backslash before a character that is meant literally"
+            f"session_pattern: {pattern!r} is not a regular expression ({error}): put "
+            "it in quotes, and a backslash before a character that is meant literally"
         ) from error
 
 

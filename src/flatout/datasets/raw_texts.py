@@ -168,4 +168,4 @@ class RawFiles(PathDataset, ReadOnlyDataset):
         return self._path
 
     def _missing(self) -> str:
-        return f"there is no file and no folder {self._path}"
+        return f"there is no file or folder {self._path}"

@@ -84,7 +84,7 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
         for row in rows
     )
     raise SweepError(
-        f"no trial of the sweep ({len(rows)}) has a {name}. Correct their faults and "
+        f"no trial of the sweep ({len(rows)}) has a {name}. Correct the errors and "
         f"run the sweep again:\n{faults}"
     )
 

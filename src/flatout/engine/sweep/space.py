@@ -43,7 +43,7 @@ def objective(settings: Settings) -> tuple[str, bool]:
     known = [f"validation_{figure}" for figure in figures_of(settings.model, task)]
     if name not in known and settings.train.compute_metrics is None:
         near = near_or_all(name, known, "")
-        raise SettingsError(f"sweep.choose_by: {name} is no figure of the task; {near}")
+        raise SettingsError(f"sweep.choose_by: the task has no metric {name}; {near}")
     return name, higher_is_better(settings, task, name.removeprefix("validation_"))
 
 

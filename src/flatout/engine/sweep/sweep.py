@@ -196,7 +196,7 @@ class Sweep:
         if answer.status == "ok" and self.metric not in answer.figures:
             requeue(self.study, trial)  # the answer can be reused with another metric
             near = near_or_all(self.metric, answer.figures)
-            raise SettingsError(f"no trial has the figure {self.metric}: {near}")
+            raise SettingsError(f"no trial has the metric {self.metric}: {near}")
         if answer.status in (*KEPT, "pruned"):
             shutil.rmtree(folder / TRAINING, ignore_errors=True)
         return self._record(trial, answer, folder)

@@ -79,7 +79,7 @@ class Baseline:
             return self.connection.recv()
         except (EOFError, OSError):
             status = self._status()
-            text = f"the reference ended with status {status}: see this trial's log"
+            text = f"the reference ended with exit code {status}: see this trial's log"
             raise BaselineError(text) from None
 
     def end(self) -> None:

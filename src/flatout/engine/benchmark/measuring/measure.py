@@ -212,10 +212,10 @@ def _note(trainer: Trainer, windows: list[Window], pairs: list[InterleavedPair])
     ratios = [pair.ratio for pair in pairs]
     spread = middle_half_pct(ratios) if pairs else spread_pct(windows)
     if spread > SPREAD_LIMIT_PCT:
-        what = "half of the turns" if pairs else "windows"
+        what = "half of the ratios" if pairs else "windows"
         notes.append(f"{what} differ by {spread:.0f} %")
     if not all(one.clean for one in pairs or windows):
-        notes.append("compilations fell into every window")
+        notes.append("something was compiled in every window")
     if trainer.resolved.cuda_graphs:
-        notes.append("phases without CUDA graphs")
+        notes.append("phases were timed without CUDA graphs")
     return "; ".join(notes)

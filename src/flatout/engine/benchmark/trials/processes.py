@@ -63,7 +63,7 @@ def stored_answer(folder: Path) -> Answer | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:  # truncated, e.g. by a full disk
-        logger.warning("%s is no whole answer (%s): the trial runs again", file, error)
+        logger.warning("%s is incomplete (%s): the trial runs again", file, error)
         return None
     return answer if answer.status in KEPT else None
 
@@ -212,5 +212,5 @@ def _death(returncode: int) -> tuple[str, str]:
         return "error", "killed, most likely because the machine's memory was full"
     if returncode < 0:
         name = signal.Signals(-returncode).name
-        return "error", f"died by {name}: see its log"
-    return "error", f"ended with status {returncode} and no result: see its log"
+        return "error", f"killed by {name}: see its log"
+    return "error", f"ended with exit code {returncode} and no result: see its log"
