@@ -53,7 +53,7 @@ def fold_files(
             name: type(opened[0])(table.filter(pa.array(mask)))
             for name, mask in {**masks, "test": ~rest}.items()
         }
-        splits = folders_of(rows, folder / f"fold_{number + 1}")
+        folders = folders_of(rows, folder / f"fold_{number + 1}")
         key = token_key(rows["train"])
-        found.append(replace(files, splits=splits, data_key=key))
+        found.append(replace(files, splits=folders, data_key=key))
     return found
