@@ -10,10 +10,7 @@ import pandas as pd
 import pytest
 
 from flatout.engine.guard import (
-    RATE,
     SlowRunError,
-    TrackedRun,
-    append_run,
     read_runs,
 )
 from flatout.engine.parameters import parse_settings
@@ -58,14 +55,6 @@ def test_a_second_training_is_compared_with_the_first(training, tmp_path, caplog
     assert (verdict["state"], verdict["baseline"]) == ("slow", "now")
     states = [run.tags["guard"] for run in read_runs(tmp_path / "runs.jsonl")]
     assert states == ["first", "slow"]
-
-
-def test_a_named_baseline_must_be_there(training, tmp_path, caplog):
-    append_run(tmp_path / "runs.jsonl", TrackedRun("a", "a", {}, {}, {RATE: 100.0}))
-    _, folder = training(baseline="a")
-    assert folder.record.baseline["rate"] == 100.0
-    training(baseline="nothing")
-    assert "guard.baseline: nothing is not in" in caplog.text
 
 
 def test_a_training_hears_that_it_is_slow_while_it_goes_on(training, tmp_path, caplog):

@@ -175,12 +175,6 @@ def test_a_slow_run_is_no_baseline_while_there_is_a_sound_one():
     assert choose_baseline([slow, fast, named], now).run_id == "fp32"
 
 
-def test_a_faster_run_is_told_if_another_is_named():
-    settings = GuardSettings(baseline="r0")
-    verdict = judge(run(run_id="now"), [200.0] * 5, run(), settings)
-    assert "guard.baseline still names the slower run" in verdict.text
-
-
 def test_what_only_one_run_has_is_a_difference():
     name = "runtime.environment.CUDA_LAUNCH_BLOCKING"
     found = differences(

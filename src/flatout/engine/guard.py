@@ -203,8 +203,6 @@ def _compared_with(
     state: State = "healthy"
     if rate_pct > settings.healthy_high_pct:
         state = "fast"
-        if settings.baseline is not None:
-            text += ". guard.baseline still names the slower run: set it to this one"
     elif rate_pct < settings.healthy_low_pct:
         upper = quantiles(rates, n=4, method="inclusive")[2]
         excuse = _cause_outside_settings(
@@ -243,7 +241,8 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
     shown = "".join(f"\n  {one}" for one in found[: settings.max_differences])
     return (
         f". Differences (all {len(found)} are in guard.json):{shown}\nSet the "
-        "parameters back; or, if this is intended, set guard.baseline to the run's id"
+        "parameters back; or, if this is intended, remove the line of the faster run "
+        "from data/08_reporting/runs.jsonl"
     )
 
 

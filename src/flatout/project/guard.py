@@ -25,6 +25,7 @@ class Guard:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._reports = Path(settings.paths.metrics).parent
+        self._runs = self._reports / RUNS
         self._verdict: guard.Verdict | None = None
         self._trained: guard.TrackedRun | None = None
 
@@ -33,7 +34,8 @@ class Guard:
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key
-        known = self._baseline(_run_of(folder))
+        runs = guard.read_runs(self._runs)
+        known = guard.choose_baseline(runs, _run_of(folder))
         if known is not None and options.enabled:
             record.baseline = {
                 "name": known.name,
@@ -49,7 +51,7 @@ class Guard:
             folder.record.figures[RATE] = typical
         if self._settings.guard.enabled:
             now = _run_of(folder)
-            baseline = self._baseline(now)
+            baseline = guard.choose_baseline(guard.read_runs(self._runs), now)
             self._verdict = guard.judge(now, rates, baseline, self._settings.guard)
             self._note(folder, self._verdict)
         self._trained = _run_of(folder) if typical is not None else None
@@ -57,24 +59,10 @@ class Guard:
     def ended(self) -> None:
         """Finish after the model and all reports are saved. Raises SlowRunError."""
         if self._trained is not None:
-            guard.append_run(self._reports / RUNS, self._trained)
+            guard.append_run(self._runs, self._trained)
         found, fails = self._verdict, self._settings.guard.on_slow == "fail"
         if found and found.state == "slow" and fails:
             raise guard.SlowRunError(found.text)
-
-    def _baseline(self, now: guard.TrackedRun) -> guard.TrackedRun | None:
-        file, named = self._reports / RUNS, self._settings.guard.baseline
-        runs = guard.read_runs(file)
-        if named is None:
-            return guard.choose_baseline(runs, now)
-        found = next((run for run in runs if run.run_id == named), None)
-        if found is None:
-            logger.warning(
-                "guard.baseline: %s is not in %s; give the id of a run there, or null",
-                named,
-                file,
-            )
-        return found
 
     def _note(self, folder: RunFolder, verdict: guard.Verdict) -> None:
         """Write the verdict to the log, to MLflow and next to the other reports."""

@@ -163,9 +163,6 @@ class GuardSettings(SettingsModel):
 
     enabled: bool = True
     """Compare each run with the fastest earlier run of the same work."""
-    baseline: str | None = None
-    """Id of a run in data/08_reporting/runs.jsonl. If null, it is the fastest run of
-    the same work on the same device."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
     """Below this percentage of the baseline's samples/s, a run counts as slow."""
     healthy_high_pct: float = Field(120, ge=100)
