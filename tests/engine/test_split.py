@@ -152,7 +152,7 @@ def test_many_reasons_are_cut_to_the_most_frequent():
 
 
 NUMBERS = ["0", "1,250.50", "-3", "+4", "12%", "2024-05-01", "10:30", "01-0000"]
-NUMBER = "each text in it is a number, such as '0': is that the right column?"
+NUMBER = "its first texts are numbers, such as '0': is that the right column?"
 
 
 def numbers_of(text="text", last="7"):
@@ -166,14 +166,14 @@ def test_numbers_in_place_of_texts_are_warned_of_once(name, caplog):
     chosen = Columns(name, None, "label", None)
     parts, report, _ = split(numbers_of(name), chosen, text_column=name)
     assert sum(map(len, parts.values())) + report["duplicates"] == 208
-    (line,) = [m for m in caplog.messages if "is a number" in m]
+    (line,) = [m for m in caplog.messages if "are numbers" in m]
     assert line == f"split.text_column is {name!r}, and {NUMBER}"
 
 
 @pytest.mark.parametrize("text", ["five", "5 stars", "v1.2", "\u4e94"])
 def test_one_text_that_is_no_number_is_enough(text, caplog):
     split(numbers_of(last=text))
-    assert not [m for m in caplog.messages if "is a number" in m]
+    assert not [m for m in caplog.messages if "are numbers" in m]
 
 
 def test_unlabelled_text():

@@ -59,8 +59,7 @@ class TextSplit(SplitPlan):
             logger.info(text, columns.label)
 
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
-        number: str | None = None
-        only_numbers = True
+        first: Any = None
         for batch in self.raw.batches(self.columns.names):
             checked = check_batch(batch, self.columns)
             table = checked.table
@@ -82,16 +81,14 @@ class TextSplit(SplitPlan):
             if num_raw:
                 collected.given |= {batch.split, *checked.splits.tolist()} - {-1}
             spool.add(table)
-            if table.num_rows and only_numbers:
-                texts = table.column("text")
-                only_numbers = all_numbers(texts)
-                number = texts[0].as_py() if only_numbers else None
-        if number is not None:
-            text = (
-                "split.text_column is %r, and each text in it is a number, such as %r"
-            )
+            if first is None and table.num_rows:
+                first = table.column("text")
+        if first is not None and all_numbers(first):
             logger.warning(
-                f"{text}: is that the right column?", self.columns.text, number
+                "split.text_column is %r, and its first texts are numbers, such as %r: "
+                "is that the right column?",
+                self.columns.text,
+                first[0].as_py(),
             )
         self._check_not_empty(collected)
 
