@@ -55,7 +55,9 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
     ArraysError if most values at the start are not numbers."""
     column = batch.columns[name]
     if is_text(column.type):
-        numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy()
+        numbers = read_number(batch, name, Faults()).to_numpy()
+        if np.isnan(numbers).any():
+            numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy()
         unusable = np.isnan(numbers)
         if batch.rows[:1].any() or 2 * unusable.sum() < len(numbers):
             return numbers, unusable
