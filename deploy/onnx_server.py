@@ -1,10 +1,10 @@
-"""An HTTP server for a model in ONNX, without flatout and torch.
+"""An HTTP server for an ONNX model that needs neither flatout nor torch.
 
     python onnx_server.py data/06_models/export/onnx 8000 [address]
     curl -d '{"texts": ["a text", "another"]}' http://127.0.0.1:8000/
 
-{"texts": [...], "pairs": [...]} for models of two texts, {"inputs": [...]} for samples
-of numbers or pixels. The answer is a list with an object for each row.
+Models of two texts need {"texts": [...], "pairs": [...]}. Samples of numbers or
+pixels need {"inputs": [...]}. The answer is a list with one object for each row.
 """
 
 import json

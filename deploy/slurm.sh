@@ -17,12 +17,12 @@ set -euo pipefail
 first_machine=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export ENDPOINT="$first_machine:$((20000 + SLURM_JOB_ID % 20000))"
 
-# Runs once, on one machine, and is skipped if the tokens are current. Texts in a store
+# Runs once, on one machine, and is skipped if the tokens are up to date. Texts in a store
 # (raw_texts with filepath: s3://...) are fetched only here.
 srun --nodes=1 --ntasks=1 kedro run --pipelines=split,tokenize
 
-# SLURM_NODEID is 0, 1, ... inside the tasks. When a machine has finished or failed, the
-# others have five minutes to save and end; they detect a failure automatically.
+# SLURM_NODEID is 0, 1, ... inside the tasks. If a machine finishes or fails, the others have
+# five minutes to save and end. They detect a failure automatically.
 srun --kill-on-bad-exit=0 --wait=300 bash -c 'exec kedro run --pipeline=train --params="\
 train.distributed.num_machines=$SLURM_NNODES,\
 train.distributed.machine_rank=$SLURM_NODEID,\
@@ -38,7 +38,7 @@ if [ "$status" -gt 128 ]; then # the signal interrupted `wait`: wait for the sav
   status=0
   wait "$training" || status=$?
 fi
-# 143: stopped and saved. The job resumes from there when it is requeued.
+# Exit code 143: stopped and saved. When the job is requeued, it resumes from there.
 if [ "$status" -eq 143 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# An array of jobs of one GPU each, under Slurm, in the project on a shared file system:
+# A Slurm job array with one GPU per job. Run it in the project, on a shared file system:
 #   sbatch --array=1-8 deploy/slurm_array.sh predict    predicts an eighth in each job
 #   sbatch --array=1-8 deploy/slurm_array.sh sweep      trains trials of one sweep
-# A sweep needs `sweep.storage` on a database server; its jobs may start at any time.
+# A sweep needs a database server as `sweep.storage`. Its jobs can start at any time.
 #SBATCH --job-name=flatout-array
 #SBATCH --gpus=1
 #SBATCH --cpus-per-task=8
