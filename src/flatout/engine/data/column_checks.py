@@ -1,4 +1,4 @@
-"""Usable values of a column of texts or labels, and reasons against the others."""
+"""Validate text and label columns, and explain why values are rejected."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Faults:
-    """Reasons against rows of a batch; of several reasons the first one counts."""
+    """Reasons why rows of a batch are rejected; the first reason of a row is kept."""
 
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Column and reason by row."""
+    """The column and the reason of each rejected row, by row index."""
 
     def add(self, column: str, mask: Any, reason: str) -> None:
-        """Add a reason, which continues the column's name, against rows (N,)."""
+        """Reject the rows selected by `mask` (N,). The message is the column's name
+        followed by `reason`."""
         for row in np.flatnonzero(mask).tolist():
             self.reasons.setdefault(row, (column, f"{column} {reason}"))
 
     def add_texts(self, column: str, found: Sequence[Any]) -> list[Any]:
-        """Add each text in `found` (N,) as a reason; return the others, else None."""
+        """Reject the rows whose element in `found` (N,) is a str, which is the reason.
+        Return `found` with None in their place."""
         for row, one in enumerate(found):
             if isinstance(one, str):
                 self.reasons.setdefault(row, (column, one))
@@ -40,7 +42,7 @@ class Faults:
 
 
 def named(array: Any) -> Any:
-    """Values in the form of `plain_values`, with null instead of NaN."""
+    """Return the values of `array` as by `plain_values`, with null instead of NaN."""
     array = plain_values(array)
     missing = array.is_null(nan_is_null=True)
     if missing.true_count == array.null_count:
@@ -49,7 +51,7 @@ def named(array: Any) -> Any:
 
 
 def python_values(batch: RawBatch, name: str) -> list[Any]:
-    """Values (N,) of a column; all None for a batch that is not UTF-8."""
+    """Return the N values of a column, all None if the batch is not valid UTF-8."""
     array = plain_values(batch.columns[name])
     try:
         return list(array.to_pylist())
@@ -58,7 +60,7 @@ def python_values(batch: RawBatch, name: str) -> list[Any]:
 
 
 def parsed_list(value: Any) -> Any:
-    """Return the list that a text contains as JSON; other values as they are."""
+    """Parse a text that contains a JSON list. Other values are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -77,7 +79,7 @@ def is_text(kind: Any) -> bool:
 
 
 def read_text(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return a text column as `string`, with null for an unusable value."""
+    """Return a text column as Arrow strings, with null for rejected values."""
     array, kinds = named(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
         faults.add(name, array.is_null(), "is missing")
@@ -100,18 +102,19 @@ def read_text(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
-"""Matches white space and characters without width."""
+"""Matches texts that consist of white space and zero-width characters only."""
 
 
 def _is_blank(texts: Any) -> Any:
-    """Mask of texts that are present but have no visible character."""
+    """Return a mask of the texts that are present but have no visible character."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     unseen = pc.match_substring_regex(texts, INVISIBLE)
     return pc.or_(blank, unseen).fill_null(False)
 
 
 def valid_utf8(array: Any, name: str, faults: Faults) -> Any:
-    """Return `array`, with bytes decoded to text and null if they are not UTF-8."""
+    """Return `array` with bytes decoded to text. Values that are not valid UTF-8 are
+    rejected and become null."""
     try:
         array.validate(full=True)
         is_bytes = any(test(array.type) for test in BYTES)
@@ -126,7 +129,7 @@ def valid_utf8(array: Any, name: str, faults: Faults) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | bool | None:
-    """Return the text; None if missing, False if not UTF-8."""
+    """Return the decoded text, None if `value` is None, or False if it is not UTF-8."""
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
@@ -134,7 +137,7 @@ def _decoded(value: bytes | None) -> str | bool | None:
 
 
 def read_label(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:
-    """Return labels as an array of `label_type`."""
+    """Return the labels of a batch as an Arrow array of `label_type`."""
     if pa.types.is_list(label_type):
         return _read_list(batch, name, label_type, faults)
     read = read_number if pa.types.is_floating(label_type) else read_class
@@ -142,7 +145,7 @@ def read_label(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> A
 
 
 def _read_list(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:
-    """Read lists of names or numbers, or texts that contain one as JSON."""
+    """Read lists of names or numbers, which may also be given as JSON text."""
     array = batch.columns[name]
     values = [_list(value, label_type) for value in array.to_pylist()]
     kind = "names" if pa.types.is_string(label_type.value_type) else "finite numbers"
@@ -152,7 +155,7 @@ def _read_list(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> A
 
 
 def _list(value: Any, label_type: Any) -> list[Any] | None:
-    """Return the list; None if a value is not a list of this type."""
+    """Return `value` as a list of the type `label_type`, or None if it is not one."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
         if pa.types.is_string(label_type.value_type) and isinstance(found, list):
@@ -165,7 +168,7 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
 
 
 def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read class names: texts unchanged, whole numbers without a decimal point."""
+    """Read class names. Texts are unchanged; whole numbers lose their decimal point."""
     array = named(batch.columns[name])
     if pa.types.is_floating(array.type):
         array = _names_of_floats(array)
@@ -179,7 +182,7 @@ def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 
 def _named_values(batch: RawBatch, array: Any, name: str, faults: Faults) -> Any:
-    """Check that values are names."""
+    """Reject missing values and values that are neither texts nor numbers."""
     kinds = batch.kinds.get(name, np.full(len(batch.rows), Kind.TEXT, np.uint8))
     faults.add(name, kinds == Kind.BAD_UNICODE, "is not valid Unicode")
     faults.add(name, kinds == Kind.OTHER, "is neither text nor a number")
@@ -189,7 +192,7 @@ def _named_values(batch: RawBatch, array: Any, name: str, faults: Faults) -> Any
 
 
 def _names_of_floats(array: Any) -> Any:
-    """Name each number the same way in every block, whatever else it contains."""
+    """Convert floats to names. A number has the same name in every block of a file."""
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     encoded = array.dictionary_encode()
@@ -199,16 +202,16 @@ def _names_of_floats(array: Any) -> Any:
 
 
 def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read names of groups, of any type that has names."""
+    """Read the names of groups: texts, numbers or other single values."""
     array = _named_values(batch, named(batch.columns[name]), name, faults)
     if is_text(array.type):
-        # Rows with an empty cell would all be one group, and in one split.
+        # All rows with an empty cell would form one group and share one split.
         faults.add(name, _is_blank(array.cast(pa.string())), "is empty")
     return array
 
 
 def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read regression targets: finite numbers, or texts that contain one."""
+    """Read regression targets: finite numbers, or texts that contain a number."""
     array = plain_values(batch.columns[name])
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
@@ -221,7 +224,7 @@ def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 
 def read_score(batch: RawBatch, name: str, lowest: int, faults: Faults) -> Any:
-    """Read scores from `lowest` to 1."""
+    """Read scores, which must be between `lowest` and 1."""
     scores = read_number(batch, name, faults)
     numbers = scores.to_numpy()
     wrong = f"is not between {lowest} and 1: divide all by the largest"
@@ -230,8 +233,8 @@ def read_score(batch: RawBatch, name: str, lowest: int, faults: Faults) -> Any:
 
 
 def _number(value: Any) -> float:
-    """Return NaN if a value is not a number. Python reads 1_0 as 10, which is more
-    likely a typing error."""
+    """Return `value` as a float, or NaN if it is not a number. Python reads 1_0 as 10,
+    but it is more likely a typing error, so it also gives NaN."""
     try:
         return float("nan") if "_" in str(value) else float(value)
     except (TypeError, ValueError):

@@ -1,5 +1,5 @@
-"""Use of the raw columns, and error texts for a column in the parameters that is
-missing or probably not the intended one."""
+"""Assign the raw columns to their uses, and explain errors if a column that the
+parameters name is missing or probably the wrong one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.parameters import SplitSettings
 
 DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"', ",": '","'}
-"""Possible column separators, and their spelling in YAML."""
+"""Possible column separators, with their spelling in YAML."""
 FIRST_COLUMNS = {
     "completion": "prompt_column",
     "messages": "messages_column",
     "pairs": "anchor_column",
     "ranking": "query_column",
 }
-"""Parameter of `split` with the column that identifies rows in reports, by form."""
+"""For each form of rows, the `split` parameter that names the main text column."""
 COMPARED = {
     "pairs": ("needs pairs", "positive"),
     "ranking": ("ranks passages", "passage"),
 }
-"""Forms that compare two texts: what their tasks do, and the second column."""
+"""Forms that compare two texts, each with a description of its tasks for messages and
+the name of its second column."""
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
@@ -38,22 +39,22 @@ NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the raw columns by their use. None: the rows have no such column."""
+    """Names of the raw columns by use. None means that the rows have no such column."""
 
     text: str
     text_pair: str | None
     label: str | None
     group: str | None
     label_type: Any = CLASS_NAMES
-    """Arrow type of the labels that the task requires."""
+    """Arrow type of the labels that the task expects."""
     flags: tuple[str, ...] = ()
-    """Columns of 0 and 1, one per label, used instead of the label column."""
+    """Columns of zeros and ones, one per label, used instead of the label column."""
     split: str | None = None
-    """Column with the name of each row's split."""
+    """The column that names the split of each row."""
     form: str = "text"
-    """Form of the rows: `text`, `words` with one tag each, a `completion` of a prompt,
-    `messages`, `pairs` of an anchor and the texts to compare with it, or `ranking` of a
-    passage for a query."""
+    """Form of the rows: `text`, `words` (each with a tag), `completion` (of a prompt),
+    `messages`, `pairs` (an anchor and the texts to compare with it), or `ranking` (a
+    query and a passage)."""
     completion: str | None = None
     positive: str | None = None
     negative: str | None = None
@@ -62,8 +63,9 @@ class Columns:
     def of(
         cls, settings: SplitSettings, label_type: Any, task: str, form: str = "text"
     ) -> Columns:
-        """`label_type`: type of the labels of the task; None: no labels. Raises
-        RawTextsError if the task needs labels and no column is named."""
+        """Create the columns from the parameters. `label_type` is the Arrow type of the
+        task's labels, or None if it has no labels. Raises RawTextsError if a column
+        that the task needs is not set, or if a parameter does not fit the task."""
         flags = tuple(settings.label_columns or ())
         if flags and not (_is_names(label_type) and form == "text"):
             raise RawTextsError(
@@ -106,25 +108,25 @@ class Columns:
         )
 
     def among(self, present: Sequence[str]) -> Columns:
-        """Return the columns of a file with the columns `present`. Pairs have a score
-        only if there is such a column, or the user has named it."""
+        """Return a copy for a file that has the columns `present`. Pairs need no score:
+        the default label column is left out if the file does not have it."""
         optional = self.form == "pairs" and self.label == DEFAULT_LABEL
         absent = optional and self.label not in present
         return replace(self, label=None) if absent else self
 
     @property
     def has_labels(self) -> bool:
-        """Return true if rows have labels or targets in addition to their text."""
+        """Whether rows have labels or targets in addition to their text."""
         return self.label is not None or bool(self.flags)
 
     @property
     def has_classes(self) -> bool:
-        """Return true if each row has the name of one class."""
+        """Whether the label of each row is the name of a single class."""
         return self.label is not None and pa.types.is_string(self.label_type)
 
     @property
     def has_names(self) -> bool:
-        """Return true if labels are names: one class, or a list."""
+        """Whether labels are names: of a single class, or lists of names."""
         return self.has_classes or (self.has_labels and _is_names(self.label_type))
 
     @property
@@ -136,7 +138,7 @@ class Columns:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Schema of the checked rows, independent of the raw column names."""
+        """Arrow schema of the validated rows, independent of the raw column names."""
         fields = [("text", pa.string())]
         fields += [("text_pair", pa.string())] if self.text_pair else []
         if self.form in ("completion", "messages"):
@@ -147,7 +149,8 @@ class Columns:
         return pa.schema([*fields, ("source_row", pa.int64())])
 
     def check_present(self, raw: RawTexts) -> None:
-        """Raise RawTextsError that names the missing columns and the existing ones."""
+        """Raise RawTextsError if columns are missing or contradict each other. The
+        message names the missing and the existing columns."""
         second = "passage" if self.form == "ranking" else "text_pair"
         wanted = {
             f"split.{FIRST_COLUMNS.get(self.form, 'text_column')}": self.text,
@@ -182,7 +185,7 @@ class Columns:
 
 
 def _is_names(label_type: Any) -> bool:
-    """Return true if labels are lists of names."""
+    """Return whether labels are lists of names."""
     is_list = label_type is not None and pa.types.is_list(label_type)
     return bool(is_list and pa.types.is_string(label_type.value_type))
 
@@ -197,8 +200,11 @@ def column_faults(
     entry: str,
     advice: str = "Set the names in conf/local/parameters.yml",
 ) -> str | None:
-    """Return the errors in the columns that `wanted` names by parameter, the nearest
-    names and the remedy; None if all exist. `entry` is the catalog's."""
+    """Return a message if columns are missing or ambiguous, or None if all exist once.
+
+    `wanted` maps parameter names to column names. The message suggests the most similar
+    column names and ends with `advice`. `entry` is the name of the catalog entry.
+    """
     wrong = {
         parameter: name
         for parameter, name in wanted.items()
@@ -223,7 +229,7 @@ def column_faults(
 
 
 def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
-    """Return advice for files in folders whose names contain a column's value."""
+    """Return a hint if folder names such as `label=good` contain a wanted column."""
     parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
     names = {f"{name}=" for name in wanted.values()}
     found = sorted(p for p in parts if p[: p.find("=") + 1] in names)
@@ -233,14 +239,15 @@ def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
 
 
 def _near(name: str, present: Sequence[str]) -> str:
-    """Return the nearest name, ignoring case and surrounding spaces."""
+    """Suggest the most similar column name, ignoring case and surrounding spaces."""
     forms = {other.strip().casefold(): other for other in present}
     near = difflib.get_close_matches(name.strip().casefold(), forms, n=1, cutoff=0.4)
     return f" (did you mean {forms[near[0]]!r}?)" if near else ""
 
 
 def _other_delimiter(present: Sequence[str]) -> str | None:
-    """Return the delimiter, in YAML, of a header that was not split into columns."""
+    """Return the delimiter (as spelled in YAML) if the only column looks like a header
+    that was not split into columns, otherwise None."""
     if len(present) != 1:
         return None
     found = (text for mark, text in DELIMITERS.items() if mark in present[0])
@@ -248,13 +255,13 @@ def _other_delimiter(present: Sequence[str]) -> str | None:
 
 
 def all_numbers(texts: Any) -> bool:
-    """Return true if `texts` is not empty and each text is a number."""
+    """Return whether `texts` is not empty and every text is a number."""
     numbers = pc.match_substring_regex(texts, NUMBER)
     return len(texts) > 0 and bool(pc.all(numbers).as_py())
 
 
 def excerpt(value: Any) -> str:
-    """Return the first characters of a value, printable."""
+    """Return the first EXCERPT_CHARACTERS characters of a value as printable text."""
     try:
         text = str(value.as_py())
     except UnicodeDecodeError:

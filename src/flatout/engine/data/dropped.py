@@ -1,4 +1,4 @@
-"""Raw rows that a split leaves out (`split.drop_rows`), by number or by their text."""
+"""Rows that `split.drop_rows` leaves out, by number or by the hash of their text."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from flatout.engine.parameters.faults import first_line
 
 Given = Sequence[int] | str
 KNOWN = 0.5
-"""Least share of the rows of a file that the raw data must have."""
+"""Minimum share of a file's rows that must also be in the raw data."""
 
 
 def drop_key(given: Given) -> Any:
-    """Return the rows of `split.drop_rows` for a content key. Raises SettingsError."""
+    """Return the value of `split.drop_rows` in a content key. Raises SettingsError if
+    the file it names cannot be read."""
     if isinstance(given, str):
         return xxhash.xxh3_128_hexdigest(np.sort(_hashes(given)).tobytes())
     return sorted(given)
 
 
 def drop(codes: Codes, facts: RowFacts, given: Given, raw_name: str) -> None:
-    """Give the rows of `split.drop_rows` the code DROPPED in `codes` (N,); a file is
-    about rows of train. Raises SettingsError for rows that the data does not have."""
+    """Set the code of the rows in `split.drop_rows` to DROPPED in `codes` (N,). If they
+    are given by a file, only rows of the train split are dropped. Raises SettingsError
+    if the data does not have these rows."""
     if not isinstance(given, str):
         codes[np.isin(facts.rows, _numbers(facts, given, raw_name))] = DROPPED
         return

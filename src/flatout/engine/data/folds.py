@@ -1,4 +1,4 @@
-"""Folds of a cross-validation: each row is in the test part of exactly one."""
+"""Folds of a cross-validation. Each row is in the test part of exactly one fold."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy.typing as npt
 from flatout.engine.data.row_facts import Codes, RowFacts, scrambled
 
 FOLD = "fold"
-"""Column of the rows, from 0."""
+"""Name of the column with the fold number of each row, counted from 0."""
 
 
 def assign_folds(
     facts: RowFacts, codes: Codes, folds: int, seed: int
 ) -> npt.NDArray[np.int8]:
-    """Return the fold (N,) of each row; -1 for rows that are in no split.
+    """Return the fold number of each row (N,), or -1 for rows that are in no split.
 
-    Rows are distributed label by label, as in scikit-learn's StratifiedKFold. A group,
-    or texts that differ only in case and white space, are one unit, with the label of
-    their first row.
+    Rows are distributed label by label, as in scikit-learn's StratifiedKFold. Rows of
+    the same group, or texts that differ only in case and white space, stay together and
+    count as one row with the label of the first of them.
     """
     used = np.flatnonzero(codes >= 0)
     hashes = (facts.near if facts.groups is None else facts.groups)[used]
@@ -35,7 +35,7 @@ def assign_folds(
 def folds_fault(
     facts: RowFacts, assigned: npt.NDArray[np.int8], folds: int, *, has_classes: bool
 ) -> str | None:
-    """Return why the folds (N,) are of no use; None if each has every class."""
+    """Return why the folds (N,) cannot be used, or None if every class is in each."""
     if facts.are_given:
         return (
             "split.folds: the data gives the split of each row. Set split.folds: null, "

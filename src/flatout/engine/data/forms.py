@@ -1,5 +1,5 @@
-"""Forms of rows other than one text column and one label column: words with tags,
-conversations, pairs and triplets, several columns of 0 and 1."""
+"""Read rows that are not just a text and a label: words with tags, conversations, pairs
+and triplets, and multi-label rows with one column of zeros and ones per label."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from flatout.engine.data.raw_texts import RawBatch, name_of
 from flatout.engine.files.content_key import plain_values
 
 ASSISTANT = "assistant"
-"""The role whose messages the model learns."""
+"""The role whose messages are the training targets."""
 WORD = re.compile(r"\w+|[^\w\s]")
-"""Matches the words and single punctuation signs of a text that is not split yet."""
+"""Matches the words and punctuation marks of a plain text."""
 
 
 def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return texts (N,) of words from lists, JSON lists or plain texts; null for an
-    unusable value."""
+    """Return N texts of words separated by single spaces, with null for rejected rows.
+    Values may be lists, JSON lists or plain texts."""
     rows = [_words(name, value) for value in python_values(batch, name)]
     return _texts(faults.add_texts(name, rows))
 
@@ -42,7 +42,7 @@ def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
 def read_tagged(
     batch: RawBatch, text: str, label: str, faults: Faults
 ) -> tuple[Any, Any]:
-    """Return texts (N,) of words, and lists of tags."""
+    """Return N texts of words separated by single spaces, and N lists of tags."""
     pairs = zip(python_values(batch, text), python_values(batch, label), strict=True)
     rows = faults.add_texts(label, [_tagged(text, label, *pair) for pair in pairs])
     words, tags = ([row and row[part] for row in rows] for part in (0, 1))
@@ -54,7 +54,7 @@ def _texts(rows: list[list[str] | None]) -> Any:
 
 
 def _words(name: str, value: Any) -> list[str] | str:
-    """Return the words, or the error."""
+    """Return the words of a row, or the reason why it is rejected."""
     found = parsed_list(value)
     if isinstance(found, str):
         found = WORD.findall(found)
@@ -70,7 +70,7 @@ def _words(name: str, value: Any) -> list[str] | str:
 
 
 def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | str:
-    """Return words and tags, or the error."""
+    """Return the words and tags of a row, or the reason why it is rejected."""
     tags = parsed_list(given)
     if tags is None:
         return f"{label} is missing"
@@ -88,7 +88,7 @@ def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | 
 
 
 def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]:
-    """Return conversations (N,) as readable text and as JSON."""
+    """Return N conversations as readable text, and again as JSON."""
     found = [_conversation(name, value) for value in python_values(batch, name)]
     good = faults.add_texts(name, found)
     texts = [
@@ -99,7 +99,7 @@ def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]
 
 
 def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
-    """Return the messages of a conversation, or its error."""
+    """Return the messages of a conversation, or the reason why it is rejected."""
     messages = parsed_list(value)
     if messages is None:
         return f"{name} is missing"
@@ -122,7 +122,7 @@ def _is_message(value: Any) -> bool:
 def read_pairs(
     batch: RawBatch, anchor: str, positive: str, negative: str | None, faults: Faults
 ) -> tuple[Any, Any]:
-    """Return anchors (N,), and lists (N,) of the positive followed by the negatives."""
+    """Return N anchors, and N lists of the positive text followed by the negatives."""
     anchors, positives = (read_text(batch, n, faults) for n in (anchor, positive))
     if negative is None:
         offsets = np.arange(len(positives) + 1, dtype=np.int32)
@@ -138,7 +138,7 @@ def read_pairs(
 
 
 def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
-    """Return the texts, or the error."""
+    """Return the negatives of a row, or the reason why it is rejected."""
     if value is None:
         return f"{name} is missing"
     found = parsed_list(value)
@@ -153,7 +153,7 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
 
 
 def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
-    """Return lists (N,) of names."""
+    """Return, for each of the N rows, the list of the columns in `names` that are 1."""
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
         numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy(False)
@@ -166,7 +166,7 @@ def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
 
 
 def with_digits(batch: RawBatch, name: str) -> RawBatch:
-    """Replace the words true and false, which pandas writes to CSV, with 1 and 0."""
+    """Replace "true" and "false", which pandas writes to CSV, with 1 and 0."""
     array = plain_values(batch.columns[name])
     if not is_text(array.type):
         return batch

@@ -1,4 +1,4 @@
-"""Rows with a given split: by their catalog entry, or by a column."""
+"""Rows whose split is given by their catalog entry or by a column."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ SPLIT_CODES = {
     **dict.fromkeys(("eval", "evaluation"), 1),
     **dict.fromkeys(("test", "testing"), 2),
 }
-"""Usual spellings of a split, and its index among train, validation and test."""
+"""Common names of splits, with the index of the split in SPLITS."""
 
 
 @dataclass(frozen=True)
 class SplitTexts:
-    """Raw rows of several given splits, combined to one source."""
+    """Raw rows of several given splits, combined into one source."""
 
     parts: Mapping[str, RawTexts]
-    """Raw texts by the name of the split; includes `train`."""
+    """Raw texts by the name of their split. `train` is always included."""
 
     @property
     def column_names(self) -> list[str]:
-        """Columns of the train split."""
+        """Column names of the train split."""
         return self.parts["train"].column_names
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Yield rows split by split; sources are named `<split>/<file>`."""
+        """Yield the rows of one split after another. Sources are named
+        `<split>/<file>`."""
         for name, part in self.parts.items():
             for batch in part.batches(columns):
                 own = batch.source == entry_of(name)
@@ -43,18 +44,19 @@ class SplitTexts:
                 yield replace(batch, source=source, split=SPLIT_CODES[name])
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Return a hash of all splits with their names."""
+        """Return a digest of all splits and their names."""
         found = {name: part.digest(columns) for name, part in self.parts.items()}
         return json.dumps(found, sort_keys=True)
 
 
 def entry_of(split: str) -> str:
-    """Return the catalog entry of a split that the user provides."""
+    """Return the name of the catalog entry for a split that the user provides."""
     return f"raw_{split}_texts"
 
 
 def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Rename splits to train, validation and test. Raises RawTextsError."""
+    """Rename splits to train, validation and test. `name` is the catalog entry's name.
+    Raises RawTextsError if a name is unknown or given twice, or train is missing."""
     known = [key for key in splits if key.lower() in SPLIT_CODES]
     named = {SPLITS[SPLIT_CODES[key.lower()]]: splits[key] for key in known}
     if len(named) == len(splits) and "train" in named:
@@ -69,7 +71,7 @@ def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_splits(batch: RawBatch, name: str, faults: Faults) -> npt.NDArray[np.int8]:
-    """Return the codes (N,) of the splits that a column names."""
+    """Return the split codes (N,) for a column of split names."""
     array = valid_utf8(named(batch.columns[name]), name, faults)
     names = [None if value is None else str(value) for value in array.to_pylist()]
     codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]

@@ -1,5 +1,5 @@
-"""Checks of labels that need the whole data, and a report on the other labels: shares,
-texts with several labels."""
+"""Label checks that need all rows, and a report on the share of each label and on texts
+with several labels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ SHOWN_TEXTS = 3
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Return batches of the rows whose labels have no row in train, which a model
-    cannot learn; sets their code REJECTED in `codes` (N,)."""
+    """Reject rows whose labels have no row in train, because a model cannot learn them.
+
+    Return record batches of these rows, and set their code in `codes` (N,) to REJECTED.
+    """
     seen = np.unique(facts.labels[codes == 0]).tolist() if facts.label_sets else []
     learnt = {name for code in seen for name in facts.label_sets[code]}
     unseen = np.array([not learnt.issuperset(s) for s in facts.label_sets], dtype=bool)
@@ -36,8 +38,8 @@ def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
 
 
 def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
-    """Return figures of labels that are names; for numbers, the texts with several
-    labels."""
+    """Return label metrics for the report. If the labels are numbers, it only covers
+    texts with several labels."""
     several = _several_labels(facts)
     if not facts.label_sets:
         return several if facts.numbers is not None else {}
@@ -54,7 +56,7 @@ def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
 
 
 def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
-    """Number of `rows` (n,) per name."""
+    """Count the rows with each label name among `rows` (n,)."""
     found: Counter[str] = Counter()
     counts = np.bincount(facts.labels[rows], minlength=len(facts.label_sets))
     for names, count in zip(facts.label_sets, counts.tolist(), strict=True):
@@ -63,14 +65,13 @@ def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
 
 
 def _shares(facts: RowFacts, rows: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Share of `rows` (n,) per name."""
+    """Return the share of each label name in `rows` (n,)."""
     counts = sorted(_counts(facts, rows).items())
     return {name: round(count / len(rows), 6) for name, count in counts}
 
 
 def _several_labels(facts: RowFacts) -> dict[str, Any]:
-    """Texts with several labels: the first row of each text is used, the others are
-    duplicates."""
+    """Return the number of texts that occur with several labels, and examples."""
     starts = first_rows(facts.exact)
     labels = facts.labels if facts.numbers is None else facts.numbers
     odd = np.flatnonzero(labels != labels[starts])
@@ -83,7 +84,7 @@ def _several_labels(facts: RowFacts) -> dict[str, Any]:
 
 
 def _shown(facts: RowFacts, row: int) -> str:
-    """`'good' in row 5`."""
+    """Return a description such as `'good' in row 5`."""
     if facts.numbers is not None:
         label = f"{facts.numbers[row]:g}"
     else:
@@ -92,7 +93,7 @@ def _shown(facts: RowFacts, row: int) -> str:
 
 
 def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line per finding, however many labels it concerns."""
+    """Yield a single warning, however many texts came with several labels."""
     several = report.get("texts_with_several_labels", 0)
     if several:
         shown = [" and ".join(pair) for pair in report["several_labels_at"]]

@@ -1,4 +1,4 @@
-"""Raw rows of any source, as batches of Arrow columns with row numbers."""
+"""Read raw rows from any source as batches of Arrow columns with row numbers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flatout.engine.files.content_key import arrow_digest
 
 SPLITS = ("train", "validation", "test")
 SOURCE = "raw_texts"
-"""Source name for rows that were not read from a file."""
+"""Name of the source of rows that were not read from a file."""
 SHOWN_CHARACTERS = 80
 BATCH_ROWS = 20_000
 BATCH_BYTES = 64 << 20
 
 
 class RawTextsError(ValueError):
-    """Raw data that cannot be read; the message names the place and the remedy."""
+    """Raised if raw data cannot be read. The message names the place and a fix."""
 
 
 class Kind(IntEnum):
-    """Type of one value in a column of mixed Python values."""
+    """Kind of a value in a column of mixed Python types."""
 
     MISSING = 0
     TEXT = 1
@@ -47,41 +47,44 @@ class BrokenRow:
     reason: str
     excerpt: str
     lines: int = 1
-    """Number of lines of the file that were read as this row."""
+    """Number of lines in the file that were read as this row."""
 
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Consecutive rows of one source. `rows` (N,) counts from 0 in that source."""
+    """Consecutive rows of one source. `rows` (N,) are row numbers counted from 0."""
 
     source: str
     rows: npt.NDArray[np.int64]
     columns: dict[str, Any]
     """Arrow arrays of N values each, by column name."""
     kinds: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
-    """`Kind` (N,) of columns of mixed Python values, converted to text here."""
+    """The `Kind` of each value (N,) in columns of mixed Python types, by column name.
+    The values of these columns were converted to text."""
     broken: list[BrokenRow] = field(default_factory=list)
-    """Unparsed rows; they may be in a later batch only if no row is in between."""
+    """Rows that could not be parsed. A broken row may be reported with a later batch
+    only if no parsed row lies in between."""
     split: int = -1
-    """Index of the rows' split among train, validation and test; -1: not given."""
+    """Index of the rows' split in SPLITS, or -1 if no split is given."""
 
 
 RowNumber = tuple[str, int]
-"""Source of a row, and its number there."""
+"""The source of a row, and the row's number in that source."""
 
 
 def named_row(key: RowNumber) -> str:
-    """`row reviews.csv:38`, or `row 5` for rows that are not from a file."""
+    """Return a readable row label, such as `row reviews.csv:38`, or `row 5` for rows
+    that were not read from a file."""
     return f"row {place(*key)}"
 
 
 def place(source: str, row: int) -> str:
-    """Number of a row, with the name of its file."""
+    """Return a row's number, prefixed with the name of its file if it has one."""
     return str(row) if source == SOURCE else f"{source}:{row}"
 
 
 class RawTexts(Protocol):
-    """Interface of the data that the split reads."""
+    """Interface of all raw text sources."""
 
     @property
     def column_names(self) -> list[str]: ...
@@ -92,7 +95,7 @@ class RawTexts(Protocol):
 
 
 def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
-    """Number the rows of one source's Arrow record batches from 0."""
+    """Yield the record batches of one source with row numbers, counted from 0."""
     start = 0
     for batch in batches:
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -102,8 +105,9 @@ def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
 
 
 def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
-    """Return a reader for a `datasets.Dataset`, a DataFrame, an Arrow table or a
-    reader. `name` is the catalog entry's. Raises RawTextsError."""
+    """Return a reader for a `datasets.Dataset`, a `DatasetDict`, a pandas or polars
+    DataFrame, or an Arrow table; a reader is returned unchanged. `name` is the name of
+    the catalog entry. Raises RawTextsError if `data` has another type."""
     kind = type(data).__name__
     if hasattr(data, "batches") and hasattr(data, "digest"):
         return data
@@ -123,8 +127,9 @@ def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
 
 
 def _splits_of(splits: Any, name: str) -> RawTexts:
-    """Return the splits of a `datasets.DatasetDict`, or the rows of its only split:
-    `load_dataset` names the split of a plain file train. Raises RawTextsError."""
+    """Return a reader for all splits of a `datasets.DatasetDict`. If it has only one
+    split, its rows count as unsplit, because `load_dataset` calls the rows of a plain
+    file "train". Raises RawTextsError if the names of the splits are unknown."""
     if len(splits) == 1:
         return _dataset_texts(next(iter(splits.values())), name)
     from flatout.engine.data.given_splits import SplitTexts, entry_of, named_splits
@@ -134,7 +139,8 @@ def _splits_of(splits: Any, name: str) -> RawTexts:
 
 
 def rows_at_once(num_rows: int, num_bytes: int) -> int:
-    """Number of rows of a batch: at most BATCH_ROWS, and about BATCH_BYTES."""
+    """Return how many of `num_rows` rows, which have `num_bytes` bytes in total, form a
+    batch: at most BATCH_ROWS rows and about BATCH_BYTES bytes."""
     return max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(1, num_bytes)))
 
 
@@ -157,8 +163,8 @@ class _ArrowTexts:
 
 
 def _dataset_texts(dataset: Any, name: str) -> RawTexts:
-    """Reader of a `datasets.Dataset`: memory-mapped rows; class numbers, also in
-    lists, are replaced by their names."""
+    """Return a reader for a `datasets.Dataset`, whose rows stay memory-mapped. Class
+    numbers, also those in lists, are replaced by their names."""
     table = without_indices(dataset).data.table
     for place, (column, feature) in enumerate(dataset.features.items()):
         inner: Any = feature[0] if isinstance(feature, list) else feature
@@ -172,7 +178,8 @@ def _dataset_texts(dataset: Any, name: str) -> RawTexts:
 
 
 def _named(numbers: Any, names: list[str]) -> Any:
-    """Return class names; -1, the Hub's mark for a missing label, becomes null."""
+    """Convert class numbers to names. Negative numbers become null, because datasets
+    on the Hub mark a missing label with -1."""
     numbers = numbers.cast(pa.int32())
     labelled = pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
     return pa.DictionaryArray.from_arrays(labelled, names)
@@ -187,7 +194,7 @@ def _named_lists(lists: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class _FrameTexts:
-    """A pandas DataFrame. In columns of mixed Python types, texts remain unchanged."""
+    """Reader of a pandas DataFrame. Texts in columns of mixed types are unchanged."""
 
     frame: Any
     source: str = SOURCE
@@ -197,7 +204,7 @@ class _FrameTexts:
         return [str(name) for name in self.frame.columns]
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        # Column names are numbers if the file has no header.
+        # Columns are looked up by position because their names may be numbers.
         places = {name: place for place, name in enumerate(self.column_names)}
         for start in range(0, len(self.frame), BATCH_ROWS):
             part = self.frame.iloc[start : start + BATCH_ROWS]
@@ -225,7 +232,7 @@ def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
 
 
 def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
-    """Return Python values as Arrow text, and the `Kind` of each."""
+    """Return Python values as an Arrow array of texts, and the `Kind` of each value."""
     kinds = np.fromiter(map(kind_of, values), np.uint8, len(values))
     pairs = zip(values, kinds.tolist(), strict=True)
     texts = [_text_of(value, kind) for value, kind in pairs]
@@ -233,8 +240,8 @@ def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
 
 
 def _text_of(value: Any, kind: int) -> str | None:
-    """Return a value as text; lists (possibly labels) become JSON. An unusable value is
-    shortened because it is only shown."""
+    """Return a value as text. Lists, which may be labels, become JSON. A value of an
+    unusable kind is shortened because it is only shown in messages."""
     if isinstance(value, list):
         return json.dumps(value, default=str)
     if kind == Kind.MISSING:
@@ -245,8 +252,8 @@ def _text_of(value: Any, kind: int) -> str | None:
 
 
 def name_of(value: Any) -> str:
-    """Return a value as text, spelled the same whether a block was read as integers,
-    floats or single values: 1 for 1.0, true for True."""
+    """Return a value as text, for example `1` for 1.0 and `true` for True. The spelling
+    does not depend on whether a block was read as integers, floats or Python values."""
     if isinstance(value, bool):
         return str(value).lower()
     is_float = isinstance(value, (float, np.floating))
