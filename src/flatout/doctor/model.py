@@ -64,14 +64,11 @@ def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
         return Finding("model", "fail", f"{text}, no *.safetensors there", fix)
     saved = ", ".join(config.architectures or []) or "no head"
     text += f", saved as {saved}"
-    if any(_fits(settings.task, name) for name in config.architectures or []):
+    heads = task_class(settings.task).architectures
+    if any(name.endswith(heads) for name in config.architectures or []):
         return Finding("model", "ok", text)
     text += f"; its head is not one for {settings.task} and starts from scratch"
     return Finding("model", "ok", text)
-
-
-def _fits(task: str, architecture: str) -> bool:
-    return architecture.endswith(task_class(task).architectures)
 
 
 def _absent(name: str) -> Finding:

@@ -50,8 +50,10 @@ def judge(
 
 
 def _communication(trial: TrialResult, single: TrialResult | None) -> Verdict | None:
-    share = scaling_share(trial, single)
-    if share is None or share >= SCALING_LIMIT:
+    if trial.world_size < 2 or single is None or not (trial.rate and single.rate):
+        return None
+    share = trial.rate / (trial.world_size * single.rate)
+    if share >= SCALING_LIMIT:
         return None
     because = (
         f"{trial.world_size} devices give {share * trial.world_size:.2f} times the "
@@ -62,16 +64,6 @@ def _communication(trial: TrialResult, single: TrialResult | None) -> Verdict | 
         "train.global_batch_size, or fewer devices"
     )
     return Verdict("communication", because, advice)
-
-
-def scaling_share(trial: TrialResult, single: TrialResult | None) -> float | None:
-    """Return the rate per device divided by the rate of a single device. A value of 1
-    is linear scaling. None is returned if either was not measured."""
-    if trial.world_size < 2 or single is None:
-        return None
-    if not trial.samples_per_s or not single.samples_per_s:
-        return None
-    return float(trial.rate / (trial.world_size * single.rate))
 
 
 def _loader(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict | None:
@@ -117,11 +109,11 @@ def _launch(trial: TrialResult) -> Verdict | None:
 
 
 def _memory(trial: TrialResult, memory_gib: float | None) -> Verdict | None:
-    used = memory_pct(trial, memory_gib)
+    used = trial.reserved_memory_gib
     if trial.status == "oom":
         because = trial.note or "out of memory"
-    elif used is not None and used > MEMORY_FULL_PCT:
-        because = f"{used:.0f} % of {memory_gib:.0f} GiB are used"
+    elif memory_gib and used and 100 * used / memory_gib > MEMORY_FULL_PCT:
+        because = f"{100 * used / memory_gib:.0f} % of {memory_gib:.0f} GiB are used"
     else:
         return None
     advice = "a smaller train.token_budget (the global batch stays)"
@@ -153,9 +145,3 @@ def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict:
     else:
         advice = "more devices, or a smaller model"
     return Verdict("compute", ", ".join(parts), advice)
-
-
-def memory_pct(trial: TrialResult, memory_gib: float | None) -> float | None:
-    if not memory_gib or trial.reserved_memory_gib is None:
-        return None
-    return float(100 * trial.reserved_memory_gib / memory_gib)

@@ -131,15 +131,12 @@ def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
     bias the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
-    while not _enough(pairs, warm.measure.repeats):
+    ratios: list[float] = []
+    while not enough(ratios, len(pairs), warm.measure.repeats):
         first = len(pairs) % 2 == 0
         pairs.append(_pair(warm, baseline, first=first))
+        ratios = [pair.ratio for pair in pairs if pair.clean]
     return steady(pairs)
-
-
-def _enough(pairs: list[InterleavedPair], repeats: int) -> bool:
-    ratios = [pair.ratio for pair in pairs if pair.clean]
-    return enough(ratios, len(pairs), repeats)
 
 
 def middle_half_pct(ratios: list[float]) -> float:
