@@ -57,13 +57,9 @@ class Digits(PathDataset, ReadOnlyDataset):
 
 
 def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return pixels (1797, 8, 8) with values from 0 to 16, and labels (1797,). Raises
-    DatasetError if scikit-learn is not installed."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        text = "the digits come with scikit-learn: pip install it"
-        raise DatasetError(text) from None
+    """Return pixels (1797, 8, 8) with values from 0 to 16, and labels (1797,)."""
+    from sklearn.datasets import load_digits  # MLflow depends on it
+
     found = load_digits()
     return found.images.astype(np.uint8), found.target.astype(np.int64)
 
