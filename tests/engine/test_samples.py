@@ -247,7 +247,8 @@ def test_nothing_that_spares_padding_is_tried(tmp_path):
     assert "fused AdamW" in names
     assert not any("packed" in n or "sorted" in n or "pad " in n for n in names)
     bench = Bench(job.settings, files_of(job, tmp_path), tmp_path / "sweep")
-    assert (bench.longest, bench.mean_tokens) == (1, 1.0)
+    facts = bench.rows.facts
+    assert (facts.longest, facts.mean_length) == (1, 1.0)
 
 
 @pytest.mark.process
