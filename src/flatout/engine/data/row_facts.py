@@ -1,5 +1,5 @@
-"""Data on every row that the split needs, collected in one pass: hashes of equal and of
-nearly equal texts, labels, given splits."""
+"""Data about each row that the split needs, collected in a single pass: labels, given
+splits, and hashes that find equal and nearly equal texts."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from flatout.engine.data.raw_texts import SPLITS, name_of
 
 Hashes = npt.NDArray[np.uint64]
 TEXT_HASH = "text_hash"
-"""Column of token rows that names their text: the first word of its exact hash."""
+"""Column of token rows that identifies their text: the first 64 bits of its hash."""
 REJECTED, DUPLICATE, DROPPED = -1, -2, -3
-"""Codes of rows that are in no split. Codes of splits are their indices in SPLITS."""
+"""Codes of rows that are in no split. The code of a split is its index in SPLITS."""
 Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Data on the N usable rows, kept by the first pass. About 41 bytes per row."""
+    """Data about the N usable rows, about 41 bytes per row."""
 
     exact: Hashes
-    """(N, words) hash of the content; equal for repeated rows."""
+    """Hash of each row's content (N, words). Repeated rows have equal hashes."""
     near: Hashes
-    """(N,) hash of the normalised content."""
+    """Hash of each row's normalised content (N,)."""
     rows: npt.NDArray[np.int64]
     splits: npt.NDArray[np.int8]
-    """(N,) codes of the given splits; -1 if no split is given."""
+    """Code of each row's given split (N,), or -1 if none is given."""
     sources: npt.NDArray[np.int32]
     source_names: list[str]
     labels: npt.NDArray[np.int32]
-    """(N,) indices into `label_sets`."""
+    """Index of each row's labels in `label_sets` (N,)."""
     label_sets: list[tuple[str, ...]]
-    """Distinct labels of rows: the name of one class, or several names, sorted."""
+    """The distinct labels: each is the name of a class, or several names, sorted."""
     given: frozenset[int]
     """Codes of all given splits, including those without a usable row."""
     num_raw: int
     groups: Hashes | None = None
     numbers: npt.NDArray[np.float64] | None = None
-    """(N,) regression targets."""
+    """Regression targets (N,)."""
 
     @property
     def are_given(self) -> bool:
-        """Return true if the data gives the split of each row."""
+        """Whether the data gives the split of each row."""
         return bool(self.given)
 
     def at(self, row: int) -> tuple[str, int]:
-        """Return the source of usable row `row` and its number in that source."""
+        """Return the source of the usable row `row`, and its number in that source."""
         return self.source_names[self.sources[row]], int(self.rows[row])
 
     def labels_of(self, row: int) -> tuple[str, ...]:
-        """Return the label names of usable row `row`."""
+        """Return the label names of the usable row `row`."""
         return self.label_sets[int(self.labels[row])]
 
 
@@ -74,7 +74,7 @@ class FactCollector:
         self.num_raw = 0
 
     def add(self, sources: Sequence[str], **arrays: npt.NDArray[Any] | None) -> None:
-        """Add usable rows: their `sources` (n,), and fields of RowFacts by name."""
+        """Add n usable rows. `arrays` are fields of RowFacts by name."""
         known = self._source_codes
         codes = [known.setdefault(source, len(known)) for source in sources]
         self._parts["sources"].append(np.array(codes, np.int32))
@@ -83,11 +83,12 @@ class FactCollector:
                 self._parts[name].append(array)
 
     def replace(self, **arrays: list[npt.NDArray[Any]]) -> None:
-        """Replace fields that were added earlier; each list has one array per batch."""
+        """Replace fields that were added earlier. Each list has one array per batch."""
         self._parts.update(arrays)
 
     def add_labels(self, labels: Any) -> None:
-        """Add an Arrow array (n,) of names, lists of names, numbers or nulls."""
+        """Add an Arrow array with the labels of n rows: names, lists of names, numbers
+        or nulls."""
         kind, codes = labels.type, np.zeros(len(labels), np.int32)
         if pa.types.is_list(kind):
             sets = map(_set_of, labels.to_pylist())
@@ -104,7 +105,7 @@ class FactCollector:
         return self._label_codes.setdefault(names, len(self._label_codes))
 
     def reject(self, rejected: Any, num_raw: int) -> None:
-        """Add rejected rows out of `num_raw` raw rows."""
+        """Add the rejected rows of a batch of `num_raw` raw rows."""
         self.num_raw += num_raw
         if rejected.num_rows:
             self.rejected.append(rejected)
@@ -123,14 +124,14 @@ class FactCollector:
 
 
 def _set_of(labels: list[Any]) -> tuple[str, ...]:
-    """Return a row's label names, sorted; empty if the labels are numbers."""
+    """Return the label names of a row, sorted, or () if its labels are numbers."""
     return tuple(sorted({label for label in labels if isinstance(label, str)}))
 
 
 def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
-    """Return exact (N, 2) and near (N,) hashes of the texts of N rows."""
+    """Return hashes of the exact texts (N, 2) and of the normalised texts (N,)."""
     texts = _texts(table)
-    # All pairs and triplets of one anchor belong to one split.
+    # The near hash covers only the anchor, so that all its pairs are in one split.
     near = [xxhash.xxh3_64_intdigest(normalised_text(text).encode()) for text in texts]
     if "passages" in table.schema.names:
         lists = table.column("passages").to_pylist()
@@ -139,12 +140,12 @@ def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
 
 
 def text_hashes(table: Any) -> Hashes:
-    """Return (N,) the values of TEXT_HASH for N rows."""
+    """Return the values (N,) of the column TEXT_HASH for N rows."""
     return _exact(_texts(table))[:, 0]
 
 
 def _texts(table: Any) -> list[str]:
-    """Return the texts of rows, each with the second one."""
+    """Return the text of each row, joined with its second text if there is one."""
     texts: list[str] = table.column("text").to_pylist()
     for name in ("text_pair", "completion"):
         if name in table.schema.names:
@@ -159,7 +160,7 @@ def _exact(texts: list[str]) -> Hashes:
 
 
 def normalised_text(text: str) -> str:
-    """Return text without differences of case, white space and Unicode composition."""
+    """Return `text` with unified case, white space and Unicode composition."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -171,7 +172,7 @@ def group_hashes(groups: Any | None) -> Hashes | None:
 
 
 def scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """SplitMix64 of hash and seed: each seed gives an independent split."""
+    """Mix hashes with a seed by SplitMix64, so that each seed gives another split."""
     with np.errstate(over="ignore"):
         z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -181,8 +182,8 @@ def scrambled(hashes: Hashes, seed: int) -> Hashes:
 
 
 def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
-    """(N,) index of the first row with the same text; usually the row itself."""
-    order = np.lexsort(exact.T[::-1])  # stable: the first row sorts first
+    """Return the index (N,) of the first row with the same text, for each row."""
+    order = np.lexsort(exact.T[::-1])  # The sort is stable: the first row comes first.
     starts = np.ones(len(order), dtype=bool)
     starts[1:] = (exact[order[1:]] != exact[order[:-1]]).any(axis=1)
     found = np.empty(len(order), np.int64)
@@ -191,17 +192,17 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
-    """Return the first row of each code, for texts with several codes (N,) from 0."""
+    """Return the first row in each split, for each text that is in several splits."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)
-    rows = known[at]  # the first row of each text and code, by text
+    rows = known[at]  # The first row of each text and code, sorted by text.
     bounds = np.flatnonzero(np.diff(texts[rows])) + 1
     return [part for part in np.split(rows, bounds) if len(part) > 1]
 
 
 def count_shared_values(hashes: Hashes | None, codes: Codes) -> int:
-    """Return how many values of `hashes` (N,) are in more than one split."""
+    """Return how many distinct values of `hashes` (N,) are in more than one split."""
     if hashes is None:
         return 0
     parts = [np.unique(hashes[codes == code]) for code in range(len(SPLITS))]

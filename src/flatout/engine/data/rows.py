@@ -1,4 +1,4 @@
-"""Checked rows: the usable raw rows, and the reasons against the others."""
+"""Validate raw rows, and explain why the others are rejected."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from flatout.engine.data.given_splits import read_splits
 from flatout.engine.data.raw_texts import RawBatch
 
 LOWEST_SCORE = {"pairs": -1, "ranking": 0}
-"""Lowest label of forms whose labels are scores; the highest is 1."""
+"""Lowest valid label of the forms whose labels are scores. The highest is 1."""
 NOTHING = ("", "None", "nan")
-"""Excerpts that show no value."""
+"""Excerpts of missing values, which are not worth showing."""
 
 REJECTED_SCHEMA = pa.schema(
     [
@@ -46,21 +46,21 @@ REJECTED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class CheckedBatch:
-    """Usable rows with canonical columns, and the rejected rows."""
+    """The N usable rows of a batch with canonical columns, and its rejected rows."""
 
     table: Any
-    """RecordBatch with `Columns.row_schema`, N rows."""
+    """The usable rows as a RecordBatch with the schema `Columns.row_schema`."""
     good: Mask
-    """(raw rows,) mask of the raw rows of the batch that are in `table`."""
+    """Mask of the raw rows (one value per raw row) that are in `table`."""
     groups: Any | None
     rejected: Any
-    """RecordBatch with REJECTED_SCHEMA."""
+    """The rejected rows as a RecordBatch with REJECTED_SCHEMA."""
     splits: npt.NDArray[np.int8]
-    """(N,) indices of the splits among train, validation and test; -1: not given."""
+    """Index of each row's given split in SPLITS (N,), or -1 if none is given."""
 
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
-    """Check each row of `batch`; the first reason that applies is reported."""
+    """Validate each row of `batch`. Only the first fault of a row is reported."""
     faults = Faults()
     arrays = [*_values(batch, columns, faults), pa.array(batch.rows)]
     groups = read_group(batch, columns.group, faults) if columns.group else None
@@ -81,7 +81,7 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
 
 
 def _values(batch: RawBatch, columns: Columns, faults: Faults) -> list[Any]:
-    """Return the columns of `row_schema` without `source_row`."""
+    """Return the columns of `columns.row_schema`, except `source_row`."""
     text, label = columns.text, columns.label
     if columns.form == "words":
         return [*read_tagged(batch, text, str(label), faults)]
@@ -103,20 +103,20 @@ def _values(batch: RawBatch, columns: Columns, faults: Faults) -> list[Any]:
 
 
 def _rejected(batch: RawBatch, faults: Faults, text_column: str) -> Any:
-    """Return the rows of the quarantine file, in row order."""
+    """Return the rejected rows of a batch as a RecordBatch, in row order."""
     found = []
     for index, (column, reason) in sorted(faults.reasons.items()):
-        # The wrong value, or the row's text if that value is empty.
+        # Show the wrong value, or the row's text if that value is empty.
         values = [excerpt(batch.columns[name][index]) for name in (column, text_column)]
         shown = values[0] if values[0].strip() not in NOTHING else values[1]
         found.append((batch.source, int(batch.rows[index]), reason, shown))
     found += [(batch.source, b.row, b.reason, b.excerpt) for b in batch.broken]
-    found.sort(key=itemgetter(1))  # parts of a row keep their order
+    found.sort(key=itemgetter(1))  # Stable: parts of a row keep their order.
     return rejected_batch(found)
 
 
 def rejected_batch(found: Sequence[tuple[str, int, str, str]]) -> Any:
-    """RecordBatch of REJECTED_SCHEMA from (source, row, reason, excerpt)."""
+    """Return a RecordBatch with REJECTED_SCHEMA of (source, row, reason, excerpt)."""
     names = REJECTED_SCHEMA.names
     rows = [dict(zip(names, one, strict=True)) for one in found]
     return pa.RecordBatch.from_pylist(rows, REJECTED_SCHEMA)

@@ -1,13 +1,13 @@
-"""Splits rows into train, validation and test: stable, without leaks, fully reported.
+"""Split rows into train, validation and test in a stable way and without leaks.
 
-A row's split depends only on its content: the hash of its key, scaled to [0, 1), is
-compared with the fractions. The key of a text is its normalised form (Unicode NFKC,
-with case and white space unified), that of an array or an image its values;
-with a group column it is the group's name. A row therefore keeps its split when rows
-are appended, removed or reordered. Texts that differ only in case and white space, and
-equal samples, share a split. Each label is spread in proportion, up to the chance of
-independent draws: of a label with n rows,
-n * f +- sqrt(n * f * (1 - f)) are in a split of fraction f.
+The split of a row depends only on its content: a hash of its key, scaled to [0, 1), is
+compared with the fractions. The key of a text is its normalised form (Unicode NFKC with
+unified case and white space). The key of an array or an image is its values. If there
+is a group column, the key is the name of the group. A row therefore keeps its split
+when other rows are appended, removed or reordered, and texts that differ only in case
+and white space, or equal samples, share a split. Labels are distributed as by
+independent random draws: of a label with n rows, n * f +- sqrt(n * f * (1 - f)) are in
+a split of fraction f.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from flatout.engine.parameters import SplitSettings
 
 
 class SplitError(ValueError):
-    """Rows that give no usable split; names rows, reasons and the remedy."""
+    """Raised if rows cannot be split. The message names rows, reasons and a fix."""
 
 
 class SplitPlan(ABC):
-    """Assigns each row to a split. Computed at first access in one pass over the raw
-    rows; usable rows are written to a spool and read from there afterwards."""
+    """Assigns each row to a split. At the first access, the raw rows are read in a
+    single pass, and the usable rows are written to a spool, from which they are read
+    later."""
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class SplitPlan(ABC):
         has_classes: bool,
         kind: str,
     ) -> None:
-        """`has_names`: labels are names, one per row (`has_classes`) or in lists.
-        `kind`: `texts`, `arrays` or `images`."""
+        """`has_names` is True if labels are names, and `has_classes` if each row has
+        only one. `kind` is `texts`, `arrays` or `images`."""
         self.settings, self.raw_name = settings, f"raw_{kind}"
         self.quarantine = f"rejected_{'rows' if kind == 'texts' else kind}"
         self.has_names, self.has_classes = has_names, has_classes
@@ -65,16 +66,17 @@ class SplitPlan(ABC):
 
     @abstractmethod
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
-        """Read the raw rows once: write the usable rows to `spool`, and add
-        the facts about all rows to `collected`."""
+        """Read the raw rows once, write the usable rows to `spool`, and add the data
+        about all rows to `collected`."""
 
     @property
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Report with `rows_in`, `rows_out`, `rejected` and `rejected_by_reason`."""
+        """The report; includes `rows_in`, `rows_out`, `rejected`,
+        `rejected_by_reason`."""
 
     def prepare(self, folder: Path) -> None:
-        """Set the folder of the spool: near the output, whose disk has enough room."""
+        """Set the folder of the spool. The disk of the output has enough space."""
         self._folder = folder
 
     @cached_property
@@ -88,12 +90,12 @@ class SplitPlan(ABC):
 
     @cached_property
     def facts(self) -> RowFacts:
-        """Facts about the usable rows."""
+        """Data about the usable rows."""
         return self._read[0].facts()
 
     @cached_property
     def _assignments(self) -> tuple[Codes, Any]:
-        """Codes (N,) of the usable rows, and the table of all unused rows."""
+        """The codes (N,) of the usable rows, and a table of all rejected rows."""
         facts = self.facts
         codes = assign_splits(facts, self.settings)
         if not (facts.are_given or self.settings.keep_duplicates):
@@ -109,23 +111,23 @@ class SplitPlan(ABC):
 
     @property
     def codes(self) -> Codes:
-        """(N,) indices of usable rows' splits; negative codes: no split."""
+        """Index of each usable row's split (N,). Negative codes mean no split."""
         return self._assignments[0]
 
     @cached_property
     def folds(self) -> npt.NDArray[np.int8]:
-        """(N,) fold of each usable row (`split.folds`)."""
+        """Fold number of each usable row (N,), as set by `split.folds`."""
         settings = self.settings
         return assign_folds(self.facts, self.codes, settings.folds or 1, settings.seed)
 
     @property
     def rejected(self) -> Any:
-        """Table with REJECTED_SCHEMA of every unusable row."""
+        """Table of all rejected rows with REJECTED_SCHEMA."""
         return self._assignments[1]
 
     def rows(self, split: str) -> Iterator[Any]:
-        """Yield RecordBatches of the rows of a split. Raises SplitError if the rows
-        are not usable."""
+        """Yield the rows of a split as RecordBatches. Raises SplitError if too many
+        rows were rejected or a split cannot be used."""
         self.check_usable()
         start = 0
         for batch in self._read[1]:
@@ -138,11 +140,11 @@ class SplitPlan(ABC):
             yield rows
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """Return the rows of `batch` that `mask` (n,) selects."""
+        """Return the rows of `batch` selected by `mask` (n,)."""
         return batch.filter(pa.array(mask))
 
     def check_usable(self) -> None:
-        """Raise SplitError if too many rows were rejected or a split is unusable."""
+        """Raise SplitError if too many rows were rejected or a split cannot be used."""
         report, limit = self.report, self.settings.max_rejected_fraction
         if report["rejected"] > limit * report["rows_in"]:
             text = too_many_text(report, self.rejected, limit, self.quarantine)
@@ -172,7 +174,7 @@ class SplitPlan(ABC):
                 raise SplitError(fault)
 
     def _numbers_hint(self) -> str:
-        """Return advice for numeric labels that are unlikely to be classes."""
+        """Return a hint if the labels are numbers that are unlikely to be classes."""
         return ""
 
     def _check_labels(self) -> None:
@@ -191,7 +193,7 @@ class SplitPlan(ABC):
 
 
 def one_label_text(name: str, left: str = "") -> str:
-    """Error text for a training set with only one label."""
+    """Return the error message for data with only one label."""
     return (
         f"every row has the label {name!r}, and a classifier needs two{left}. Add rows "
         "of another label, or check split.label_column and model.task"
@@ -199,15 +201,15 @@ def one_label_text(name: str, left: str = "") -> str:
 
 
 def assign_splits(facts: RowFacts, settings: SplitSettings) -> Codes:
-    """Return split codes (N,), given or computed from the hashes. A split that is not
-    given is drawn by hash from the rows of train."""
+    """Return the split codes (N,). If the data gives only some of the splits, the rows
+    of the others are drawn from train by their hashes."""
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
     shares = [fractions.train, fractions.validation, fractions.test]
     drawn = [code for code in range(3) if code == 0 or code not in facts.given]
     bounds = np.cumsum([shares[code] for code in drawn])
     places = scrambled(hashes, settings.seed).astype(np.float64) / 2.0**64
-    # The last split gets the remaining rows, whatever the sum of the fractions.
+    # The last split gets the remaining rows, whatever the sum of the fractions is.
     whole = bounds[-1] if facts.are_given else 1.0
     at = np.searchsorted(bounds[:-1] / whole, places, side="right")
     codes: Codes = np.array(drawn, np.int8)[at]
@@ -215,7 +217,7 @@ def assign_splits(facts: RowFacts, settings: SplitSettings) -> Codes:
 
 
 def _leaked(facts: RowFacts, codes: Codes) -> npt.NDArray[np.bool_]:
-    """(N,) mask of train rows whose text is also in another split."""
+    """Return a mask (N,) of the train rows whose text is also in another split."""
     starts = first_rows(facts.exact)
     elsewhere = np.zeros(len(starts), bool)
     elsewhere[starts[codes > 0]] = True

@@ -1,4 +1,4 @@
-"""Split of texts, and recipes of its outputs in the catalog, with content keys."""
+"""Split texts, and create recipes with content keys for the resulting entries."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from flatout.engine.parameters import SplitSettings
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 4
-"""Increase it if the same input would give other rows."""
+"""Increase it if the same input would give different rows."""
 ROWS_DIGEST = "rows_digest"
 SHOWN_LEAKS = 100
 MANY_NUMBERS = 50
-"""Number of distinct numeric labels above which they are unlikely to be classes."""
+"""With at least this many distinct numeric labels, a hint suggests regression."""
 
 
 class TextSplit(SplitPlan):
@@ -103,7 +103,7 @@ class TextSplit(SplitPlan):
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """Return counts, shares and leaks; check that every row is accounted for."""
+        """The report, with row counts, label shares and leaks."""
         facts, codes = self.facts, self.codes
         labels = label_report(facts, codes)
         kept = self.settings.keep_duplicates
@@ -129,7 +129,7 @@ class TextSplit(SplitPlan):
 
 @dataclass(frozen=True)
 class PlanRecipe:
-    """Recipe of one output of a plan."""
+    """Recipe of a catalog entry that a split plan creates."""
 
     key: ContentKey
     plan: SplitPlan
@@ -147,7 +147,7 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Digest of the rows, stored as `rows` in the key of tokens made from them."""
+        """Return the digest of the rows, which is also in the key of their tokens."""
         return self._facts
 
     @property
@@ -157,11 +157,11 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
         return schema.append(fold) if self.plan.settings.folds else schema
 
     def batches(self) -> Iterator[Any]:
-        """Yield RecordBatches with `text`, the optional `text_pair` and `label`, and
-        the row number in the source. Raises SplitError if the rows are not usable."""
+        """Yield RecordBatches with the columns of `schema`, for example `text`, `label`
+        and `source_row`. Raises SplitError if the rows are not usable."""
         digest = ArrowDigest()
         for rows in self.plan.rows(self.split):
-            # Without row numbers and folds, which change no token.
+            # Row numbers and folds are left out because they do not affect tokens.
             digest.update(rows.select(self.plan.columns.row_schema.names[:-1]))
             yield rows
         self._facts[ROWS_DIGEST] = digest.hexdigest()
@@ -185,7 +185,8 @@ class ReportRecipe(PlanRecipe):
 def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
-    """Return recipes by catalog name: rejected_rows, the three splits, split_report."""
+    """Return the recipes of rejected_rows, the rows of the three splits and
+    split_report, by the name of the catalog entry."""
     columns = columns.among(raw.column_names)
     plan = TextSplit(raw, columns, settings)
     fields = {
@@ -207,11 +208,11 @@ def plan_split(
 def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
     """Return the options that determine the rows in addition to the raw data."""
     options = settings.model_dump(mode="json", exclude={"drop_rows"})
-    if settings.drop_rows:  # absent in keys of earlier versions
+    if settings.drop_rows:  # Keys of earlier versions do not have this field.
         options["drop_rows"] = drop_key(settings.drop_rows)
     if not columns.label:
         options["label_column"] = None
-    if not settings.folds:  # rows of earlier versions have no such option
+    if not settings.folds:  # Keys of earlier versions do not have this field.
         del options["folds"]
     kind = str(columns.label_type) if columns.has_labels else None
     return {"label_type": kind, "form": columns.form, **options}

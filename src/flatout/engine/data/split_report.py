@@ -1,4 +1,4 @@
-"""Report of a split: row counts, reasons for rejection, label shares and leaks."""
+"""Create the report of a split: row counts, reasons for rejection, labels and leaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatout.engine.data.row_facts import (
 from flatout.engine.data.rows import NOTHING
 
 SHOWN_REASONS = 20
-"""Rows shown per reason if a split is refused; the log of a split uses those below."""
+"""Number of reasons listed in the error message if too many rows are rejected."""
 LOGGED_REASONS = 3
 SHOWN_TEXTS = 3
 
@@ -33,7 +33,9 @@ def split_report(
     *,
     repeats: bool = False,
 ) -> dict[str, Any]:
-    """The report as a dict. `repeats`: texts may be in several rows and splits."""
+    """Return the report as a dict. `repeats` must be True if the same text may be in
+    several rows and splits. Raises AssertionError if a row is not accounted for, or if
+    a text or a group is unexpectedly in two splits."""
     report = {
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
@@ -53,7 +55,8 @@ def split_report(
 
 
 def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
-    """Number of rows read, in each split, and rejected for each reason."""
+    """Count the rows that were read, that are in each split, that `split.drop_rows`
+    left out, and that were rejected for each reason."""
     out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
     return {
         "rows_in": facts.num_raw,
@@ -65,7 +68,7 @@ def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
 
 
 def leak_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Warnings about leaks between given splits, one line each."""
+    """Yield a warning if the same texts were given in more than one split."""
     if found := report.get("leaks", []):
         shown = "; ".join(" = ".join(rows) for rows in found[:SHOWN_TEXTS])
         more = "; ..." if len(found) > SHOWN_TEXTS else ""
@@ -83,7 +86,8 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Counts of kept rows that differ only in case, white space or composition."""
+    """Count the rows in a split whose text differs from another one only in case, white
+    space or Unicode composition."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
@@ -92,7 +96,7 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
 
 
 def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
-    """Text for the log: rows in each split, and why some were rejected."""
+    """Return a log message with the rows in each split and the rejection reasons."""
     parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
     counts = (
         f"{report['rows_in']:,} rows in: {parts}; {report['rejected']:,} rejected, "
@@ -105,7 +109,7 @@ def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
 
 
 def no_row_text(report: Mapping[str, Any], rejected: Any) -> str:
-    """Error text for data without a usable row."""
+    """Return the error message for data without a usable row."""
     lines = _reason_lines(report, rejected, LOGGED_REASONS)
     why = "; ".join(lines) or "the data has no rows"
     return f"there is no row that can be used: {why}"
@@ -117,7 +121,8 @@ def too_many_text(
     limit: float,
     quarantine: str = "rejected_rows",
 ) -> str:
-    """Error text: the reasons, the first rows of each, and the remedy."""
+    """Return the error message for too many rejected rows, with the reasons, the first
+    rows of each reason, and a suggested fix."""
     share = report["rejected"] / report["rows_in"]
     lines = _reason_lines(report, rejected, SHOWN_REASONS)
     return (
@@ -130,7 +135,7 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """One line for each of the `most` frequent reasons, and the count of the rest."""
+    """Return a line for each of the `most` frequent reasons, and one for the rest."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most
@@ -138,7 +143,8 @@ def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[s
 
 
 def _reason_line(reason: str, count: int, rejected: Any) -> str:
-    """`3 x label is missing: rows 2, 7, 9 (counted from 0), the first is 'text'`."""
+    """Return a line such as `3 x label is missing: rows 2, 7, 9 (counted from 0), the
+    first is 'text'`."""
     chosen = rejected.filter(pc.equal(rejected.column("reason"), reason)).slice(0, 5)
     first, *_ = rows = chosen.to_pylist()
     places = _places(rows, ", ..." if count > len(rows) else "")
@@ -148,7 +154,8 @@ def _reason_line(reason: str, count: int, rejected: Any) -> str:
 
 
 def _places(rows: list[dict[str, Any]], more: str) -> str:
-    """`2, 7, 9, ... of reviews.csv`; with each row's file if there are several."""
+    """Return row numbers such as `2, 7, 9, ... of reviews.csv`. If rows are from
+    several files, each number has the name of its file."""
     sources = {row["source"] for row in rows}
     one = len(sources) == 1 and SOURCE not in sources
     named = [(SOURCE if one else r["source"], r["row"]) for r in rows]
@@ -157,7 +164,8 @@ def _places(rows: list[dict[str, Any]], more: str) -> str:
 
 
 def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
-    """The report as flat numbers for a tracking store: `split_rejected/<reason>`."""
+    """Return the report as flat metrics for a tracking server, with names such as
+    `split_rejected/<reason>`."""
     metrics = {
         "split_rows_in": report["rows_in"],
         "split_rejected": report["rejected"],

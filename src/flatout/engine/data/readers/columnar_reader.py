@@ -1,5 +1,8 @@
-"""Parquet and Arrow files. (pyarrow.dataset cannot read Arrow streams, and needs five
-options to use as little memory as `ParquetFile`.)"""
+"""Read Parquet and Arrow files.
+
+pyarrow.dataset is not used because it cannot read Arrow streams, and because it needs
+five options to use as little memory as `ParquetFile`.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ class ArrowReader(FileReader):
             raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        """Yield batches. Raises RawTextsError if an offset is outside of the values,
-        which reading does not check."""
+        """Yield batches. Raises RawTextsError if an offset points outside the values,
+        which pyarrow does not check when it reads."""
         table = self._table().select(columns)
         with self.errors(_BROKEN_ARROW):
             for chunk in (chunk for column in table.columns for chunk in column.chunks):
@@ -52,13 +55,13 @@ class ArrowReader(FileReader):
         return numbered(self.source, table.to_batches(max_chunksize=size))
 
     def _table(self) -> Any:
-        """Memory-mapped table of an Arrow file or stream."""
+        """Return a memory-mapped table of an Arrow file or stream."""
         try:
             return pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
         except (FileNotFoundError, PermissionError):
             raise
         except (pa.ArrowException, OSError):
-            pass  # may be a stream
+            pass  # It may be a stream.
         try:
             return pa.ipc.open_stream(pa.memory_map(str(self.path))).read_all()
         except (pa.ArrowException, OSError) as error:
@@ -66,8 +69,8 @@ class ArrowReader(FileReader):
 
 
 def _check_offsets(array: Any) -> None:
-    """Raise ArrowInvalid for damaged buffers. A text that is not UTF-8, which pyarrow
-    checks last, is one rejected row."""
+    """Raise ArrowInvalid if buffers are damaged. Texts that are not UTF-8, which
+    pyarrow checks last, pass because only their rows are rejected later."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:

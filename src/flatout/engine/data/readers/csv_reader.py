@@ -1,5 +1,5 @@
-"""CSV files. Every value is text: NA, null and nan are not missing, and label 007
-remains 007. Rows with a wrong number of fields are reported, not silently skipped."""
+"""Read CSV files. All values are read as text: NA, null and nan are not missing, and
+the label 007 stays 007. Rows with a wrong number of fields are reported."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flatout.engine.data.readers.file_reader import FileReader, Utf8
 
 logger = logging.getLogger(__name__)
 
-# Arrow parses the rows; its file reader (pyarrow.dataset) does not number bad rows.
+# pyarrow.dataset is not used because it does not number rows that cannot be parsed.
 
 BLOCK_BYTES = 64 << 20
-"""Maximum size of a row in bytes."""
+"""Maximum size of a row."""
 HEAD_BYTES = 64 << 10
 """Bytes searched for the header first, so that opening does not read the whole file."""
 _TOO_LONG = (
@@ -117,7 +117,7 @@ class CsvReader(FileReader):
     def _check_last_quote(
         self, last: Any, broken: list[BrokenRow], num_rows: int
     ) -> None:
-        """Raise RawTextsError if a quote is never closed before the file ends."""
+        """Raise RawTextsError if a quote is still open at the end of the file."""
         values = [] if last is None else [c[-1].as_py() or "" for c in last.columns]
         swallowed = [value for value in values if "\n" in value]
         if broken and broken[-1].row >= num_rows - 1 and broken[-1].lines > 1:
@@ -135,20 +135,20 @@ class CsvReader(FileReader):
         )
 
     def _note(self, row: Any, broken: list[BrokenRow]) -> str:
-        """Keep a row with a wrong number of fields; each line counts as a row."""
-        # Python's splitlines also splits at U+2028 and others, which do not end a row.
+        """Record a row with a wrong number of fields, as one broken row per line."""
+        # str.splitlines also splits at characters such as U+2028, which end no row.
         lines = re.split(r"\r\n|\r|\n", row.text)
         reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
         if len(lines) > 1:
             reason += " (a quote over several lines: is it closed?)"
-        # Counted from 1, including the header if there is one.
+        # pyarrow counts rows from 1 and includes the header if there is one.
         number = row.number - (1 if self.form.column_names else 2)
         broken += [BrokenRow(number, reason, line[:80], len(lines)) for line in lines]
         return "skip"
 
 
 def _whole_records(batch: Any, pattern: str) -> int:
-    """Number of fields that contain a whole record: a quote inside a text may have
+    """Count the fields that contain a whole record. A quote inside a text may have
     opened a quoted field that contains all rows up to the next quote."""
     count = 0
     for column in batch.columns if pattern else ():
@@ -160,7 +160,8 @@ def _whole_records(batch: Any, pattern: str) -> int:
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
-    """Numbers (count,) of unbroken rows from `start`, and the next number."""
+    """Return the row numbers (count,) of parsed rows from `start` on, and the number of
+    the next row. The numbers of broken rows are skipped."""
     gaps = sorted({fault.row for fault in broken if fault.row >= start})
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]

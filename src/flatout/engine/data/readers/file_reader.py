@@ -1,4 +1,4 @@
-"""Code that the readers of all file kinds share."""
+"""Code shared by the readers of all file types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Format:
     column_names: tuple[str, ...] | None = None
     """Column names of a CSV file without a header."""
     kind: str | None = None
-    """`csv`, `jsonl`, ...; None: the suffix of the file name decides."""
+    """File type, such as `csv` or `jsonl`. If None, the suffix of the name decides."""
 
     def __post_init__(self) -> None:
         """Raise RawTextsError if a value is invalid."""
@@ -59,7 +59,7 @@ def _is_one_mark(value: Any) -> bool:
 
 
 class Utf8:
-    """The bytes of a stream as UTF-8; counts how often a mark was read from it."""
+    """A stream converted to UTF-8. `marks` counts how often `mark` was read from it."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0
@@ -77,7 +77,7 @@ class Utf8:
 
 
 class FileReader(ABC):
-    """Reads one file. `source` is its name in reports."""
+    """Base class of readers of one file. `source` is the file's name in reports."""
 
     def __init__(self, path: Path, source: str, form: Format) -> None:
         self.path, self.source, self.form = path, source, form
@@ -89,14 +89,14 @@ class FileReader(ABC):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
     def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
-        """The file's text. `keep_bad`: bytes that are not UTF-8 remain unchanged."""
+        """Open the file as UTF-8. If `keep_bad`, invalid UTF-8 is not changed."""
         encoding = codecs.lookup(self.form.encoding).name
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
         return Utf8(self._open(), encoding, mark, as_is=as_is)
 
     def _open(self) -> Any:
-        """Open the file; decompress it if its first bytes require this."""
+        """Open the file, and decompress it if its first bytes mark it as packed."""
         with self.path.open("rb") as file:
             head = file.read(4)
         packed = next((k for k, mark in PACKED.items() if head.startswith(mark)), None)
@@ -104,7 +104,8 @@ class FileReader(ABC):
 
     @contextmanager
     def errors(self, advice: str) -> Iterator[None]:
-        """Raise read errors as RawTextsError, with the file's name and `advice`."""
+        """Context manager that re-raises errors of parsing the file as RawTextsError
+        with the file name and `advice`."""
         try:
             yield
         except (FileNotFoundError, PermissionError, RawTextsError):
@@ -115,7 +116,7 @@ class FileReader(ABC):
             raise self.fail(error, self.advice_for(error, advice)) from error
 
     def advice_for(self, error: Exception, advice: str) -> str:
-        """Return the remedy for `error`."""
+        """Return the advice for `error`; `advice` is the default."""
         return advice
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:
@@ -134,17 +135,18 @@ class FileReader(ABC):
 
 
 def files_of(path: Path) -> list[Path]:
-    """`path`, or all files below it, sorted. Raises RawTextsError."""
+    """Return `path` if it is a file, or all files below it, sorted. Raises
+    RawTextsError if it is missing or must not be read."""
     with readable(path):
         if not path.is_dir():
             path.stat()
             return [path]
-        list(path.iterdir())  # rglob skips folders that it may not read
+        list(path.iterdir())  # rglob silently skips folders that it must not read.
         return sorted(p for p in path.rglob("*") if p.is_file())
 
 
 def add_bytes(state: Any, file: Path) -> None:
-    """Add the bytes of `file` to a hash."""
+    """Update the hash `state` with the bytes of `file`."""
     with readable(file), file.open("rb") as stream:
         while block := stream.read(HASH_BYTES):
             state.update(block)
@@ -152,7 +154,8 @@ def add_bytes(state: Any, file: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raise errors of reading a file with its name and the remedy."""
+    """Context manager that re-raises errors of opening a file or folder as
+    RawTextsError with its name and a suggested fix."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,5 @@
-"""JSON lines: one object per line. Only a bad line itself is rejected and reported."""
+"""Read JSON lines: one object per line. An invalid line is rejected and reported
+without affecting the others."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from flatout.engine.data.readers.file_reader import FileReader
 
 BLOCK_BYTES = 16 << 20
 HEAD_BYTES = 64 << 10
-"""Bytes read at a time to find the column names."""
+"""Block size in bytes for reading the column names."""
 _NAMING_LINES = 100
-"""Number of first lines that determine the columns."""
+"""Number of lines at the start of the file whose keys determine the columns."""
 
 
 class JsonReader(FileReader):
@@ -58,7 +59,7 @@ class JsonReader(FileReader):
             yield batch
 
     def _blocks(self, block_bytes: int) -> Iterator[bytes]:
-        """Yield whole lines, about `block_bytes` at a time, in UTF-8 without BOM."""
+        """Yield blocks of whole lines, about `block_bytes` each, without a BOM."""
         with self.errors("is it really a file of JSON lines?"):
             stream = self.utf8(keep_bad=True).stream
             rest = stream.read(3).removeprefix(codecs.BOM_UTF8)
@@ -70,7 +71,7 @@ class JsonReader(FileReader):
                 yield rest
 
     def _parsed(self, block: bytes, columns: list[str], start: int) -> RawBatch:
-        """Parse line by line, so that a bad line rejects only itself."""
+        """Parse a block line by line, so that an invalid line rejects only itself."""
         rows, values, broken = [], [], []
         for row, line in enumerate(_lines(block), start):
             value = _parsed(line)
@@ -91,7 +92,7 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | tuple[str, str]:
-    """Return the object of a line, or the reason against it and the text to show."""
+    """Return the object of a line, or why the line is rejected and an excerpt of it."""
     reason, detail = "not a JSON object", ""
     try:
         value = json.loads(line)

@@ -1,8 +1,9 @@
-"""Copies of files of a store that fsspec supports (s3://, gs://, hf://, https://).
+"""Download files from stores that fsspec supports (s3://, gs://, hf://, https://).
 
-Rows are read several times and files are hashed, so each file is downloaded once, and
-again only if the store reports a change. fsspec's `filecache` treats a partial
-download as the whole file, and detects no change over https.
+Each file is downloaded once, because rows are read several times and files are hashed.
+It is downloaded again only if the store reports a change. fsspec's `filecache` is not
+used because it accepts a partial download as the whole file, and does not detect
+changes over https.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from flatout.engine.parameters.faults import first_line
 logger = logging.getLogger(__name__)
 
 STAMPS = ".stamps.json"
-"""File in the folder of the copies: the store's metadata of each file."""
+"""Name of the file in the download folder with a hash of each file's metadata."""
 CHECK = "check the address, the network and the entry's credentials"
 TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial"})
-"""Metadata fields that may stay the same when the bytes of a file change."""
+"""Metadata fields that may stay the same when the contents of a file change."""
 
 
 def shown(url: str) -> str:
-    """URL without user, password and query, which may contain a signing key."""
+    """Return the URL without credentials and query, which may contain a signature."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
@@ -40,23 +41,23 @@ def shown(url: str) -> str:
 
 @dataclass(frozen=True)
 class RemoteFiles:
-    """A file of a store, or all files below a folder that `wanted` accepts."""
+    """A remote file, or all files below a remote folder that `wanted` accepts."""
 
     url: str
     cache: Path
     wanted: Callable[[Path], Any]
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options for fsspec: credentials, endpoint."""
+    """Options of the fsspec file system, such as credentials and the endpoint."""
 
     @property
     def folder(self) -> Path:
-        """The folder of the copies."""
+        """The local folder of the downloaded files."""
         name = PurePosixPath(urlsplit(self.url).path).name or "files"
         return self.cache / f"{name}-{xxhash.xxh3_64_hexdigest(self.url.encode())}"
 
     def fetch(self) -> Path:
-        """Update the copies; return their folder, or the path of the one file. Raises
-        RawTextsError."""
+        """Download new and changed files. Return the local folder, or the path of the
+        file if the URL names a single file. Raises RawTextsError."""
         with self._errors():
             store, found, is_file = self._find()
             known, stamps = self.fetched_stamps(), _stamps(store, found)
@@ -71,21 +72,22 @@ class RemoteFiles:
         return self.folder / next(iter(found)) if is_file else self.folder
 
     def stamps(self) -> dict[str, str | None]:
-        """Hash of the store's current metadata of each file. Raises RawTextsError."""
+        """Return a hash of the current remote metadata of each file, or None if the
+        metadata cannot show a change. Raises RawTextsError."""
         with self._errors():
             store, found, _ = self._find()
             return _stamps(store, found)
 
     def fetched_stamps(self) -> dict[str, str | None]:
-        """Hash of the metadata of each copied file at the time of the copy."""
+        """Return a hash of each file's metadata at the time of its download."""
         try:
             return dict(json.loads((self.folder / STAMPS).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
 
     def _find(self) -> tuple[Any, dict[str, str], bool]:
-        """Return the store, its paths by their names below the address, and whether the
-        address is that of one file."""
+        """Return the file system, the remote paths by their names relative to the URL,
+        and whether the URL names a single file."""
         from fsspec.core import url_to_fs
 
         store, root = url_to_fs(self.url, **self.options)
@@ -108,10 +110,10 @@ class RemoteFiles:
             yield
         except RawTextsError:
             raise
-        except ImportError as error:  # the message names the package
+        except ImportError as error:  # The message names the missing package.
             text = f"{shown(self.url)} cannot be read here: {error}"
             raise RawTextsError(text) from error
-        except Exception as error:  # each store raises different errors
+        except Exception as error:  # Each store raises its own types of errors.
             reason = first_line(error).replace(self.url, shown(self.url))
             kind = type(error).__name__
             raise RawTextsError(
@@ -119,13 +121,13 @@ class RemoteFiles:
             ) from error
 
     def _copy(self, store: Any, path: str, target: Path) -> None:
-        """Copy a file completely or not at all."""
+        """Download a file completely or not at all."""
         logger.info("fetching %s", shown(store.unstrip_protocol(path)))
         write_file(target, lambda part: store.get_file(path, str(part)))
 
 
 def _is_file(store: Any, path: str) -> bool:
-    """Return true for a file. (HTTP's `isfile` requests the whole file.)"""
+    """Return whether `path` is a file. (fsspec's HTTP `isfile` requests all of it.)"""
     try:
         return bool(store.info(path)["type"] == "file")
     except FileNotFoundError:
@@ -137,7 +139,7 @@ def _stamps(store: Any, found: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _stamp(info: Mapping[str, Any]) -> str | None:
-    """Hash of a file's metadata in the store; None if it would not show a change."""
+    """Return a hash of a file's remote metadata, or None if it cannot show a change."""
     if not set(info) - TELLS_NO_CHANGE:
         return None
     text = json.dumps(info, sort_keys=True, default=str)
@@ -145,5 +147,5 @@ def _stamp(info: Mapping[str, Any]) -> str | None:
 
 
 def _is_plain(name: str) -> bool:
-    """True for a file below the folder that is not hidden or a marker (_SUCCESS)."""
+    """Return whether no part of the path is empty, hidden or a marker (_SUCCESS)."""
     return not any(p.startswith((".", "_")) or not p for p in name.split("/"))

@@ -1,4 +1,4 @@
-"""Rows of CSV, JSON lines, Parquet and Arrow files, streamed: may exceed memory."""
+"""Stream rows of CSV, JSON lines, Parquet and Arrow files, which may exceed memory."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ PACKED = (".gz", ".bz2", ".zst")
 
 @dataclass(frozen=True)
 class TextFiles:
-    """A file, or a folder of shards of one kind."""
+    """A text file, or a folder of shards of the same file type."""
 
     path: Path
     form: Format = field(default_factory=Format)
 
     @cached_property
     def files(self) -> list[Path]:
-        """The shards in the order of their names. Raises RawTextsError."""
+        """The shards, sorted by name. Raises RawTextsError if there is none, or if they
+        are of several file types."""
         inside = files_of(self.path)
         if not self.path.is_dir():
             return inside
@@ -68,16 +69,16 @@ class TextFiles:
 
     @property
     def column_names(self) -> list[str]:
-        """Columns of the first shard."""
+        """Column names of the first shard."""
         return self._columns[self.files[0]]
 
     @cached_property
     def _columns(self) -> dict[Path, list[str]]:
-        """Columns of each shard, all checked before the first row is read."""
+        """Column names by shard. They are all read before the first row."""
         return {shard: self._columns_of(shard) for shard in self.files}
 
     def _check_shards(self, wanted: Sequence[str]) -> None:
-        """Raise RawTextsError if a shard lacks a column that is used."""
+        """Raise RawTextsError if a shard lacks one of the wanted columns."""
         for shard, present in self._columns.items():
             missing = [name for name in wanted if name not in present]
             if missing and self._reader_of(shard) is not JsonReader:
@@ -87,11 +88,11 @@ class TextFiles:
                 )
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Return a hash of the files' bytes and of how they are read. Raises
-        RawTextsError if they cannot be read."""
+        """Return a digest of the files' bytes and of the options for reading them.
+        Raises RawTextsError if a file cannot be read or lacks one of the columns."""
         self._check_shards(columns)
         form = vars(self.form).copy()
-        if self.form.kind is None:  # keys from before `kind` existed lack it
+        if self.form.kind is None:  # Keys of earlier versions have no `kind`.
             del form["kind"]
         state = xxhash.xxh3_128(json.dumps([list(columns), form]).encode())
         for shard in self.files:
@@ -106,7 +107,8 @@ class TextFiles:
                 yield from self._open(shard).batches(list(columns))
 
     def _reader_of(self, path: Path) -> type[FileReader] | None:
-        """Reader of a file. Raises RawTextsError if the entry's kind is unknown."""
+        """Return the reader class for a file, or None if its suffix is unknown. Raises
+        RawTextsError if the `format` of the catalog entry is unknown."""
         if self.form.kind is None:
             return reader_of(path)
         if reader := READERS.get(f".{self.form.kind}"):
@@ -140,7 +142,7 @@ class TextFiles:
 
 
 def reader_of(path: Path) -> type[FileReader] | None:
-    """Return the reader for a file's suffix; None if the suffix is unknown."""
+    """Return the reader class for a file's suffix, or None if the suffix is unknown."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in PACKED]
     return READERS.get(suffixes[-1]) if suffixes else None
 

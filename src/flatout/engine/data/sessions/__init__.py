@@ -1,1 +1,1 @@
-"""Sessions of log keys, read from logs or synthetic."""
+"""Sessions of log keys, either read from logs or synthetic."""

@@ -1,5 +1,5 @@
-"""Lines of a structured log grouped by session, labels of sessions, and the sessions
-on which a model trains."""
+"""Group the lines of a structured log by session, read the labels of sessions, and
+choose the sessions for training."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from flatout.engine.data.readers.text_files import TextFiles
 
 NORMAL, ABNORMAL = "normal", "abnormal"
 NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
-"""Names of normal sessions and lines in logs (loghub uses Normal; BGL uses -)."""
+"""Labels of normal sessions and lines in logs (loghub uses Normal; BGL uses -)."""
 SEED = 1
-"""Seed of the hash. The split hashes names without it, else a part is in one split."""
+"""Seed for hashing session names. Because the split hashes the same names without a
+seed, the part of a session does not determine its split."""
 COLUMNS = ("session", "text", "label")
 Part = Literal["all", "train", "rest"]
 
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """Choice of sessions. `train`: a `share` of them, by a hash of their names, without
-    the abnormal ones. `rest`: all others."""
+    """Selects sessions by a hash of their names. The part `train` is a `share` of the
+    sessions without the abnormal ones, and `rest` contains all other sessions."""
 
     part: Part = "all"
     share: float = 0.8
@@ -43,7 +44,7 @@ class SessionFilter:
     def mask(
         self, names: Sequence[str], labels: Sequence[str | None]
     ) -> npt.NDArray[np.bool_]:
-        """(N,) mask of the sessions that are in this part."""
+        """Return a mask (N,) of the sessions that are in this part."""
         if self.part == "all":
             return np.ones(len(names), dtype=bool)
         hashes = [xxhash.xxh3_64_intdigest(name.encode(), SEED) for name in names]
@@ -54,13 +55,13 @@ class SessionFilter:
 
 
 def label_of(value: str) -> str:
-    """Return `normal` or `abnormal` for a label in a log."""
+    """Return `normal` or `abnormal` for the label `value` of a log."""
     return NORMAL if value.strip().casefold() in NORMAL_NAMES else ABNORMAL
 
 
 def read_labels(path: Path) -> dict[str, str]:
-    """Return `normal` or `abnormal` by session, from a file with two columns, name and
-    label. Raises RawTextsError."""
+    """Read a file with two columns, session name and label. Return `normal` or
+    `abnormal` by session name. Raises RawTextsError if it has other columns."""
     reader = TextFiles(path)
     columns = reader.column_names
     if len(columns) != 2:
@@ -82,20 +83,21 @@ ENTRY = "conf/local/catalog.yml"
 
 @dataclass(frozen=True)
 class LogColumns:
-    """Columns of a structured log; the defaults fit loghub's HDFS."""
+    """Columns of a structured log. The defaults fit the HDFS log of loghub."""
 
     key: str = "EventId"
     session: str = "Content"
     pattern: str | None = r"blk_-?\d+"
-    """Part of `session` that names one or more sessions; None: the whole value."""
+    """Pattern that finds one or more session names in the session column. If None, the
+    whole value is the name."""
     label: str | None = None
-    """Column with the label of a line; a session is normal if all its lines are."""
+    """Column with the label of each line. A session is normal if all its lines are."""
 
 
 def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
-    """Return a frame with `session`, `row` (of its first line), `text` and `label`, in
-    the order of first lines; and the unusable lines. Raises RawTextsError if a column
-    is missing or no line has a session."""
+    """Return a DataFrame of sessions in the order of their first lines, and the
+    unusable lines. It has the columns `session`, `row` (of the first line), `text` and
+    `label`. Raises RawTextsError if a column is missing or no line has a session."""
     reader = TextFiles(file)
     _check_columns(reader, columns)
     lines, broken = _lines(reader, columns)
@@ -119,7 +121,8 @@ def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
 
 
 def _lines(reader: TextFiles, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
-    """Frame with `row`, `key`, `source`, `sessions` (a list) and `abnormal`."""
+    """Return a DataFrame of lines with `row`, `key`, `source`, `sessions` (a list) and
+    `abnormal`, and the lines that could not be parsed."""
     import pandas as pd
 
     wanted = [columns.key, columns.session, columns.label]
@@ -143,13 +146,13 @@ def _lines(reader: TextFiles, columns: LogColumns) -> tuple[Any, list[BrokenRow]
 
 
 def _texts(batch: RawBatch, name: str) -> list[str]:
-    """Values as text; an empty text for a missing value."""
+    """Return the values of a column as text, with "" for missing values."""
     values = batch.columns[name].to_pylist()
     return ["" if v is None or v != v else name_of(v) for v in values]  # noqa: PLR0124
 
 
 def _sessions(source: str, find: re.Pattern[str] | None) -> list[str]:
-    """Distinct session names: a line that names a session twice counts once."""
+    """Return the distinct session names in the session column of a line."""
     found = [source.strip()] if find is None else [m[0] for m in find.finditer(source)]
     return list(dict.fromkeys(name for name in found if name))
 

@@ -1,6 +1,6 @@
-"""Sessions of log keys as raw rows: `session`, `text` (its keys, separated by spaces)
-and `label` (normal, abnormal; null if unknown). Formats: see
-`flatout.datasets.LogSessions`."""
+"""Read sessions of log keys as raw rows with the columns `session`, `text` (the keys,
+separated by spaces) and `label` (normal or abnormal; null if unknown). See
+`flatout.datasets.LogSessions` for the file formats."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from flatout.engine.data.sessions.grouping import (
 
 @dataclass(frozen=True)
 class LogSessions:
-    """A reader for `open_raw_texts`. If `abnormal` is given, all its sessions are
-    abnormal and those of `path` are normal."""
+    """A raw text source of log sessions. If `abnormal` is given, all its sessions are
+    abnormal, and all sessions of `path` are normal."""
 
     path: Path
     abnormal: Path | None = None
     labels: Path | None = None
-    """A file with one line per session: its name and its label."""
+    """A file with the name and the label of one session per line."""
     columns: LogColumns = field(default_factory=LogColumns)
     selection: SessionFilter = field(default_factory=SessionFilter)
 
@@ -50,7 +50,8 @@ class LogSessions:
         return list(COLUMNS)
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Return a hash of the files and of how they are read. Raises RawTextsError."""
+        """Return a digest of the files and of the options for reading them. Raises
+        RawTextsError if a file cannot be read."""
         options = [list(columns), asdict(self.columns), asdict(self.selection)]
         state = xxhash.xxh3_128(json.dumps(options).encode())
         for path in (self.path, self.abnormal, self.labels):
@@ -60,7 +61,7 @@ class LogSessions:
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Yield sessions in the order of their first lines."""
+        """Yield the sessions, sorted by their first lines."""
         if self.abnormal is None:
             yield from self._of(self.path, None, columns)
         else:
@@ -90,7 +91,7 @@ class LogSessions:
             yield RawBatch(file.name, rows, arrays, broken=broken)
 
     def _labelled(self, sessions: Any, labels: Path) -> tuple[Any, list[BrokenRow]]:
-        """Add labels by session name; sessions without a label are unusable."""
+        """Look up labels by session name. Sessions without a label are rejected."""
         sessions["label"] = sessions["session"].map(read_labels(labels))
         missing = sessions["label"].isna()
         lost = zip(*(sessions.loc[missing, n] for n in ("row", "session")), strict=True)
@@ -114,8 +115,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
-    """Read one session per line in the format of `group_lines`. The name is that of
-    the file with the number of the line."""
+    """Read a file with the keys of one session per line. The result is as for
+    `group_lines`. A session is named after the file and the line number."""
     import pandas as pd
 
     found, broken = [], []

@@ -1,6 +1,6 @@
-"""Synthetic sessions: blocks of a file system, with faults in some of them.
+"""Synthetic sessions that imitate blocks of a file system, some of them with faults.
 
-Names and keys mark them as synthetic; they do not represent a real log.
+Their names and keys mark them as synthetic. They do not represent a real log.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from flatout.engine.data.sessions.grouping import (
 )
 
 FORMAT_VERSION = 1
-"""Increase it if the same seed would give other sessions."""
+"""Increase it if the same seed would give different sessions."""
 ABNORMAL_SHARE = 0.05
 REPLICAS = 3
 Keys = list[str]
 
 
 def synthetic_sessions(count: int, seed: int, sessions_filter: SessionFilter) -> Any:
-    """Arrow table `session`, `text`, `label` of those of `count` sessions that are in
-    this part; reproducible by seed."""
+    """Generate `count` sessions. Return those that `sessions_filter` selects as an
+    Arrow table with the columns `session`, `text` and `label`. The same seed gives the
+    same sessions."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     found = [_session(rng, number) for number in range(count)]
     names, texts, labels = map(list, zip(*found, strict=True))
@@ -43,7 +44,8 @@ def _session(rng: random.Random, number: int) -> tuple[str, str, str]:
 
 
 def _normal(rng: random.Random) -> Keys:
-    """Replicas are written in parallel, then read at intervals, then deleted."""
+    """Generate the keys of a normal session. The replicas of a block are written in
+    parallel, then read, and usually deleted."""
     keys = ["synthetic-allocate"]
     left = [["open", "receive", "written", "confirm"] for _ in range(REPLICAS)]
     while any(left):
