@@ -1,4 +1,5 @@
-"""`flatout` and `python -m flatout`: the options of `kedro run`, packaged or not."""
+"""Entry point of `flatout` and `python -m flatout`, with the options of `kedro run`. It
+also works from an installed wheel."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from flatout.project.terminal import print_lines
 
 def main(*args: Any, **kwargs: Any) -> Any:
     print_lines()
-    # The project has the file .telemetry for this; a wheel does not contain it.
+    # In a checkout the file .telemetry does this, but a wheel does not contain it.
     set_defaults({"DO_NOT_TRACK": "1"})
     configure_project("flatout")
     kwargs["standalone_mode"] = not hasattr(sys, "ps1")

@@ -1,4 +1,4 @@
-"""The registered pipelines, and those that `kedro run` runs by default."""
+"""Registration of all pipelines, and the default ones of `kedro run`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT = ("split", "tokenize", "train", "evaluate")
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Return the pipelines in `pipelines/`, or those named by `--pipelines`."""
+    """Return all pipelines in `pipelines/`, or those selected by `--pipelines`."""
     found = find_pipelines(raise_errors=True)
     pipelines = {name: boxed(name, pipeline) for name, pipeline in found.items()}
     default = [pipelines[name] for name in DEFAULT if name in pipelines]
@@ -26,9 +26,10 @@ def register_pipelines() -> dict[str, Pipeline]:
 def flatout_pipelines(
     namespace: str | None = None, **options: Any
 ) -> dict[str, Pipeline]:
-    """Return every pipeline of flatout by name, for the registry of another project.
-    `namespace`: box around them; catalog entries and parameters keep their names.
-    `options`: those of `create_pipeline`, for example `rows="images"`."""
+    """Return all flatout pipelines by name, to be registered in another project. If
+    `namespace` is given, the pipelines are placed in it, but catalog entries and
+    parameters keep their names. `options` are passed to `create_pipeline`, for example
+    `rows="images"`."""
     found = {}
     for name in (one.name for one in iter_modules(folder.__path__) if one.ispkg):
         module = import_module(f"{folder.__name__}.{name}")

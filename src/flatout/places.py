@@ -10,40 +10,40 @@ from flatout.engine.machine.environment import tracking_uri
 from flatout.engine.parameters import SettingsError
 
 SERVERS = ("http", "https", "databricks", "databricks-uc")
-"""Schemes of tracking stores that keep artifacts themselves."""
+"""URI schemes of tracking servers, which store artifacts themselves."""
 
 _roots: list[Path] = []
 
 
 def use_project(folder: str | Path | None) -> None:
-    """Set the start of relative paths to `folder`, the project of the session that
-    begins. None: the project that the working directory belongs to."""
+    """Resolve relative paths against `folder`, the project of the session that begins.
+    If it is None, the project that contains the working directory is used."""
     _roots[:] = [Path(folder).expanduser().resolve()] if folder else []
 
 
 def project_path(path: str = ".") -> str:
-    """Return the absolute form of `path`; relative ones start at the project's root.
+    """Return `path` as an absolute path; relative paths start at the project root.
 
-    The packaged project has no root: the working directory is used instead.
+    A packaged project has no root, so the working directory is used instead.
     """
     root = _roots[0] if _roots else find_kedro_project(Path.cwd()) or Path.cwd()
     return str(root / path)
 
 
 def tracking_store(data_dir: str) -> str:
-    """Return MLFLOW_TRACKING_URI if it is set, else a SQLite file in `data_dir`."""
+    """Return MLFLOW_TRACKING_URI if it is set, or else a SQLite file in `data_dir`."""
     return tracking_uri() or f"sqlite:///{project_path(data_dir)}/mlflow.db"
 
 
 def artifact_folder(data_dir: str) -> str | None:
-    """Folder under `data_dir`, or None if a server decides the place of artifacts. A
-    database or folder without it would put them in the working directory."""
+    """Return the artifact folder under `data_dir`, or None if a server stores the
+    artifacts. Without a folder, MLflow would write them to the working directory."""
     scheme = (tracking_uri() or "").partition(":")[0]
     return None if scheme in SERVERS else f"{project_path(data_dir)}/mlartifacts"
 
 
 def check_store(store: str, artifacts: str | None) -> None:
-    """Raises SettingsError for folders whose names MLflow would misread."""
+    """Raise SettingsError if MLflow would misread the name of one of these folders."""
     for place in (store, artifacts or ""):
         is_here = place.startswith(("sqlite:", "/"))
         if is_here and ("%" in place or "?" in place):

@@ -1,4 +1,4 @@
-"""Kedro's entry to the project: configuration loader, resolvers, hooks."""
+"""Kedro's settings for this project: configuration loader, resolvers and hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
-    # Without it an environment's `train: {max_steps: 4}` would drop the rest of train.
+    # Otherwise `train: {max_steps: 4}` in an environment would drop the rest of train.
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "config_patterns": {"mlflow": ["mlflow*", "mlflow*/**", "**/mlflow*"]},
     "custom_resolvers": {
@@ -26,10 +26,10 @@ CONFIG_LOADER_ARGS = {
     },
 }
 
-# An environment that has this plugin would record each run twice.
+# If this plugin is installed, it would record each run a second time.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 
 SESSION_CLASS = session_class()
 
-# Kedro calls the last one first.
+# Kedro calls hooks in reverse order of registration.
 HOOKS = tuple(reversed(in_order()))

@@ -1,4 +1,4 @@
-"""One folder per pipeline; `kedro run --pipelines=<folder>`."""
+"""The pipelines, one folder each. `kedro run --pipelines=<folder>` runs one of them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ SPLITS = ("train", "validation", "test")
 
 
 def splits_of(rows: str) -> dict[str, str]:
-    """Inputs `train_rows`, `validation_rows`, `test_rows` of nodes. `rows`: the kind of
-    a sample, the value of `train.rows`."""
+    """Return the node inputs `train_rows`, `validation_rows` and `test_rows`. `rows` is
+    the kind of rows, as in the parameter `train.rows`."""
     return {f"{split}_rows": f"{split}_{rows}" for split in SPLITS}
 
 
 def inputs_of(rows: str, tokenizer: str = "tokenizer") -> dict[str, str]:
-    """Inputs of nodes that train or predict rows: the splits, the labels and, for
-    tokens, the entry `tokenizer`."""
+    """Return the inputs of nodes that train on rows or predict them: the splits, the
+    label names and, for tokens, the catalog entry named by `tokenizer`."""
     known = {**splits_of(rows), "label_names": "label_names"}
     return known | ({"tokenizer": tokenizer} if rows == "tokens" else {})
 
 
 def parameters(*groups: str) -> dict[str, str]:
-    """Inputs of nodes that make their settings from groups of parameters."""
+    """Return the node inputs for the given groups of parameters."""
     return {group: f"params:{group}" for group in groups}
 
 
 def boxed(name: str, pipeline: Pipeline) -> Pipeline:
     """Return `pipeline` in the namespace `name`, which Kedro-Viz draws as one box.
-    Catalog entries keep their names; nodes that have a namespace keep theirs."""
+    Catalog entries keep their names. Nodes that already have a namespace keep it."""
     if any(node.namespace for node in pipeline.nodes):
         return pipeline
     return Pipeline(pipeline, namespace=name, prefix_datasets_with_namespace=False)

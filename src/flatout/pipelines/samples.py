@@ -1,4 +1,4 @@
-"""The pipelines of arrays and images, which differ only in their entries."""
+"""The pipelines for arrays and images, which differ only in their catalog entries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flatout.pipelines import SPLITS, parameters
 
 
 def encode_samples(raw: Path, **groups: Any) -> dict[str, Any]:
-    """Check the samples of `raw`, a file or a folder, and assign them to train,
-    validation and test. `groups`: parameters by group. Returns recipes: the catalog's
-    datasets compare keys and carry one out only if the stored result was made from
-    other inputs."""
+    """Check the samples in `raw`, a file or folder, and assign them to the three
+    splits. `groups` are the parameters by group. The results are recipes, which the
+    catalog's datasets execute only if the stored result was created from different
+    inputs."""
     from flatout.engine.arrays.recipes import array_recipes
 
     settings = Settings(**groups)
@@ -24,9 +24,9 @@ def encode_samples(raw: Path, **groups: Any) -> dict[str, Any]:
 
 
 def create(kind: str, **_: Any) -> Pipeline:
-    """Return the pipeline. `kind`: arrays or images."""
+    """Return the pipeline for `kind`, which is arrays or images."""
     inputs = {"raw": f"raw_{kind}", **parameters("split", kind, "model")}
-    # The quarantine is saved first: it exists if the run stops.
+    # Rejected rows are saved first, so that they exist even if the run then fails.
     outputs = {
         "rejected": f"rejected_{kind}",
         **{split: f"{split}_{kind}" for split in SPLITS},

@@ -1,4 +1,4 @@
-"""Files of numbers -> samples of one shape in three splits."""
+"""Convert files of numbers to samples of one shape, in three splits."""
 
 from functools import partial
 

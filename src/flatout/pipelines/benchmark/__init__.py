@@ -1,4 +1,4 @@
-"""Token rows -> measured trials, their analysis, and settings to train with."""
+"""Measure trials, analyse them, and write the recommended training settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = ("runtime", "model", "tokenize", "train", "benchmark")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
     inputs = {**inputs_of(rows), **parameters(*GROUPS)}
     trials = {"trials": "benchmark_trials", "summary": "benchmark_summary"}
     results = {**trials, "ladder": "benchmark_ladder"}

@@ -1,4 +1,4 @@
-"""Nodes of the benchmark pipeline: parameters in, tables and advice out."""
+"""Nodes of the benchmark pipeline, which return tables and a recommendation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def run_trials(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Measure trials in separate processes; logs go under `benchmark.folder`.
+    """Measure trials in separate processes, with log files in `benchmark.folder`.
 
-    The splits are `datasets.Dataset`s of rows, and `tokenizer` is, for rows of
-    tokens, a `PreTrainedTokenizerBase`. `groups`: parameters by group.
+    The splits are of type `datasets.Dataset`. Only rows of tokens have a `tokenizer`, a
+    `PreTrainedTokenizerBase`. `groups` are the parameters by group.
     """
-    # Imports torch, which the pipelines before this one do not need.
+    # These modules import torch, which the earlier pipelines do not need.
     from flatout.engine.benchmark.outcome import summarise
     from flatout.engine.launch.job_files import JobFiles, token_key
     from flatout.engine.launch.launch import make_job
@@ -50,7 +50,7 @@ def run_trials(
 
 
 def write_tuned(summary: dict[str, Any]) -> str:
-    """Text of the tuned environment's parameters; empty without a recommendation."""
+    """Return the text of conf/tuned/parameters.yml; empty if nothing is recommended."""
     from flatout.reports.tuned import parameters_text
 
     return parameters_text(summary)
@@ -59,15 +59,15 @@ def write_tuned(summary: dict[str, Any]) -> str:
 def show_benchmark(
     trials: pd.DataFrame, summary: dict[str, Any], ladder: pd.DataFrame
 ) -> str:
-    """Return a page of Markdown."""
+    """Return the benchmark's report as Markdown."""
     from flatout.reports.report import report_text
 
     return report_text(summary, trials, ladder)
 
 
 def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> None:
-    """Run after `report`, which is saved by then. Raises BenchmarkError if trials ran
-    and all of them failed."""
+    """Raise BenchmarkError if all training trials failed. `report` is an input only so
+    that it is saved first."""
     from flatout.engine.benchmark.outcome import BenchmarkError
     from flatout.reports.report import failure_text
 

@@ -1,4 +1,4 @@
-"""Token rows -> a training for each fold, and the mean and deviation of its figures."""
+"""Train once per fold, and compute the mean and standard deviation of the metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.pipelines.sweep.nodes import compare_settings, run_sweep
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
     kind = "rows" if rows == "tokens" else rows
     inputs = {
         **inputs_of(rows),

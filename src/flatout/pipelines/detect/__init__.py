@@ -1,4 +1,4 @@
-"""Sessions of log keys -> which of them are abnormal."""
+"""Detect abnormal sessions of log keys."""
 
 from __future__ import annotations
 

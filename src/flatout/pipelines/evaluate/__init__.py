@@ -1,4 +1,4 @@
-"""A saved model's predictions of a split -> metrics, confusion, wrong rows."""
+"""Predict a split with a saved model, and compute metrics and lists of errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT = "evaluation_report"
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
     known, split = inputs_of(rows, "model_tokenizer"), parameters("evaluate")
     predicted = {"predictions": "test_predictions", "figures": "test_figures"}
     judged = {

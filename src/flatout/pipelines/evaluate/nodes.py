@@ -1,4 +1,4 @@
-"""Nodes of the evaluate pipeline: recipes of predictions, then their evaluation."""
+"""Nodes of the evaluate pipeline: predict a split, then judge the predictions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def predict_split(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Predict the rows of `evaluate.split` by the `saved` model, and compute the task's
-    figures; kept if this model has made them already. Before it, calibrate the model if
-    settings ask for it, and save the calibration to its folder. `groups`: parameters by
-    group."""
-    # Imports torch, which other pipelines in the same registry do not need.
+    """Predict the rows of `evaluate.split` with the model `saved`, and compute the
+    task's metrics. Predictions that this model has already made are reused. If the
+    parameters ask for it, the model is calibrated first, and the calibration is saved
+    in its folder. `groups` are the parameters by group."""
+    # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict.calibrating import calibrate
     from flatout.engine.predict.split_predictions import SplitPredictions
 
@@ -42,8 +42,9 @@ def judge_predictions(
     tokenizer: Any | None = None,
     **splits: Any,
 ) -> dict[str, Any]:
-    """Make report, table by class, confusion matrix and wrong rows. If rows do not
-    have one class each, table and matrix are empty; without answers, wrong rows are."""
+    """Compute the report, the metrics by class, the confusion matrix and the wrong
+    rows. If rows do not have a single class, the two tables of classes are empty. If
+    there are no labels, so are the wrong rows."""
     from flatout.engine.predict import judgement
 
     names = label_names if names_classes(figures["task"]) else []
@@ -61,14 +62,14 @@ def judge_predictions(
 
 
 def show_reliability(report: dict[str, Any]) -> Any:
-    """Return a Plotly figure of the share of correct predictions by probability."""
+    """Return a Plotly figure of the accuracy by predicted probability."""
     from flatout.reports.pictures import reliability_figure
 
     return reliability_figure(report)
 
 
 def show_wrong_images(wrong: Any, evaluate: EvaluateSettings, **splits: Any) -> Any:
-    """Show the first of the `wrong` rows as images in one Matplotlib figure."""
+    """Show the first images among the `wrong` rows in one Matplotlib figure."""
     from flatout.reports.pictures import image_sheet
 
     return image_sheet(wrong, splits[f"{evaluate.split}_rows"])

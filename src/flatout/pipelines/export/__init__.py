@@ -1,4 +1,4 @@
-"""A saved model -> ONNX, ONNX int8, torch.export and compiled, measured."""
+"""Convert a saved model to ONNX and other formats, and measure each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUPS = ("runtime", "model", "tokenize", "train", "predict", "export")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
     known = inputs_of(rows, "model_tokenizer")
     del known["validation_rows"]
     inputs = {"saved": "model", **known, **parameters(*GROUPS)}

@@ -17,9 +17,9 @@ def export_model(
     tokenizer: Any | None = None,
     **groups: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write the formats of the `saved` model, and measure each on the test split.
-    `groups`: parameters by group."""
-    # Imports torch, which other pipelines in the same registry do not need.
+    """Write the model `saved` in all formats, and measure each on the test split.
+    `groups` are the parameters by group."""
+    # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.export.exporting import export
 
     splits = {"train": train_rows, "test": test_rows}

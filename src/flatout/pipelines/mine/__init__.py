@@ -1,4 +1,4 @@
-"""Pairs -> triplets with the negatives that the current model confuses."""
+"""Turn pairs into triplets, with negatives that the current model confuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node of the mine pipeline: a recipe, which the catalog's dataset carries out."""
+"""Node of the mine pipeline. Its result is a recipe, which the dataset executes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def mine_negatives(
     corpus: Any,
     **groups: Any,
 ) -> Any:
-    """Find negatives in `corpus` for each pair of train by the `saved` model; pairs of
-    the other splits are passed on. `groups`: parameters by group."""
-    # Imports torch, which other pipelines in the same registry do not need.
+    """Use the model `saved` to find negatives in `corpus` for each pair of the train
+    split. Pairs of the other splits are returned unchanged. `groups` are the parameters
+    by group."""
+    # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import mining as engine
 
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}

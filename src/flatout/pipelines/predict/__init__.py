@@ -1,4 +1,4 @@
-"""Texts or samples -> a saved model's prediction of each."""
+"""Predict texts or samples with a saved model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.pipelines.predict.nodes import predict_rows, predict_samples
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
     common = {"saved": "model", **parameters("model", "runtime", "split", "predict")}
     if rows == "tokens":
         own = {"tokenizer": "model_tokenizer", "texts": "predict_texts"}

@@ -1,5 +1,5 @@
-"""Nodes of the split pipeline. They return recipes: the catalog's datasets compare
-keys and carry one out only if the stored result was made from other inputs."""
+"""Nodes of the split pipeline. They return recipes, which the catalog's datasets
+execute only if the stored result was created from different inputs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from flatout.engine.tasks import columns_of
 
 
 def split_rows(raw_texts: Any, split: SplitSettings, task: str) -> dict[str, Any]:
-    """Check the rows of `raw_texts` and assign them to train, validation and test."""
+    """Check the rows of `raw_texts`, and assign each to one of the three splits."""
     columns = columns_of(split, task)
     return plan_split(open_raw_texts(raw_texts), columns, split)

@@ -1,4 +1,4 @@
-"""Token rows -> many trainings, and the settings of the best."""
+"""Train with many settings, and select the best ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPARED = parameters("model", "train", "sweep")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
     inputs = {**inputs_of(rows), **parameters(*GROUPS)}
     trials, compared = {"trials": "sweep_trials", **COMPARED}, "sweep_comparison"
     chosen = {"best": "sweep_best", "parameters": "best_parameters"}

@@ -1,4 +1,4 @@
-"""Nodes of the sweep pipeline: parameters in, a table of trainings and the best out."""
+"""Nodes of the sweep pipeline, which return a table of trials and the best trial."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def run_sweep(
     test_folds: Any = None,
     **groups: Any,
 ) -> pd.DataFrame:
-    """Return one line per trial; with `train_folds` and the others, one per fold in
-    their column `fold`. Logs and the state to resume a stopped sweep are in
-    `sweep.folder`.
+    """Train all trials, and return a table with one line per trial, or, if the folds
+    are given, per trial and fold. `sweep.folder` has the logs, and the state from which
+    a stopped sweep resumes.
 
-    The splits are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
-    `PreTrainedTokenizerBase`. `groups`: parameters by group.
+    The splits are of type `datasets.Dataset`. Only rows of tokens have a `tokenizer`, a
+    `PreTrainedTokenizerBase`. `groups` are the parameters by group.
     """
-    # Imports torch, which the pipelines before this one do not need.
+    # These modules import torch, which the earlier pipelines do not need.
     from flatout.engine.launch.job_files import JobFiles, token_key
     from flatout.engine.launch.launch import make_job
     from flatout.engine.sweep import sweep as trials
@@ -52,9 +52,10 @@ def run_sweep(
 def choose_best(
     trials: pd.DataFrame, this_run: Mapping[str, Any], **groups: Any
 ) -> dict[str, Any]:
-    """`best`: settings of the best trial by `sweep.choose_by`, and the command that
-    trains with them. `parameters`: the text of conf/best/parameters.yml. `this_run` has
-    the `environment` of the sweep, None for that of the project."""
+    """Choose the best trial by `sweep.choose_by`. `best` has its settings and the
+    command that trains with them; `parameters` is the text of conf/best/parameters.yml.
+    `this_run` has the `environment` of the sweep, which is None for the project's
+    own."""
     from flatout.engine.sweep import best
     from flatout.reports.tuned import best_text
 
@@ -64,7 +65,7 @@ def choose_best(
 
 
 def compare_settings(trials: pd.DataFrame, **groups: Any) -> pd.DataFrame:
-    """Return one line per setting: mean, deviation, and difference from the best."""
+    """Return the mean, deviation and difference from the best for each setting."""
     from flatout.engine.sweep.best import compare
 
     return pd.DataFrame(compare(trials.to_dict("records"), Settings(**groups)))

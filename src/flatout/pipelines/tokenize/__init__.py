@@ -1,4 +1,4 @@
-"""Checked rows -> tokenizer and token rows."""
+"""Train or load a tokenizer, and tokenize the three splits."""
 
 from __future__ import annotations
 

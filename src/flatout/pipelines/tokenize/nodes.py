@@ -1,5 +1,5 @@
-"""Nodes of the tokenize pipeline. They return recipes: the catalog's datasets compare
-keys and carry one out only if the stored result was made from other inputs."""
+"""Nodes of the tokenize pipeline. They return recipes, which the catalog's datasets
+execute only if the stored result was created from different inputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from flatout.engine.tokenizing.tokenizer import (
 def make_tokenizer(
     train_rows: Any, model: ModelSettings, tokenize: TokenizeSettings
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
-    """Return the checkpoint's tokenizer, or one trained on `train_rows`; one recipe for
-    the two views of the folder."""
+    """Return the checkpoint's tokenizer, or one trained on `train_rows`: the same
+    recipe for both catalog entries that read the tokenizer's folder."""
     recipe = TokenizerRecipe(train_rows, model, tokenize)
     return recipe, recipe
 
@@ -34,7 +34,7 @@ def encode_rows(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """Token rows of the three splits, in the same row order."""
+    """Tokenize the rows of the three splits, in the same order."""
     splits = dict(zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True))
     return split_recipes(splits, tokenizer_file, label_names, model, tokenize)
 
@@ -42,7 +42,7 @@ def encode_rows(
 def describe_tokens(
     train_tokens: Any, validation_tokens: Any, test_tokens: Any, max_length: int
 ) -> tuple[dict[str, Any], Any]:
-    """Describe lengths and truncation, in figures and as a Plotly figure."""
+    """Return a report and a Plotly figure of token lengths and truncation."""
     from flatout.reports.pictures import length_figure
 
     tokens = (train_tokens, validation_tokens, test_tokens)

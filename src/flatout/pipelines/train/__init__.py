@@ -1,4 +1,4 @@
-"""Token rows -> a trained model, its report and its history."""
+"""Train a model, and return it with a report and its history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUPS = ("runtime", "model", "tokenize", "train", "paths")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
     inputs = {**inputs_of(rows), **parameters(*GROUPS)}
     outputs = {
         "model": "model",

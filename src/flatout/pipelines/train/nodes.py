@@ -19,13 +19,13 @@ def train_model(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Train on `train_rows`, choose by `validation_rows`, evaluate on `test_rows`.
+    """Train on `train_rows`, select on `validation_rows`, and evaluate on `test_rows`.
 
-    The three are `datasets.Dataset`s; for rows of tokens, `tokenizer` is a
-    `PreTrainedTokenizerBase`. `groups`: parameters by group. `paths.checkpoints` is
-    written and read (resume); `paths.metrics` is appended to.
+    The splits are of type `datasets.Dataset`. Only rows of tokens have a `tokenizer`, a
+    `PreTrainedTokenizerBase`. `groups` are the parameters by group. The node resumes
+    from `paths.checkpoints`, writes checkpoints to it, and appends to `paths.metrics`.
     """
-    # Imports torch, which the pipelines before this one do not need.
+    # These modules import torch, which the earlier pipelines do not need.
     from flatout.engine.launch.launch import launch, make_job
     from flatout.engine.launch.results import load_finished_result
     from flatout.engine.models.model_files import ModelFiles
@@ -56,7 +56,8 @@ def train_model(
 
 
 def _as_line(report: dict[str, Any]) -> dict[str, Any]:
-    """One column per figure, `phases_s.model` for a group; lists in one cell."""
+    """Return the report as one row of a table. The names of nested values are joined,
+    as in `phases_s.model`, and a list is written into a single cell."""
     return {
         name: "; ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in by_path(report)
