@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from kedro.config import MissingConfigException
 from kedro.framework.cli.utils import env_option
 
 from flatout.cli.groups import PARAMS, context_of, flatout, plain_errors
 from flatout.engine.parameters.common import by_path
-from flatout.project.config_loader import loader_of
+from flatout.project.config_loader import credentials_of, loader_of
 
 
 @flatout.command()
@@ -47,8 +46,5 @@ def push(
             for name, path in files_of(folder).items():
                 click.echo(f"{path.stat().st_size:>13,} {name}")
             return
-        try:
-            hub = context.config_loader["credentials"].get("hub") or {}
-        except MissingConfigException:
-            hub = {}
+        hub = credentials_of(context, "hub")
         click.echo(push(folder, repository, hub.get("token"), **how))

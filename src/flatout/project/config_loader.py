@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
-from kedro.config import OmegaConfigLoader
+from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from omegaconf import OmegaConf
 
@@ -235,6 +235,15 @@ def loader_of(context: KedroContext) -> ProjectConfigLoader:
         "settings.py has flatout's hooks without its CONFIG_LOADER_CLASS: write "
         "from flatout.settings import * at its beginning"
     )
+
+
+def credentials_of(context: KedroContext, name: str) -> dict[str, Any]:
+    """Return the entry `name` of conf/local/credentials.yml; empty without one."""
+    try:
+        known: dict[str, Any] = context.config_loader["credentials"]
+    except MissingConfigException:
+        return {}
+    return known.get(name) or {}
 
 
 def with_absolute_paths(settings: Settings) -> Settings:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from kedro.config import MissingConfigException
 from kedro.framework.context import KedroContext
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.common import by_path
 from flatout.places import project_path, tracking_store
-from flatout.project.config_loader import loader_of
+from flatout.project.config_loader import credentials_of, loader_of
 
 SQLITE = "sqlite:///"
 EXPERIMENT = "tracking.experiment"
@@ -73,11 +71,5 @@ def mlflow_options(context: KedroContext) -> MlflowOptions:
 
 def login(context: KedroContext, options: MlflowOptions) -> dict[str, str]:
     """Return the environment variables that `server.credentials` names."""
-    name = options.credentials
-    if name is None:
-        return {}
-    try:
-        known: dict[str, Any] = context.config_loader["credentials"]
-    except MissingConfigException:
-        known = {}
-    return {key: str(value) for key, value in (known.get(name) or {}).items()}
+    found = credentials_of(context, options.credentials) if options.credentials else {}
+    return {key: str(value) for key, value in found.items()}

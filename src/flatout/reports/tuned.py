@@ -14,12 +14,6 @@ HEAD = """\
 # Written by the benchmark; the next one that recommends something writes it again.
 """
 TRAIN_WITH_IT = "# Train with it: kedro run --env=tuned, with the same --params.\n"
-RATES = (
-    "samples_per_s_before",
-    "samples_per_s",
-    "samples_per_s_low",
-    "samples_per_s_high",
-)
 NOTHING_GAINED = "# No faster than the configured settings: kedro run does as well.\n"
 
 
@@ -50,14 +44,11 @@ def interval_text(source: Mapping[str, Any]) -> str:
 
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts with which a later training run compares itself."""
+    """Return the facts with which a later run compares itself."""
     return {
-        name: provenance[name]
-        for name in ("device", "devices", "versions", "token_key", "model", "date")
-    } | {
-        name: round(value, 1)
+        name: round(value, 1) if isinstance(value, float) else value
         for name, value in provenance.items()
-        if name in RATES and value is not None
+        if value is not None
     }
 
 
