@@ -211,7 +211,7 @@ def test_a_run_whose_mirror_was_taken_over_trains_on(tmp_path, url, caplog):
         lambda: Mirror(url, "").write(OWNER, '{"run": "x", "host": "far"}'),
     ):
         result = run_job(job)
-    assert any("a run on far uses it" in text for text in result.report.warnings)
+    assert any("a run on far is using it" in text for text in result.report.warnings)
 
 
 def failing(times: int, real=Mirror.upload):
