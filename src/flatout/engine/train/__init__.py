@@ -1,11 +1,11 @@
-"""Training.
+"""The training loop, its setup, records and checkpoints.
 
 | question | place |
 |---|---|
-| Which rows are in a step? | `batches/global_batches.py`: `permute`, `Planner` |
+| Which rows does a step use? | `batches/global_batches.py`: `permute`, `Planner` |
 | Where is the loss divided? | `step.py`: `Stepper._loss_divisor` |
 | Where are gradients clipped? | `optimizer.py`: `Updater` |
 | What decides `compile: auto`? | `setup/compile_choice.py`: `choose_compilation` |
-| Where is a checkpoint atomic? | `checkpoint_folder.py`: `write_checkpoint` |
-| How do figures reach MLflow? | `recording/metrics_file.py`, then `flatout.tracking` |
+| What makes a checkpoint atomic? | `checkpoint_folder.py`: `write_checkpoint` |
+| How do metrics reach MLflow? | `recording/metrics_file.py`, then `flatout.tracking` |
 """

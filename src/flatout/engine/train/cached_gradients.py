@@ -1,10 +1,11 @@
-"""A loss that compares all samples of a global batch that is split over devices.
+"""Compute a loss that compares all samples of a global batch split over devices.
 
-Two passes (Gao et al. 2021). The first computes the logits of all micro-batches without
-gradients; ranks exchange them, and the loss gives the gradient of each logit. The
-second computes each micro-batch's logits again, with the same random numbers, and runs
-the backward pass with that gradient. So the loss compares the whole global batch, and
-memory contains the activations of one micro-batch.
+This takes two passes (Gao et al. 2021). The first pass computes the logits of all
+micro-batches without gradients. The ranks exchange them, and the loss gives the
+gradient of each logit. The second pass computes the logits of each micro-batch again,
+with the same random numbers, and runs the backward pass from that gradient. In this
+way, the loss compares the whole global batch, but only the activations of one
+micro-batch are in memory.
 """
 
 from __future__ import annotations
@@ -21,28 +22,30 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.model import GRADIENT
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits (K, ...), labels (K, ...)) -> summed loss, fp32 ()."""
+"""A function that returns the summed loss, an fp32 scalar, of logits (K, ...) and
+labels (K, ...)."""
 Part = tuple[Tensor, Tensor, Tensor]
-"""Logits (k, ...), labels (k, ...) and positions (k,) in the global batch."""
+"""Logits (k, ...), labels (k, ...) and their positions (k,) in the global batch."""
 
 
 def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """Return logits and labels (S, ...) of the `count` targets of a global batch, in
-    order, from all ranks' parts. Padding has the position after the last."""
+    """Return the logits and labels (S, ...) of the `count` targets of a global batch,
+    in order, from the parts of all ranks. Padding has the position after the last."""
     logits, labels, places = (torch.cat(list(own)) for own in zip(*parts, strict=True))
     found = []
     for values in (logits.float(), labels):
         every = values.new_zeros(count + 1, *values.shape[1:]).index_copy(
             0, places, values
         )[:count]
-        if world_size > 1:  # each position is one rank's, and zero on all others
+        if world_size > 1:  # one rank has a position's values, the others have zeros
             torch.distributed.all_reduce(every)
         found.append(every)
     return found[0], found[1]
 
 
 class CachedGradients:
-    """The loss of a global batch, and the gradients that start its micro-batches."""
+    """The loss of a global batch, and the gradients from which the backward pass of
+    each micro-batch starts."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class CachedGradients:
         no_sync: Callable[[], AbstractContextManager[Any]],
         draw: Callable[[], None],
     ) -> None:
-        """`draw`: sets new random numbers for the next pass."""
+        """`draw` draws new random numbers for the next pass."""
         self._runtime, self._draw = runtime, draw
         self._micro_batches = batch.micro_batches
         self._states: list[list[Tensor]] = []
@@ -74,11 +77,12 @@ class CachedGradients:
         (gradient,) = torch.autograd.grad(found, logits)
         self._gradient = torch.cat([gradient, torch.zeros_like(gradient[:1])])
         self.loss = found.detach() / ranks
-        """() this rank's share of the summed loss."""
+        """This rank's share of the summed loss, a scalar tensor."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield each micro-batch's tensors; its loss, by its weights, has the gradient
-        of the global batch's. Random numbers are those of the first pass."""
+        """Yield the tensors of each micro-batch, with gradients that make the sum of
+        the backward passes the gradient of the global loss. The random numbers are
+        those of the first pass."""
         for tensors, state in zip(self._micro_batches, self._states, strict=True):
             torch.set_rng_state(state[0])
             if self._runtime.is_cuda:

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a split: long rows first, without avoidable padding."""
+"""Compute the loss and metrics of a split, longest rows first to avoid padding."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ logger = logging.getLogger(__name__)
 
 PERPLEXITY = "perplexity"
 ROWS_AT_ONCE = 1024
-"""Number of rows planned together; each rank evaluates its share of them."""
+"""The number of rows that are planned together. Each rank evaluates a share of them."""
 COMPARED_ROWS = 512
-"""Number of rows that a loss over whole batches compares with each other, independent
-of the global batch: losses of trainings of any size are comparable."""
+"""The number of rows that a loss over whole batches compares with each other. It does
+not depend on the global batch size, so that losses of different runs are comparable."""
 EVALUATION_EPOCH = 0
-"""Epoch of random targets (masks): always the same, so that losses are comparable."""
+"""The epoch for which random targets (masks) are drawn. It is always the same, so that
+losses are comparable."""
 
 
 class Sums:
-    """Loss and targets of a split, and the task's metrics, on the device. `own`: custom
-    metrics."""
+    """The loss, number of targets and metrics of a split, summed on the device. `own`
+    are the custom metrics."""
 
     def __init__(
         self, task: Task, device: torch.device, own: OwnMetrics | None = None
@@ -50,12 +51,12 @@ class Sums:
         self._targets = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Add some targets: logits (k, ...), labels (k, ...)."""
+        """Add logits (k, ...) and labels (k, ...) to the loss and the metrics."""
         self.add_loss(logits, labels)
         self.judge(logits, labels)
 
     def add_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the loss of targets whose metrics are separate or missing."""
+        """Add to the loss only, for targets whose metrics are added elsewhere."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
 
@@ -65,7 +66,7 @@ class Sums:
             self._metrics.update(logits, labels)
 
     def read(self, runtime: Runtime) -> Evaluation:
-        """Return the evaluation of all ranks; waits for the device."""
+        """Return the evaluation over all ranks. This waits for the device."""
         if runtime.ranks.world_size > 1:
             self._merge(runtime.ranks.world_size)
         targets = int(self._targets)
@@ -82,8 +83,9 @@ class Sums:
         return Evaluation(loss, known)
 
     def _figures(self, runtime: Runtime) -> dict[str, Any]:
-        """Return the main rank's figures, so that all ranks decide by identical bits. A
-        custom metric may fail on one rank alone, so only that rank computes them."""
+        """Return the metrics that the main rank computes, so that all ranks decide by
+        identical bits. Only one rank computes them, because a custom metric might fail
+        on some ranks and not on others."""
         box: list[Any] = [{}]
         if runtime.ranks.is_main and self._metrics is not None:
             try:
@@ -106,7 +108,7 @@ class Sums:
 
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
-    """Return the (k, ...) of each rank, on all ranks; k may differ."""
+    """Return the tensors (k, ...) of all ranks, on every rank. k may differ."""
     found: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(found, own.cpu())
     return [part.to(own.device) for part in found]
@@ -122,8 +124,9 @@ def evaluate(
     own: OwnMetrics | None = None,
     most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all rows, or the longest `most_rows`, also with the metrics `own`;
-    synchronise once, at the end. The model's mode is kept."""
+    """Evaluate all `rows`, or at most `most_rows` of them, with the task's metrics and
+    the custom metrics `own`. The host waits for the device once, at the end. The
+    model's training mode is restored."""
     compares = model.task.whole_batch
     order, size = np.arange(len(rows)), COMPARED_ROWS
     if not compares:
@@ -147,7 +150,7 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """Add the loss over all rows of `batch`, which only the main rank sums."""
+    """Add the loss that compares all rows of `batch`, on the main rank only."""
     parts: list[Part] = []
     for micro in batch.micro_batches:
 

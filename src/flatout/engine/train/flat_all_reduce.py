@@ -1,8 +1,8 @@
-"""Sum of all ranks' gradients after the backward pass, in one buffer.
+"""Sum the gradients of all ranks after the backward pass, in one buffer.
 
-DDP reduces during the backward pass: that hides a slow link, but uses multiprocessors
-that matrix products need, and all ranks would have to record its CUDA graph at the same
-step, although each meets its shapes at different steps.
+DDP reduces gradients during the backward pass. That hides a slow link, but it occupies
+multiprocessors that matrix products need. With CUDA graphs, all ranks would also have
+to record at the same step, although each rank meets its shapes at different steps.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 ALIGNMENT = 64
-"""Number of elements; kernels read wide from multiples of 16 bytes."""
+"""Each gradient starts at a multiple of this number of elements, because kernels make
+wide reads from multiples of 16 bytes."""
 
 
 class FlatAllReduce:
-    """One buffer with the gradients of `parameters`, each at a fixed address for
-    graphs. Starts from rank 0's weights, like DDP. A parameter that is not used has a
-    gradient of zero: AdamW decays it without a warning (DDP refuses such models)."""
+    """A buffer that holds the gradients of `parameters`, each at a fixed address, as
+    CUDA graphs require. Like DDP, it first copies rank 0's weights to all ranks. The
+    gradient of an unused parameter is zero, so AdamW decays the parameter without a
+    warning (DDP rejects such models)."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -34,11 +36,11 @@ class FlatAllReduce:
             torch.distributed.broadcast(parameter.detach(), src=0)
 
     def clear(self) -> None:
-        """Set all gradients to zero, before the micro-batches add to them."""
+        """Set all gradients to zero before the micro-batches add to them."""
         self._buffer.zero_()
         for parameter, part in zip(self._parameters, self._parts, strict=True):
             parameter.grad = part
 
     def __call__(self) -> None:
-        """Replace each gradient by its sum over the ranks."""
+        """Replace each gradient by its sum over all ranks."""
         torch.distributed.all_reduce(self._buffer)

@@ -1,4 +1,4 @@
-"""train(): a training from its first step to its last, and the work between steps."""
+"""The training loop: `train()` runs all steps of a run and the work between them."""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ from flatout.engine.train.setup.step_data import make_collator, make_planner
 logger = logging.getLogger(__name__)
 
 ROWS_TRIED = 256
-"""Number of validation rows that test custom metrics before the first step."""
+"""The number of validation rows on which custom metrics are tried before training."""
 
 
 @dataclass
 class TrainResult:
-    """The result of a run on the main rank."""
+    """The result of a run, on the main rank."""
 
     model_folder: Path
-    """Folder of the best model by `train.metric` on validation, `save_pretrained`."""
+    """The folder of the model with the best validation score by `train.metric`, saved
+    with `save_pretrained`."""
     last_model_folder: Path
     report: TrainReport
     history: list[LogPoint]
     trust_remote_code: bool = False
-    """True if the models' own code may run because it ran in the training."""
+    """Whether custom code of the model may run, because it already ran in training."""
 
     @property
     def model(self) -> Any:
@@ -74,14 +75,18 @@ class TrainResult:
 def train(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> TrainResult:
-    """Train `job` on this rank, together with those of `group`. Raises SettingsError,
-    ModelError, CheckpointError, NonFiniteError, OutOfMemory, Interrupted."""
+    """Train `job` on this rank, together with the other ranks of `group`.
+
+    Raises SettingsError, ModelError or CheckpointError if the run cannot start,
+    NonFiniteError or OutOfMemory if a step fails, SaveError if the last model cannot be
+    saved, and Interrupted if a signal stopped the run.
+    """
     begin_s = time.perf_counter()
     compile_clock.listen()
     if group:
         group.check_equal(equal_on_all_ranks(job))
     if found := find_checkpoint(job.settings.train.resume, job.work_folder):
-        # Checked before the model is loaded, and again when it resumes.
+        # Check before loading the model. The session checks again when it resumes.
         check_identity(found.folder, found.manifest, identity(job), log=False)
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
@@ -114,9 +119,9 @@ def train(
 def start_or_resume(
     trainer: Trainer, recorder: Recorder, session: Session
 ) -> StepLoader:
-    """Load the newest checkpoint, if there is one; return the batches from there on."""
+    """Load the newest checkpoint, if any. Return a loader of the batches after it."""
     start_step = session.resume()
-    if recorder.lost_patience:  # it ended after the checkpoint, before its results
+    if recorder.lost_patience:  # killed after the last step, before writing results
         recorder.end_at(start_step)
     loader = StepLoader(
         trainer.data,
@@ -136,9 +141,9 @@ def start_or_resume(
 def take_step(
     trainer: Trainer, recorder: Any, batch: StepBatch, wait_s: float
 ) -> float:
-    """Run one step of any training, measured or not; return its learning rate.
-    `recorder`: has `step_begins` and `step_ends`, as Recorder. `wait_s`: seconds that
-    the host waited for `batch`."""
+    """Run one step of a training run or a benchmark, and return its learning rate.
+    `recorder` has the methods `step_begins` and `step_ends` of Recorder. `wait_s` is
+    the time that the host waited for `batch`."""
     total = trainer.total_steps
     lr = learning_rate(trainer.job.settings.train, batch.step % total, total)
     set_learning_rate(trainer.optimizer, lr)
@@ -155,8 +160,8 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """Run the work due after the step of `batch`: a log point, an evaluation, a
-    checkpoint. Raises Interrupted, NonFiniteError."""
+    """Log, evaluate and save a checkpoint if these are due after the step of `batch`.
+    Raises Interrupted on a signal, and NonFiniteError if a step was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -168,7 +173,7 @@ def after_step(
 
 
 def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) -> None:
-    """Evaluate after `done` steps, and save the model if it is the best so far."""
+    """Evaluate the model after `done` steps and save it if it is the best so far."""
     with recorder.paused("evaluate"):
         result = evaluate_split(trainer, trainer.job.validation)
     if recorder.note_validation(done, result):
@@ -177,7 +182,7 @@ def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) 
 
 
 def announce(trainer: Trainer) -> None:
-    """Log the settings in use: kernel, type, fallbacks."""
+    """Log the settings in use, e.g. the attention kernel, precision and fallbacks."""
     runtime, resolved = trainer.runtime, trainer.resolved
     if not runtime.ranks.is_main:
         return
@@ -201,8 +206,8 @@ def announce(trainer: Trainer) -> None:
 
 
 def try_own_parts(trainer: Trainer) -> None:
-    """Call custom parts, if there are any, before the first step. Raises SettingsError
-    for an invalid return value."""
+    """Call the custom schedule and metrics, if any, before the first step. Raises
+    SettingsError if they fail or return an invalid value."""
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
     if own := OwnMetrics.of(train, task, tried=True):
@@ -216,7 +221,8 @@ def evaluate_split(
     own: OwnMetrics | None = None,
     most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all `rows` or `most_rows`; custom metrics are by default the job's."""
+    """Evaluate all `rows`, or at most `most_rows` of them. The custom metrics `own`
+    default to those of the job."""
     job, runtime, model = trainer.job, trainer.runtime, trainer.model
     own = own or OwnMetrics.of(job.settings.train, job.task)
 
@@ -224,7 +230,7 @@ def evaluate_split(
         resolved = replace(trainer.resolved, token_budget=budget)
         planner = make_planner(job.settings, runtime, resolved)
         collator = make_collator(job, runtime, resolved, model.model.config)
-        # The step's graphs do not fit here, and others are not worth compiling.
+        # Code compiled for steps does not fit, and compiling again is not worthwhile.
         with torch.compiler.set_stance("force_eager"):
             return evaluate(model, rows, planner, collator, runtime, own, most_rows)
 
@@ -232,7 +238,7 @@ def evaluate_split(
 
 
 def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:
-    """Save the last model, test the best one and record its figures."""
+    """Save the last model. Return the evaluation of the best one on the test split."""
     if (audit := trainer.stepper.audit) is not None:
         ranks = trainer.runtime.ranks
         with recorder.paused("audit"):

@@ -1,5 +1,5 @@
-"""Optimizers of PyTorch by name, the learning rate of a step as a pure function of its
-number, and clipping without a host synchronisation."""
+"""Create optimizers by name, compute the learning rate of each step, and clip gradients
+without synchronising the host."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.parameters.own_parts import is_own, own_part
 
 NO_DECAY_DIMENSIONS = 1
-"""Biases and norm weights have one dimension and do not decay (BERT, GPT-2)."""
+"""Biases and norm weights have one dimension and are not decayed (BERT, GPT-2)."""
 SGD_MOMENTUM = 0.9
 STEPS_TRIED = 1_000
-"""Number of steps at which a custom schedule is tested before the first step."""
+"""The number of steps for which a custom schedule is tried before training."""
 
 Groups = list[dict[str, Any]]
 
@@ -25,8 +25,9 @@ Groups = list[dict[str, Any]]
 def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
-    """Return `train.optimizer` with decay on matrices only. `fused`, `capturable`:
-    AdamW's. Raises SettingsError for a custom one that cannot be created."""
+    """Create the optimizer `train.optimizer`, with weight decay on matrices only.
+    `fused` and `capturable` are arguments of AdamW. Raises SettingsError if a custom
+    optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     if settings.optimizer == "sgd":
         momentum = SGD_MOMENTUM if settings.momentum is None else settings.momentum
@@ -48,7 +49,8 @@ def build_optimizer(
 
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return the custom `train.optimizer`, a path. Raises SettingsError."""
+    """Create the custom optimizer that `train.optimizer` names. Raises SettingsError if
+    that fails or the result does not work as an optimizer."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
     given = {id(p) for group in groups for p in group["params"]}
@@ -86,7 +88,7 @@ def _optimizer_fault(made: Any, given: set[int]) -> str:
 def parameter_groups(
     model: nn.Module, settings: TrainSettings, *, capturable: bool = False
 ) -> Groups:
-    """Return groups of the trained parameters, by decay."""
+    """Return the trainable parameters in groups with and without weight decay."""
     found: dict[bool, dict[str, Any]] = {}
     lr = settings.peak_learning_rate
     for parameter in model.parameters():
@@ -98,7 +100,7 @@ def parameter_groups(
             {
                 "params": [],
                 "weight_decay": settings.weight_decay if is_matrix else 0.0,
-                # A CUDA graph reads it from the device.
+                # CUDA graphs read the learning rate from the device.
                 "lr": torch.tensor(lr, device=parameter.device) if capturable else lr,
             },
         )
@@ -107,8 +109,8 @@ def parameter_groups(
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return the rate of `step` (from 0): linear warm-up, then the schedule, which
-    falls no lower than `min_learning_rate_share` of the peak."""
+    """Return the learning rate of `step`, counted from 0. After a linear warm-up, the
+    rate follows the schedule, but stays above `min_learning_rate_share` of the peak."""
     if is_own(settings.schedule):
         return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
@@ -120,8 +122,8 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
 
 
 def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return the share of the peak by a custom `train.schedule`, a path. Raises
-    SettingsError for an invalid rate."""
+    """Return what the custom `train.schedule` gives for `step`, as a share of the peak
+    learning rate. Raises SettingsError if it fails or the share is invalid."""
     path = settings.schedule
     try:
         share = own_part(path, "train.schedule")(step, total_steps)
@@ -143,7 +145,8 @@ def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
 
 
 def check_schedule(settings: TrainSettings, total_steps: int) -> None:
-    """Test a custom schedule at steps all over a training. Raises SettingsError."""
+    """Try a custom schedule for steps of the whole run. Raises SettingsError if it
+    fails."""
     if is_own(settings.schedule):
         every = max(1, -(-total_steps // STEPS_TRIED))
         for step in sorted({*range(0, total_steps, every), max(0, total_steps - 1)}):
@@ -151,7 +154,7 @@ def check_schedule(settings: TrainSettings, total_steps: int) -> None:
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:
-    """Return the share: 1 at the peak, 0 after the last step."""
+    """Return the schedule's value: 1 at the peak, falling to 0 after the last step."""
     done = (step - warmup) / max(1, total_steps - warmup)
     if settings.schedule == "constant":
         return 1.0
@@ -164,7 +167,7 @@ def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) ->
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of each group."""
+    """Set the learning rate of each parameter group."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -173,8 +176,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 class Updater:
-    """Clips and steps. If gradient or loss is not finite, no parameter changes: the
-    fused kernel reads that from the device, so the host does not wait."""
+    """Clips gradients and updates the parameters, if gradients and loss are finite.
+    Fused kernels read this condition from the device, so the host does not wait."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, max_norm: float | None, *, fused: bool
@@ -187,18 +190,19 @@ class Updater:
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return gradient norm before clipping () and whether it was finite () bool."""
+        """Return the gradient norm before clipping, and whether norm and loss are
+        finite, both as scalar tensors. `scale` is the loss scale, used with fp16."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        if hasattr(norm, "full_tensor"):  # of a sharded model: a part on each rank
+        if hasattr(norm, "full_tensor"):  # the model is sharded over the ranks
             norm = norm.full_tensor()
         if scale is not None:
             norm = norm / scale
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         grad_scale = self._clip_grad_norm_divisor(norm, scale)
         if self.fused:
-            # The kernel's inputs for this (torch.amp.GradScaler uses them too):
-            # clipping needs no pass over the gradients.
+            # The fused kernel applies these (torch.amp.GradScaler uses them too), so
+            # clipping needs no separate pass over the gradients.
             self.optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -208,8 +212,8 @@ class Updater:
         return norm, finite
 
     def _clip_grad_norm_divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the divisor of gradients: the inverse of the coefficient of
-        `torch.nn.utils.clip_grad_norm_`, times their loss scale."""
+        """Return the divisor of the gradients: their loss scale, divided by the
+        clipping coefficient of `torch.nn.utils.clip_grad_norm_`."""
         grad_scale = torch.ones_like(norm)
         if self.max_norm is not None:
             grad_scale = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)

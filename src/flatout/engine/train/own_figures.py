@@ -1,5 +1,5 @@
-"""Figures by custom functions: of an evaluation (`train.compute_metrics`), and of the
-events of a training (`train.callbacks`)."""
+"""Metrics from custom functions, which are called in evaluations
+(`train.compute_metrics`) and at events of a run (`train.callbacks`)."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ logger = logging.getLogger(__name__)
 PARAMETER = "train.compute_metrics"
 CALLBACKS = "train.callbacks"
 OF_DATA = (ValueError, ArithmeticError)
-"""Errors of a correct function on few rows, for example of a single class."""
+"""Errors that a correct function may raise on few rows, e.g. if all have one class."""
 NAME = re.compile(r"[\w\-. :/]+", re.ASCII)
-"""Names that MLflow accepts for a metric; with another name it refuses all points."""
+"""Metric names that MLflow accepts. One invalid name makes it reject a whole batch."""
 TAKEN = ("train_", "validation_", "test_", "learning_rate", "grad_norm", "loader_")
-"""Prefixes of flatout's own metrics."""
+"""The prefixes of flatout's own metrics."""
 NAME_RULE = "use letters, digits, spaces and _ - . : / in the name of a figure"
 Callback = Callable[[str, int, dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class OwnMetrics:
-    """A function of NumPy arrays (predictions, labels) -> figures by name."""
+    """A custom function that maps NumPy arrays (predictions, labels) to metrics."""
 
     path: str
     function: Callable[[Any, Any], Any]
     taken: frozenset[str]
-    """Names of the task's figures."""
+    """The names of the task's metrics, which the function may not return."""
     tried: bool = False
-    """True before the training, when errors end it."""
+    """Whether this is the trial before training, in which errors end the run."""
 
     @classmethod
     def of(
         cls, train: TrainSettings, task: Task, *, tried: bool = False
     ) -> OwnMetrics | None:
-        """Return it; None without a function. Raises SettingsError."""
+        """Load the function of `train.compute_metrics`, or return None if it is not
+        set. Raises SettingsError if it cannot be loaded."""
         if train.compute_metrics is None:
             return None
         path, known = train.compute_metrics, figures_of(task.settings, type(task))
@@ -55,8 +56,9 @@ class OwnMetrics:
         return cls(path, own_part(path, PARAMETER), taken, tried)
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
-        """Return figures of predictions (N, ...) fp32, labels (N, ...); empty on
-        failure. Before training, raises SettingsError for errors not caused by data."""
+        """Return the metrics of predictions (N, ...), in fp32, and labels (N, ...), or
+        an empty dict if the function fails. In the trial before training, a failure
+        raises SettingsError unless the data may have caused it."""
         try:
             found = self.function(predictions, labels)
         except Exception as error:
@@ -82,7 +84,7 @@ class OwnMetrics:
 
 
 class OwnFigures(Metrics):
-    """The task's figures, and those of a function of all predictions."""
+    """The task's metrics, and those of a custom function of all predictions."""
 
     def __init__(self, own: OwnMetrics, task: Task, device: torch.device) -> None:
         self._own, self._task = own, task
@@ -91,23 +93,23 @@ class OwnFigures(Metrics):
         self._labels: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, ...), labels (k, ...)."""
+        """Add a batch of logits (k, ...) and labels (k, ...)."""
         self._logits.append(logits.float())
         self._labels.append(labels)
         if self._inner is not None:
             self._inner.update(logits, labels)
 
     def tensors(self) -> list[Tensor]:
-        """Return the task's tensors."""
+        """Return the tensors of the task's metrics."""
         return [] if self._inner is None else self._inner.tensors()
 
     def kept(self) -> list[list[Tensor]]:
-        """Return all logits and labels, and the task's kept data."""
+        """Return all logits and labels, and the data that the task's metrics keep."""
         inner = [] if self._inner is None else self._inner.kept()
         return [self._logits, self._labels, *inner]
 
     def compute(self) -> dict[str, Any]:
-        """Return figures of the rows with a target."""
+        """Return the metrics of the rows that have a target."""
         found = {} if self._inner is None else self._inner.compute()
         labels = torch.cat(self._labels)
         real = self._task.real(labels)
@@ -120,8 +122,9 @@ class OwnFigures(Metrics):
 def checked_figures(
     parameter: str, found: Any, is_taken: Callable[[str], bool]
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the finite numbers that a custom part of `parameter` returned, by name,
-    and a fault for each other value. `is_taken`: whether flatout has such a name."""
+    """Check `found`, the return value of a custom function set by `parameter`. Return
+    its finite numbers by name, and a message for each invalid item. `is_taken` returns
+    whether flatout itself uses a name."""
     if not isinstance(found, Mapping):
         return {}, [f"returns {type(found).__name__}, not a dict of numbers"]
     figures, faults = {}, []
@@ -141,7 +144,8 @@ def checked_figures(
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number of Python, NumPy or PyTorch; None for anything else."""
+    """Convert a Python, NumPy or PyTorch number to float, or return None if `value` is
+    not a number."""
     if isinstance(value, (str, bytes)):
         return None
     try:
@@ -151,12 +155,12 @@ def number_of(value: Any) -> float | None:
 
 
 def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
-    """Raise SettingsError if `train.metric` is not in `found`, the figures of a test
-    evaluation before the training."""
+    """Raise SettingsError if `train.metric` is not in `found`, the metrics of the trial
+    evaluation before training."""
     known = figures_of(task.settings, type(task))
     name, own = train.metric, found.keys() - {"loss", *known}
     if name is None or name in known or name in found or not own:
-        return  # without figures of its own, the function has failed on these few rows
+        return  # if `own` is empty, the function has failed on these few rows
     near = near_or_all(name, {*known, *found}, "")
     raise SettingsError(
         f"train.metric: neither the task nor {train.compute_metrics} has a figure "
@@ -165,16 +169,16 @@ def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -
 
 
 class Callbacks:
-    """Calls the callbacks on the main rank. An error in one is logged, and the training
-    continues; numbers that one returns become points of the metrics file."""
+    """Calls the callbacks on the main rank. If one fails, the error is logged and
+    training continues. Numbers that callbacks return go to the metrics file."""
 
     def __init__(self, paths: Sequence[str], metrics: MetricsFile) -> None:
-        """Raises SettingsError for a callback that cannot be created."""
+        """Raises SettingsError if a callback cannot be created."""
         self._metrics = metrics
         self._callbacks = [(path, _made(path)) for path in paths]
 
     def call(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Call all with an `event` (log, evaluation, checkpoint, end) after a step."""
+        """Call all callbacks with `event` (log, evaluation, checkpoint or end)."""
         found: dict[str, float] = {}
         for path, callback in self._callbacks:
             try:
@@ -199,7 +203,7 @@ def _made(path: str) -> Callback:
 
 
 def _figures(path: str, returned: Any) -> dict[str, float]:
-    """Select finite numbers whose names are not used by flatout."""
+    """Return the valid numbers that a callback returned, and log the other items."""
     if returned is None:
         return {}
     figures, faults = checked_figures(

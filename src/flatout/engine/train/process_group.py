@@ -1,4 +1,4 @@
-"""Ranks that train together: the process group, wrapping, and common decisions."""
+"""Let ranks train together: process groups, model wrapping and common decisions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MAX_SYNC_INTERVAL = 256
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The process group of this rank, made by Accelerate, and a second one between the
-    hosts: a message there does not use the devices."""
+    """The process group of this rank, created by Accelerate, and a second group
+    (`control`) for messages between hosts that do not use the devices."""
 
     accelerator: Any
     settings: DistributedSettings
@@ -39,7 +39,7 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, settings: DistributedSettings, runtime: Runtime) -> ProcessGroup:
-        """Join the other ranks: NCCL between GPUs, gloo between CPUs."""
+        """Join the other ranks, with NCCL between GPUs or gloo between CPUs."""
         from accelerate import Accelerator
         from accelerate.utils import (
             DistributedDataParallelKwargs,
@@ -48,7 +48,7 @@ class ProcessGroup:
 
         timeout = timedelta(seconds=settings.timeout_s)
         size = settings.bucket_mib
-        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # "all": without DDP
+        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # "all": no DDP
         # DDP refuses a static graph if gradients are accumulated (no_sync).
         ddp = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True,
@@ -64,12 +64,13 @@ class ProcessGroup:
         return cls(accelerator, settings, control, runtime.compute_dtype)
 
     def wrap(self, model: TaskModel, compiled: Callable[..., Any] | None) -> nn.Module:
-        """Return `model` for all ranks together; `compiled` compiles a module."""
+        """Wrap `model` with DDP or FSDP. `compiled` is the function that compiles a
+        module, or None if the model is not compiled."""
         if self.settings.strategy == "fsdp":
             return self._shard(model, compiled)
         module = compiled(model) if compiled else model
         with warnings.catch_warnings():
-            # Its new name is not in all supported versions of PyTorch.
+            # The argument's new name is not in all supported versions of PyTorch.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             wrapped: nn.Module = self.accelerator.prepare_model(module)
         return wrapped
@@ -78,7 +79,7 @@ class ProcessGroup:
         self, model: TaskModel, compiled: Callable[..., Any] | None
     ) -> nn.Module:
         """Shard with FSDP2: every rank stores a part of each block's weights and state.
-        Rank 0 sends them block by block: no device ever stores more of them."""
+        Rank 0 sends them block by block, so that no device ever stores all of them."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -100,9 +101,10 @@ class ProcessGroup:
         return model
 
     def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
-        """Gather its matrices in the compute type. Autograd keeps autocast's copies of
-        fp32 matrices until the backward pass, half a model on each rank; a compiled
-        layer makes them again. Norms stay fp32, like under autocast."""
+        """Shard a layer so that its matrices are gathered in the compute dtype. With
+        autocast, autograd would keep copies of the fp32 matrices until the backward
+        pass, which is half a model on each rank. (Compiled layers do not need this,
+        because they recompute the copies.) Norms stay in fp32, as under autocast."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         vectors = [m for m in layer.modules() if _has_only_vectors(m)]
@@ -116,17 +118,18 @@ class ProcessGroup:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
 
     def leave(self) -> None:
-        """Leave the group after the last message to the others."""
+        """Leave the group after the last message to the other ranks."""
         self.accelerator.end_training()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return `value` of each rank, in their order."""
+        """Return the `value` of each rank, in rank order."""
         found: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(found, value, group=self.control)
         return found
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raise SettingsError that names a differing rank and its differences."""
+        """Raise SettingsError if `facts` differ between ranks. The message names a rank
+        and what differs there from rank 0."""
         gathered = self.all_gather(dict(facts))
         for rank, other in enumerate(gathered):
             if differences := differing(gathered[0], other):
@@ -138,8 +141,8 @@ class ProcessGroup:
 
 
 def _check_accelerator_is_distributed(accelerator: Any) -> None:
-    """Raise SettingsError if Accelerate was set up for one rank before: it would not
-    wrap the model, and each rank would silently train separately."""
+    """Raise SettingsError if Accelerate was already set up for a single rank. In that
+    case it would not wrap the model, and each rank would silently train on its own."""
     if accelerator.distributed_type == "NO":
         raise SettingsError(
             "train.distributed: this process has used Accelerate for a training of its "
@@ -149,8 +152,9 @@ def _check_accelerator_is_distributed(accelerator: Any) -> None:
 
 
 def _sharded_separately(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
-    """Return blocks, the inner ones first, without those whose weights are tied to
-    others outside: both must be sharded together (BERT's embeddings and its output)."""
+    """Return the blocks to shard separately, inner ones first. Blocks whose weights are
+    tied to a module outside the block, such as BERT's embeddings and its output, are
+    left out, because tied weights must be sharded together."""
 
     def uses(module: nn.Module) -> Counter[int]:
         held = (p for m in module.modules() for p in m._parameters.values())
@@ -171,9 +175,9 @@ def _has_only_vectors(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _spread(unit: nn.Module, device: torch.device) -> None:
-    """Send rank 0's weights and buffers of `unit` to `device` of all ranks, whose
-    tensors have no storage yet. Tied weights stay tied; sharded ones are left out."""
-    # By identity; the old one is kept, so that its number is not reused.
+    """Send rank 0's weights and buffers of `unit` to `device` on all ranks, where the
+    tensors have no storage yet. Tied weights stay tied. Sharded ones are skipped."""
+    # Keyed by id(). The old tensor is kept so that its id is not reused.
     placed: dict[int, tuple[Tensor, Tensor]] = {}
     for module in unit.modules():
         for tensors in (module._parameters, module._buffers):
@@ -197,10 +201,10 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass
 class Agreement:
-    """Sends signals and due checkpoints of single ranks to all, at the same step.
+    """Makes all ranks stop or save a checkpoint at the same step.
 
-    Hosts communicate about once a second and when a checkpoint may be due, in one small
-    message; the main rank sets the number of steps between.
+    Hosts exchange a small message about once a second, and whenever a checkpoint may be
+    due. The main rank chooses the number of steps between two messages.
     """
 
     ranks: Ranks
@@ -215,8 +219,9 @@ class Agreement:
         return self.every_steps is not None and done % self.every_steps == 0
 
     def reach(self, done: int, stop: int, save: bool) -> tuple[int, bool]:
-        """Decide with all ranks at the same step. `stop`: a signal to exit with, or 0;
-        `save`: counts on the main rank. Return both as they hold for all ranks."""
+        """Return whether all ranks stop, as a signal number or 0, and whether they save
+        a checkpoint. `stop` and `save` are the wishes of this rank, of which `save`
+        only counts on the main rank."""
         if self.control is None:
             return stop, save
         interval = self._sync_interval(done) if self.ranks.is_main else 0

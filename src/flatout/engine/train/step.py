@@ -1,9 +1,9 @@
-"""One optimizer step: forward, backward and update, without synchronising the device.
+"""Run an optimizer step (forward, backward, update) without synchronising the device.
 
-Losses, hits and norms are summed on the device (`StepSums`) and read at log points.
-With one micro-batch of a known shape, the whole step is replayed as a CUDA graph, or as
-two around the all-reduce between ranks: for small batches launching kernels costs more
-than running them.
+Losses, hits and norms are summed on the device (`StepSums`) and read at log points. If
+a step has one micro-batch of a known shape, the whole step is replayed as a CUDA graph,
+or as two graphs around the all-reduce between ranks. The reason is that launching the
+kernels of a small batch takes longer than running them.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ from flatout.engine.train.recording.timing import compile_clock
 logger = logging.getLogger(__name__)
 
 Hits = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
-"""(logits, labels) -> right predictions and predictions, () each."""
+"""A function of (logits, labels) that returns the numbers of correct and of all
+predictions, as scalar tensors, or None if it cannot count them."""
 MAX_GRAPHS = 64
-"""Most graphs, enough for nearly all shapes: eager steps need memory in addition."""
+"""The maximum number of graphs, enough for nearly all shapes. It is limited because
+eager steps need memory in addition to that of the graphs."""
 MOST_SHAPES = 1_024
-"""Most shapes that are remembered until a second occurrence."""
+"""The maximum number of shapes that are remembered until they occur again."""
 
 
 @dataclass
 class StepSums:
-    """Device sums since the last log point."""
+    """Sums on the device since the last log point."""
 
     loss: Tensor
-    """() sum over steps of this rank's share of the step's mean loss."""
+    """This rank's share of each step's mean loss, summed over steps (a scalar)."""
     hits: Tensor
-    """() right predictions of this rank, in the steps that count them."""
+    """The number of correct predictions of this rank, in steps that count them."""
     judged: Tensor
-    """() predictions that were counted."""
+    """The number of predictions that were counted."""
     last_loss: Tensor
     last_norm: Tensor
     first_bad_step: Tensor
-    """() first step that was not finite; NEVER without such a step."""
+    """The first step that was not finite, or NEVER if there is none."""
 
     NEVER = 2**62
 
@@ -69,14 +71,15 @@ class StepSums:
 
 
 class Stepper:
-    """Runs steps of one model on one device.
+    """Runs the steps of one model on one device.
 
-    `module` maps a dict of tensors to (summed loss, logits or None); it is already
-    wrapped for DDP and compiled. `no_sync` gives the context in which ranks do not
-    reduce gradients (all micro-batches but the last); with `all_reduce` they do so
-    after the last one. Every `metrics_every` steps `hits` counts right predictions, for
-    the training accuracy; inside a CUDA graph at every step, at no cost. `compare`: a
-    loss over the samples of the whole global batch. `audit` sums up each row.
+    `module` maps a dict of tensors to (summed loss, logits or None) and is already
+    wrapped for DDP and compiled. `no_sync` returns the context in which ranks do not
+    reduce gradients, for all micro-batches but the last. If `all_reduce` is given, it
+    reduces the gradients after the last micro-batch instead. `hits` counts correct
+    predictions for the training accuracy every `metrics_every` steps, or at every step
+    inside CUDA graphs, where it costs nothing. `compare` is a loss over the samples of
+    the whole global batch. `audit` collects statistics of each row.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a step
@@ -124,13 +127,13 @@ class Stepper:
             compile_clock.first_step_done()
 
     def drop_graphs(self) -> None:
-        """Run kernel by kernel from now on; the graphs' memory is freed."""
+        """Launch kernels one by one from now on, and free the graphs' memory."""
         self._graphs = None
 
     def set_scalars(self, batch: StepBatch) -> None:
-        """Set the values that differ between steps of one shape; graphs read them from
-        the device. For a batch without targets loss and gradients are zero, and AdamW
-        steps: moments fade and weights decay, like in PyTorch."""
+        """Set the values that differ between steps of one shape, which graphs read from
+        the device. If a batch has no targets, its loss and gradients are zero, but
+        AdamW still decays its moments and the weights, as in PyTorch."""
         self.step_number.fill_(batch.step)
         self._loss_divisor.fill_(batch.divisor or 1.0)
 
@@ -140,10 +143,10 @@ class Stepper:
         if self.all_reduce is not None:
             self.all_reduce()
         self.update()
-        self._add_audited()  # a step that runs out of memory is repeated
+        self._add_audited()  # last, because steps that run out of memory are repeated
 
     def backward(self, batch: StepBatch) -> None:
-        """Compute this rank's gradients, and its share of the batch's mean loss."""
+        """Compute this rank's gradients and its share of the batch's mean loss."""
         self._backward(batch)
         self._add_audited()
 
@@ -152,7 +155,7 @@ class Stepper:
         self._loss.copy_(self._accumulate_gradients(batch))
 
     def update(self) -> None:
-        """Clip and step, with the gradients of all ranks."""
+        """Clip the gradients of all ranks and update the weights."""
         scale = None if self.scaler is None else self.scaler.scale
         norm, finite = self.updater(self._loss, scale)
         if self.scaler is None:
@@ -168,8 +171,8 @@ class Stepper:
             self.updater.optimizer.zero_grad(set_to_none=True)
 
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
-        """Add gradients of the global batch's mean loss; return this rank's share
-        ()."""
+        """Add the gradients of the global batch's mean loss. Return this rank's share
+        of the loss, a scalar tensor."""
         if self.compare is not None and not self._is_alone(batch):
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
@@ -194,11 +197,11 @@ class Stepper:
         self._audited.clear()
 
     def _is_alone(self, batch: StepBatch) -> bool:
-        """Return whether one micro-batch is the global batch."""
+        """Return whether one micro-batch contains the whole global batch."""
         return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """Do the same as `_accumulate_gradients`, in two passes."""
+        """Do the same as `_accumulate_gradients`, in two passes over the batch."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
@@ -212,8 +215,8 @@ class Stepper:
     def _run(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return summed loss and logits of a micro-batch, and add up its gradients."""
-        # DDP divides the sum of the ranks' gradients by their number, `all_reduce` not.
+        """Run forward and backward on a micro-batch. Return its summed loss, logits."""
+        # DDP averages the gradients of the ranks, whereas `all_reduce` sums them.
         ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
         with nullcontext() if is_last else self.no_sync():
             with self.runtime.autocast():
@@ -225,7 +228,7 @@ class Stepper:
         return loss, logits
 
     def _count_hits(self, logits: Tensor, labels: Tensor) -> None:
-        """Count hits of logits (K, ...) and labels (K, ...)."""
+        """Count correct predictions, given logits (K, ...) and labels (K, ...)."""
         counted = None if self.hits is None else self.hits(logits, labels)
         if counted is not None:
             self.sums.hits += counted[0]
@@ -244,7 +247,7 @@ class _LossScale:
 
     GROWTH_INTERVAL = 2000
     FLOOR = 1.0
-    """At this scale an overflow has another cause than the scale."""
+    """If a step overflows at this scale, the scale is not the cause."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.scale = torch.full((), 2.0**16, device=runtime.device)
@@ -255,8 +258,8 @@ class _LossScale:
         return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
 
     def is_unrecoverable(self, finite: Tensor) -> Tensor:
-        """Return () bool: the step is not finite, and a smaller scale would not help.
-        Steps that overflow while the scale adapts are skipped, which is no fault."""
+        """Return whether the step is not finite and a smaller scale would not help, as
+        a boolean scalar. Skipped steps are normal while the scale still adapts."""
         return ~finite & (self.scale <= self.FLOOR)
 
     def update(self, finite: Tensor) -> None:
@@ -271,20 +274,21 @@ class _LossScale:
 
 
 class _StepGraphs:
-    """A CUDA graph of the whole step for each shape of its micro-batches; with several
-    ranks one up to the gradients per shape, and one for all of the update."""
+    """CUDA graphs of whole steps, one for each shape of their micro-batches. If there
+    are several ranks, each shape has a graph that ends with the gradients, and all
+    shapes share a second graph for the update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
         self._graphs: dict[Shapes, tuple[Any, Tensor]] = {}
-        """Each graph, and the buffer from which it reads its batch."""
+        """Each graph with the buffer from which it reads its batch."""
         self._update: Any = None
         self._seen: set[Shapes] = set()
         self._pool: Any = None
 
     def run(self, batch: StepBatch) -> bool:
-        """Replay the step; return False if it must run eagerly, like each shape once:
-        compilation for a new shape would break a recording."""
+        """Replay the step, or return False if it must run eagerly. Each shape runs
+        eagerly once, because compilation for a new shape would break a recording."""
         key = batch.layout
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
@@ -301,13 +305,13 @@ class _StepGraphs:
 
     def _seen_before(self, key: Shapes) -> bool:
         seen = key in self._seen
-        if len(self._seen) >= MOST_SHAPES:  # they rarely occur again
+        if len(self._seen) >= MOST_SHAPES:  # most of them never recur
             self._seen.clear()
         self._seen.add(key)
         return seen
 
     def _capture(self, batch: StepBatch) -> tuple[Any, Tensor]:
-        """Record without running: weights do not change."""
+        """Record the step without running it, so weights do not change."""
         begin = time.perf_counter()
         buffer = batch.buffer.clone()
         own = replace(batch, buffer=buffer)
@@ -324,7 +328,7 @@ class _StepGraphs:
     def _record(self, work: Callable[[], None]) -> Any:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # Other threads (pinning, copies) may use calls that a capture forbids.
+        # Other threads (pinning, copies) may make calls that a capture forbids.
         with torch.cuda.graph(
             graph, pool=self._pool, capture_error_mode="thread_local"
         ):
