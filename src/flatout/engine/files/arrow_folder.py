@@ -1,7 +1,7 @@
-"""Folders of Arrow files in the format of `datasets.load_from_disk`.
+"""Write folders of Arrow files in the format of `datasets.load_from_disk`.
 
-Rows are streamed: a recipe yields record batches, small ones are merged, and only one
-shard's writer is open at a time.
+Rows are streamed: a recipe yields record batches, small batches are merged, and only
+one shard is open for writing at a time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SHARD_BYTES = 1 << 30
 
 
 class ArrowRecipe(ABC):
-    """Recipe of a table, with the key of its contents."""
+    """A recipe that creates the rows of a table, with the key of its contents."""
 
     key: ContentKey
     mirror: str | None = None
-    """URL of a store with copies of such folders, by key (`tokenize.mirror`)."""
+    """URL of a store with copies of such folders, named by key (`tokenize.mirror`)."""
 
     @property
     @abstractmethod
@@ -41,31 +41,31 @@ class ArrowRecipe(ABC):
 
     @abstractmethod
     def batches(self) -> Iterator[Any]:
-        """The rows as record batches."""
+        """Yield the rows as record batches."""
 
     def prepare(self, folder: Path) -> None:  # noqa: B027
-        """Called first; `folder` may store data between two passes over the rows."""
+        """Prepare to yield batches. `folder` may be used for temporary files."""
 
     def facts(self) -> dict[str, Any]:
-        """Counts made during the pass; complete after the last batch."""
+        """Return counts to store with the rows, complete after the last batch."""
         return {}
 
     def to_dataset(self) -> Any:
-        """The rows as a `datasets.Dataset` in memory."""
+        """Return the rows as a `datasets.Dataset` in memory."""
         from datasets import Dataset
 
         return Dataset(pa.Table.from_batches(self.batches(), self.schema))
 
 
 def without_indices(dataset: Any) -> Any:
-    """Return a `datasets.Dataset` whose Arrow table has exactly its rows: `select` and
-    `shuffle` only store row numbers next to the whole table."""
+    """Return a `datasets.Dataset` whose Arrow table has exactly its rows. (`select` and
+    `shuffle` keep the whole table and only store row numbers alongside.)"""
     return dataset if dataset._indices is None else dataset.flatten_indices()
 
 
 def write_recipe(folder: Path, recipe: ArrowRecipe) -> None:
-    """Write the rows of `recipe` to `folder` atomically, or a copy that its mirror has.
-    A mirror that cannot be used causes a warning."""
+    """Write the rows of `recipe` to `folder` atomically, or download them if its mirror
+    has a copy. If the mirror cannot be used, a warning is logged."""
 
     def fill(target: Path) -> dict[str, Any]:
         return {"rows": _write_tables(target, recipe), **recipe.facts()}
@@ -88,7 +88,7 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> None:
 
 
 def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
-    """Write the shards and the two JSON files of `save_to_disk`; return the rows."""
+    """Write the shards and the JSON files of `save_to_disk`; return the row count."""
     from datasets import DatasetInfo, Features
 
     shards: list[Path] = []
@@ -130,7 +130,7 @@ def _write_state(folder: Path, fingerprint: str) -> None:
 def merge_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Merge small batches into ones of about MERGE_BYTES, which are faster to read."""
+    """Merge small batches into batches of about MERGE_BYTES, which are read faster."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -153,9 +153,10 @@ def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
 
 
 class Spool:
-    """Batches, compressed with LZ4, in unnamed files (one for each run of batches with
-    one schema): the space is freed when the process ends, even if it is killed.
-    `folder` None: the folder for temporary files."""
+    """Stores batches in temporary files, compressed with LZ4. A new file begins when
+    the schema changes. The files have no name, so the space is freed when the process
+    ends, even if it is killed. If `folder` is None, the system's temporary folder is
+    used."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder or Path(tempfile.gettempdir())
@@ -176,13 +177,13 @@ class Spool:
         self._writer.write_batch(batch)
 
     def close(self) -> None:
-        """Finish the current file; no batch follows."""
+        """Finish the current file."""
         if self._writer is not None:
             self._writer.close()
             self._files[-1].flush()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches, one in memory at a time; may be repeated."""
+        """Yield the batches again, with one in memory at a time. May be repeated."""
         for file in self._files:
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):

@@ -1,7 +1,7 @@
-"""Folders that are complete or absent, with the key of their contents.
+"""Write folders that are either complete or absent, with the key of their contents.
 
-Files are written to a hidden folder next to the target, which replaces the target once
-every file and, last, the key file are on the disk.
+Files are written to a hidden folder next to the target. It replaces the target once all
+files are on the disk. The key file is written last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY_FILE = "flatout_key.json"
 
 
 def is_current(folder: Path, key: ContentKey) -> bool:
-    """Return whether `folder` is complete and was made from the inputs in `key`."""
+    """Return whether `folder` is complete and was created from the inputs in `key`."""
     stored = _read_key_file(folder)
     if stored is None or not key.describes(ContentKey(stored["fields"])):
         return False
@@ -31,20 +31,21 @@ def is_current(folder: Path, key: ContentKey) -> bool:
 
 
 def stored_key(folder: Path) -> ContentKey | None:
-    """Key that `folder` was written with; None if it has no key file."""
+    """Return the key that is stored in `folder`, or None if it has no key file."""
     stored = _read_key_file(folder)
     return None if stored is None else ContentKey(stored["fields"])
 
 
 def stored_facts(folder: Path) -> dict[str, Any]:
-    """Counts that the recipe made while `folder` was written."""
+    """Return the counts that the recipe stored with `folder`, or {} if there are
+    none."""
     stored = _read_key_file(folder)
     return {} if stored is None else dict(stored.get("facts", {}))
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Add `facts` to those in the key file of `folder`. A folder without a key, or one
-    that cannot be written, is not changed."""
+    """Add `facts` to the counts stored with `folder`. A folder that has no key file or
+    cannot be written to is not changed."""
     stored = _read_key_file(folder)
     if stored is None:
         return
@@ -69,8 +70,8 @@ def write_whole(
     folder: Path, key: ContentKey, fill: Callable[[Path], dict[str, Any]]
 ) -> None:
     """Let `fill` write files into a new folder, then replace `folder` with it. The
-    counts that `fill` returns are stored with the key. If it fails, `folder` is
-    unchanged."""
+    counts that `fill` returns are stored with the key. If it fails, `folder` is not
+    changed."""
 
     def fill_and_note(target: Path) -> None:
         _write_key_file(target, key, fill(target))

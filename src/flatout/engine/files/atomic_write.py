@@ -1,7 +1,7 @@
-"""Files and folders that appear complete under their name, or not at all.
+"""Write files and folders so that they appear under their name only when complete.
 
-They are written under a hidden name in the same folder and renamed. Hidden files of a
-killed process are removed after a day without a write.
+They are written under a hidden name in the same folder and then renamed. Hidden files
+that a killed process left behind are removed after a day without a write.
 
     .<name>.writing-<random>
     .<name>.replaced-<random>    the previous contents, between two renames
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 WRITING, REPLACED = "writing", "replaced"
 HIDDEN = re.compile(rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})-.+")
 ABANDONED_S = 86_400.0
-"""A hidden path without a write for this time counts as abandoned."""
+"""A hidden path that was not written to for this time counts as abandoned."""
 
 
 def child(folder: Path, name: Any) -> Path:
-    """Path of `name` in `folder`, for a name from an untrusted file. Raises ValueError
-    if it is not a plain name, or a link that leads out of `folder`."""
+    """Return the path of `name`, read from an untrusted file, in `folder`. Raises
+    ValueError if it is not a plain name, or is a link that leads out of `folder`."""
     plain = isinstance(name, str) and name not in ("", ".", "..")
     if plain and not set(name) & {"/", "\\", "\0"}:
         path = folder / str(name)
@@ -40,13 +40,13 @@ def child(folder: Path, name: Any) -> Path:
 
 
 def hidden_path(target: Path, use: str = WRITING) -> Path:
-    """New hidden path in the folder of `target`."""
+    """Return a new hidden path in the folder of `target`."""
     return target.with_name(f".{target.name}.{use}-{uuid.uuid4().hex}")
 
 
 def replace_atomically(written: Path, target: Path) -> None:
-    """Rename the folder `written` to `target`. The old folder is removed after that, or
-    restored on failure. Readers that mapped old files keep them."""
+    """Rename the folder `written` to `target`. The old folder is removed afterwards, or
+    restored if renaming fails. Processes that mapped old files can still read them."""
     old = hidden_path(target, REPLACED)
     with suppress(FileNotFoundError):
         os.rename(target, old)
@@ -58,7 +58,7 @@ def replace_atomically(written: Path, target: Path) -> None:
 
 
 def _settle(old: Path, target: Path) -> None:
-    """Remove `old` if `target` exists, else rename it to `target`."""
+    """Remove `old` if `target` exists, otherwise rename `old` to `target`."""
     with suppress(OSError):
         if not os.path.lexists(target):
             os.rename(old, target)
@@ -68,8 +68,8 @@ def _settle(old: Path, target: Path) -> None:
 
 
 def write_folder(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Let `fill` write files into a hidden folder and rename it to `target`. On any
-    failure the previous `target` is unchanged."""
+    """Let `fill` write files into a hidden folder, then rename it to `target`. If
+    anything fails, the previous `target` is unchanged."""
     hidden = hidden_path(target)
     try:
         hidden.mkdir(parents=True)
@@ -84,13 +84,13 @@ def write_folder(target: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically: readers see the old one or the new one."""
+    """Write a text file atomically: readers see either the old or the new file."""
     write_file(path, lambda hidden: hidden.write_text(text, encoding="utf-8"))
 
 
 def write_file(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Write a file atomically, in a folder that is made if it is missing; `fill` writes
-    it under the path that it receives."""
+    """Write a file atomically. `fill` receives a temporary path and writes the file
+    there. Missing parent folders are created."""
     hidden = hidden_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -113,7 +113,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -122,8 +122,8 @@ def sync(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
-    """Remove files of killed processes from `folder`, with one log line. `alone`: no
-    other process writes here now, so that their age does not matter."""
+    """Remove files that killed processes left in `folder`, and log their names. If
+    `alone`, files are removed whatever their age: no other process is writing here."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:
@@ -144,7 +144,7 @@ def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
 
 
 def _age_s(path: Path) -> float:
-    """Seconds since the last write; 0 if it was removed just now."""
+    """Return the seconds since the last write, or 0 if `path` no longer exists."""
     with suppress(OSError):
         return time.time() - path.lstat().st_mtime
     return 0.0

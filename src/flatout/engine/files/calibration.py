@@ -1,4 +1,4 @@
-"""Temperature and thresholds of a saved model, in a file of its folder."""
+"""The calibration of a saved model, stored in its folder: temperature, thresholds."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from flatout.engine.parameters import Settings, SettingsError
 
 CALIBRATION = "calibration.json"
 LEAST_ROWS = 100
-"""Fewest validation rows of a fit."""
+"""Minimum number of validation rows for fitting."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Values fitted on validation rows; the defaults leave predictions unchanged."""
+    """Values fitted on validation rows. The defaults leave predictions unchanged."""
 
     temperature: float = 1.0
-    """Logits are divided by it before they become probabilities."""
+    """Logits are divided by the temperature before the softmax or sigmoid."""
     thresholds: Mapping[str, float] | None = None
-    """Calibrated probability above which a label is predicted, by its name; of two
-    classes only the second one's. None: not fitted."""
+    """Calibrated probability above which a label is predicted, by label name. With two
+    classes, only the second class has a threshold. None means not fitted."""
     key: str = ""
-    """Digest of the model, rows and settings of the fit."""
+    """Digest of the model, rows and settings used for fitting."""
 
     @classmethod
     def read(cls, folder: str | Path | None) -> Calibration:
-        """Read from a saved model's folder; the defaults if it has no file."""
+        """Read a saved model's calibration. If its folder has none, use the
+        defaults."""
         path = Path(folder or "") / CALIBRATION
         if not folder or not path.is_file():
             return cls()
@@ -37,7 +38,8 @@ class Calibration:
 
     @staticmethod
     def check_rows(count: int, settings: Settings) -> None:
-        """Raise SettingsError if a wanted fit has too few validation rows."""
+        """Raise SettingsError if `count` validation rows are too few for the fits that
+        the settings ask for."""
         calibrates = settings.evaluate.calibrate
         picks = settings.model.label_threshold == "auto"
         if count >= LEAST_ROWS or not (calibrates or picks):
@@ -52,5 +54,5 @@ class Calibration:
         )
 
     def save(self, folder: Path) -> None:
-        """Write next to the weights of the model, atomically."""
+        """Save the calibration next to the weights of the model, atomically."""
         write_text(folder / CALIBRATION, json.dumps(asdict(self), indent=2) + "\n")

@@ -1,8 +1,8 @@
 """Keys of stored results, so that stale data is never mistaken for current data.
 
-A :class:`ContentKey` names every input of a stored result: the rows, the tokenizer
-file, the options, the version of the code. It is stored with the result; equal keys
-mean equal results, and the fields that differ are the reason for a rebuild.
+A :class:`ContentKey` contains all inputs of a stored result, such as the rows, the
+tokenizer file, the options and the version of the code. It is stored with the result.
+Equal keys mean equal results, and the fields that differ are reasons to rebuild it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ import xxhash
 
 CHUNK_BYTES = 1 << 24
 FILES, STATE = "files", "files_state"
-"""Fields of a FilesKey: a digest of the bytes, and one of sizes, times and inodes."""
+"""Fields of a FilesKey: digests of the files' bytes, and of sizes, times and inodes."""
 
 
 @dataclass(frozen=True)
 class ContentKey:
-    """Named inputs of a result, each a JSON value."""
+    """Named inputs of a result. Each is a JSON value."""
 
     fields: Mapping[str, Any]
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits over all fields but STATE, in any order."""
+        """Hash (32 hex digits) of all fields except STATE, in any order."""
         fields = {name: v for name, v in self.stored().items() if name != STATE}
         text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return xxhash.xxh3_128_hexdigest(text.encode())
 
     def stored(self) -> dict[str, Any]:
-        """All fields, in the form that is stored with a result."""
+        """Return all fields in the form in which they are stored with a result."""
         return dict(self.fields)
 
     def describes(self, stored: ContentKey) -> bool:
-        """Return whether the `stored` result was made from these inputs."""
+        """Return whether the result with the key `stored` has the same inputs."""
         return self.digest == stored.digest
 
     def changes_since(self, stored: ContentKey) -> list[str]:
-        """Texts such as `max_length: 320 -> 128`, one per field that differs; `rows:
-        changed` for digests and long values."""
+        """Return a text such as `max_length: 320 -> 128` for each field that differs.
+        For digests and long values, it is a text such as `rows: changed`."""
         now, then = self.stored(), stored.stored()
         names = sorted({*now, *then} - {STATE})
         pairs = {name: (_shown(then, name), _shown(now, name)) for name in names}
@@ -62,7 +62,7 @@ LONGEST_SHOWN = 100
 
 
 def _is_unreadable(then: str, now: str) -> bool:
-    """Return whether the values are useless to a reader: digests, or long lists."""
+    """Return whether showing the values is useless: digests, or long lists."""
     has_digest = any(re.search(r'"[0-9a-f]{32}"', text) for text in (then, now))
     return has_digest or len(then) + len(now) > LONGEST_SHOWN
 
@@ -72,7 +72,7 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """xxh3 (128 bits, hexadecimal) of a file; detects damage, not attacks."""
+    """Return the xxh3 hash of a file (32 hex digits). It only protects from damage."""
     state = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -81,9 +81,10 @@ def file_hash(path: Path) -> str:
 
 
 def arrow_digest(batches: Iterable[Any]) -> str:
-    """Digest of the rows in record batches or tables, independent of chunking.
+    """Return a digest of the rows in record batches or tables.
 
-    A slice, a copy and a memory-mapped file of the same rows have the same digest.
+    It does not depend on how the rows are divided into batches: a slice, a copy and a
+    memory-mapped file of the same rows have the same digest.
     """
     digest = ArrowDigest()
     for batch in batches:
@@ -92,7 +93,7 @@ def arrow_digest(batches: Iterable[Any]) -> str:
 
 
 class ArrowDigest:
-    """Digest of rows that arrive in batches."""
+    """Computes a digest of rows that arrive in batches."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _ColumnDigest] = {}
@@ -122,7 +123,7 @@ BYTES = (
 
 
 class _ColumnDigest:
-    """Hashes of a column's nulls, lengths and values, as separate streams."""
+    """Hashes the nulls, the lengths and the values of a column as separate streams."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -156,7 +157,7 @@ class _ColumnDigest:
             self._add_texts(array)
 
     def _add_texts(self, array: Any) -> None:
-        """Hash values of a type without a single buffer by their Python repr."""
+        """Hash the Python repr of values whose type has no single buffer of values."""
         for value in array.to_pylist():
             self._values.update(f"{value!r}\0".encode(errors="backslashreplace"))
 
@@ -170,7 +171,8 @@ class _ColumnDigest:
 
 
 def plain_values(array: Any) -> Any:
-    """Decode dictionaries, runs, extension types and view types to plain values."""
+    """Convert dictionary, run-end encoded, extension and view arrays to plain
+    values."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_run_end_encoded(array.type):
@@ -185,7 +187,7 @@ def plain_values(array: Any) -> Any:
 
 
 def _bytes_of(array: Any) -> memoryview:
-    """Concatenated bytes of all values (a memoryview, not a copy)."""
+    """Return the concatenated bytes of all values without copying them."""
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offset_buffer, value_buffer = array.buffers()
     if value_buffer is None or not len(array):

@@ -1,6 +1,5 @@
-"""Identity of a run's source code, so that changed code counts as another run, and of
-processes.
-"""
+"""Identify the source code of a run, so that a run with changed code counts as another
+run, and identify processes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ import psutil
 
 
 def source_of(module: str) -> Path | None:
-    """File of a module; None if it is not found, which its import will report."""
+    """Return the file of a module, or None if it is not found, as its import
+    reports."""
     with suppress(ImportError, ValueError):
         spec = find_spec(module)
         if spec and spec.origin and (file := Path(spec.origin)).is_file():
@@ -23,7 +23,8 @@ def source_of(module: str) -> Path | None:
 
 
 def sources_of(module: str) -> Iterable[Path]:
-    """Files of a module: in a package also its siblings, which it may import."""
+    """Return the file of a module. If it is in a package, the other files of the
+    package are included, because the module may import them."""
     file = source_of(module)
     if file is None:
         return []
@@ -32,7 +33,7 @@ def sources_of(module: str) -> Iterable[Path]:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Digest of the files' contents, in order of their names."""
+    """Return a digest of the contents of the files, read in order of their names."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.read_bytes())
@@ -40,8 +41,8 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def runs_since(pid: int, begin_s: float) -> bool:
-    """Return whether process `pid` started at `begin_s` (seconds since 1970): process
-    ids are reused."""
+    """Return whether a process `pid` exists that started at `begin_s` (seconds since
+    1970). The id alone is not enough because process ids are reused."""
     try:
         return abs(psutil.Process(pid).create_time() - begin_s) < 1
     except psutil.Error:

@@ -1,7 +1,7 @@
-"""Copies of folders in an object store, or in any other file system of fsspec.
+"""Copy folders to and from an object store or any other file system of fsspec.
 
-A copy has the files of a folder and, written last, a list of their sizes and hashes. A
-copy without this list is an unfinished upload, and is never read.
+A copy consists of the files of a folder and a list of their sizes and hashes, which is
+written last. A copy without this list is an unfinished upload and is never read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 COMPLETE = "complete.json"
 RETRY_S = 60.0
-"""A store that does not answer is tried again for this time."""
+"""If a store does not answer, requests are repeated for this time."""
 LASTING = (ImportError, FileNotFoundError, PermissionError, ValueError)
 NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
 
@@ -34,29 +34,29 @@ Found = TypeVar("Found")
 
 
 class MirrorError(ValueError):
-    """A store that cannot be used; the message has the cause and the remedy."""
+    """Raised if a store cannot be used. The message names the cause and a fix."""
 
     exit_code = 2
 
 
 class DamagedCopyError(MirrorError):
-    """A copy whose files are not those that were uploaded."""
+    """Raised if the files of a copy differ from the files that were uploaded."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """The copies below one URL, such as s3://bucket/run, by name."""
+    """A store of named copies below a URL such as s3://bucket/run."""
 
     url: str
     parameter: str
-    """Name of the parameter with the URL, for messages."""
+    """Name of the parameter that contains the URL, used in messages."""
 
     @property
     def shown(self) -> str:
         return without_password(self.url)
 
     def copies(self) -> dict[str, bool]:
-        """Return the names of all copies, sorted; False for unfinished ones."""
+        """Return whether each copy is complete, by its name, sorted."""
         files, root = self._place
         files.invalidate_cache()
         found: dict[str, bool] = {}
@@ -69,8 +69,8 @@ class Mirror:
     def upload(
         self, folder: Path, name: str, seal: Callable[[], None] = lambda: None
     ) -> None:
-        """Copy the files of `folder`. `seal` is called before the copy is complete, and
-        may raise."""
+        """Upload the files of `folder` as the copy `name`. `seal` is called before the
+        copy is marked as complete, and may raise an error to prevent that."""
         sizes = {}
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             self._place[0].put_file(str(path), self._path(f"{name}/{path.name}"))
@@ -79,7 +79,8 @@ class Mirror:
         self.write(f"{name}/{COMPLETE}", json.dumps(sizes))
 
     def download(self, name: str, folder: Path) -> None:
-        """Write a copy to `folder`, atomically. Raises DamagedCopyError."""
+        """Download a copy to `folder`, atomically. Raises DamagedCopyError if its files
+        differ from the files that were uploaded."""
         sizes = self.read_json(f"{name}/{COMPLETE}")
         if not sizes:
             raise DamagedCopyError(f"{self.shown}/{name}/{COMPLETE} is damaged")
@@ -94,20 +95,20 @@ class Mirror:
                 raise DamagedCopyError(f"{self.shown}/{name}/{file} is damaged")
 
     def remove(self, name: str) -> None:
-        """Remove a copy; during that it counts as unfinished."""
+        """Remove a copy. It counts as unfinished from the start of the removal."""
         for path in (f"{name}/{COMPLETE}", name):
             with suppress(FileNotFoundError):
                 self._place[0].rm(self._path(path), recursive=True)
 
     def read(self, file: str) -> str | None:
-        """Return the text of a file below the URL; None if it does not exist."""
+        """Return the text of a file below the URL, or None if it does not exist."""
         try:
             return str(self._place[0].cat_file(self._path(file)).decode())
         except FileNotFoundError:
             return None
 
     def read_json(self, file: str) -> dict[str, Any]:
-        """Return the fields of a file; none if it is missing or damaged."""
+        """Return the JSON object in a file, or {} if it is missing or damaged."""
         with suppress(ValueError):
             found = json.loads(self.read(file) or "{}")
             return found if isinstance(found, dict) else {}
@@ -117,15 +118,15 @@ class Mirror:
         self._place[0].pipe_file(self._path(file), text.encode())
 
     def with_retries(self, work: Callable[[], Found]) -> Found:
-        """Return the result of `work`; repeat it for RETRY_S if the store does not
-        answer. Raises MirrorError."""
+        """Return the result of `work`, repeating it for RETRY_S if the store does not
+        answer. Raises MirrorError if it still fails, or if the error is permanent."""
         begin_s, pause_s = time.monotonic(), 1.0
         while True:
             try:
                 return work()
             except MirrorError:
                 raise
-            except Exception as error:  # each store has errors of its own
+            except Exception as error:  # Each store raises its own types of errors.
                 reason = f"{self.shown} ({type(error).__name__}: {first_line(error)})"
                 lasts = isinstance(error, LASTING) or type(error).__name__ in NO_LOGIN
                 if lasts or time.monotonic() - begin_s > RETRY_S:
@@ -139,7 +140,7 @@ class Mirror:
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
-        """File system, and path in it."""
+        """The file system of the URL, and the path in it."""
         import fsspec
 
         is_local = urlsplit(self.url).scheme in ("", "file", "local")

@@ -1,4 +1,4 @@
-"""Check whether this user can write to a path."""
+"""Check whether the current user can write to a path."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ ELSEWHERE = "--params=data_dir=/another/disk"
 
 
 def first_fault(paths: Iterable[Path]) -> str | None:
-    """First of `paths` (which need not exist yet) that this user cannot write, as a
-    message; None if all can be written. Disk space is not checked."""
-    # A new file is renamed to its name: its folder must be writable, too.
+    """Return a message about the first path that the current user cannot write to, or
+    None if all can be written. The paths need not exist. Disk space is not checked."""
+    # A new file is written under another name first, so its folder must be writable.
     places = {_nearest(place) for path in paths for place in (path, path.parent)}
     for place in sorted(places):
-        # Asks the kernel, which also knows capabilities and read-only mounts.
+        # os.access asks the kernel, which knows capabilities and read-only mounts.
         if not os.access(place, os.W_OK):
             return f"{shown(place)} cannot be written by this user"
     return None
 
 
 def shown(place: Path) -> str:
-    """Path relative to the working directory, with a slash after a folder."""
+    """Return the path relative to the working directory; folders end with a slash."""
     inside = place.is_relative_to(Path.cwd()) and place != Path.cwd()
     text = str(place.relative_to(Path.cwd()) if inside else place)
     return f"{text}/" if os.path.isdir(place) else text
 
 
 def _nearest(path: Path) -> Path:
-    """`path` or its nearest parent that exists."""
+    """Return `path` or its nearest parent that exists."""
     whole = path.absolute()
     return next(place for place in (whole, *whole.parents) if os.path.lexists(place))
