@@ -1,4 +1,4 @@
-"""Checks of names on the command line, with one-line errors for unknown ones."""
+"""Check names given on the command line, and report unknown ones in one line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
 
 WRITTEN_LATER = ("tuned", "best")
-"""Environments that pipelines write; the configuration loader checks them."""
+"""Environments that pipelines write. The configuration loader checks these."""
 KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
-"""Kedro's errors of --nodes, --from-nodes, --to-outputs, --tags and the like."""
+"""Matches Kedro's errors about options such as --nodes, --to-outputs and --tags."""
 
 
 class CommandError(ValueError):
@@ -27,24 +27,25 @@ class CommandError(ValueError):
 
 
 def check_environment(env: str | None, conf_source: str | None = None) -> None:
-    """Raises CommandError unless conf/ has a folder of this name."""
+    """Raise CommandError unless conf/ has a folder with the name `env`."""
     conf = Path(conf_source or project_path("conf"))
     known = env is None or env in WRITTEN_LATER or (conf / env).is_dir()
     if known or not conf.is_dir():
-        return  # an archive of settings is opened by Kedro
+        return  # Kedro itself opens an archive of conf/
     names = {path.parent.name for path in conf.glob("*/*.yml")} | {"local"}
     raise CommandError(f"--env: no environment {env}; {near_or_all(str(env), names)}")
 
 
 def check_data_dir(data_dir: str | None) -> None:
-    """Raises CommandError if the folder does not exist: reading it would create it."""
+    """Raise CommandError if the folder does not exist; reading would create it."""
     folder = Path(project_path(data_dir or "data"))
     if not folder.is_dir():
         raise CommandError(f"--data-dir: there is no folder {folder}")
 
 
 def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
-    """Raise CommandError for unknown pipelines, without importing flatout's."""
+    """Raise CommandError for unknown pipelines. flatout's pipelines are not imported.
+    `where` names the option or parameter in the error message."""
     folders = resources.files("flatout.pipelines").iterdir()
     known = {folder.name for folder in folders if (folder / "__init__.py").is_file()}
     if project.PACKAGE_NAME not in (None, "flatout"):
@@ -57,15 +58,15 @@ def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
 
 
 def check_command(options: Mapping[str, Any]) -> None:
-    """Check the options of `kedro run`. Raises CommandError."""
+    """Check the options of `kedro run`. Raises CommandError for unknown names."""
     check_environment(options["env"], options["conf_source"])
     names = options.get("pipelines") or [options.get("pipeline")]
     check_pipelines([name for name in names if name] or ["__default__"])
 
 
 def plain_error(error: Exception) -> Exception | None:
-    """Return an error whose text is all that a user needs; None if only a traceback
-    explains it."""
+    """Return an error whose message is all that a user needs, or None if the error can
+    only be understood with its traceback."""
     own = type(error).__module__.startswith("flatout.")
     if own or isinstance(error, (DatasetError, MissingConfigException)):
         return error

@@ -1,5 +1,5 @@
-"""Kedro's configuration loader with one rule for every environment: conf/base, then
-conf/local, then the environment. Files are read once, parameters are checked."""
+"""Kedro's configuration loader with one rule for all environments: conf/base is
+overridden by conf/local, and both by the environment. Files are read only once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
 WRITERS = {"tuned": "benchmark", "best": "sweep"}
-"""Environments that pipelines write."""
+"""Environments that pipelines write, with the names of these pipelines."""
 
 PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
@@ -33,23 +33,24 @@ PATHS = (
     *("split.drop_rows", "train.skip_rows"),
     *("sweep.folder", "sweep.storage", "benchmark.folder"),
 )
-"""Parameters that are paths, in addition to the group `paths`."""
+"""Parameters that are paths, in addition to those in the group `paths`."""
 SETTINGS_OF_TRAINING = ("slow", *WRITERS, *SITUATIONS)
-"""Environments that set options of training but neither data nor model."""
+"""Environments that set training options but neither the data nor the model."""
 
 
 class NotTunedError(Exception):
-    """The environment `tuned` or `best` is requested before it was written."""
+    """Raised if the environment `tuned` or `best` is requested before it exists."""
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
-    """base <- local <- env. `tuned` and `best` are applied over the environment of
-    their measurement.
+    """Loader that merges the layers base, local and the environment, in this order.
 
-    Kedro replaces `local` by the environment, so that `--env=tuned` would train the
-    built-in corpus with settings that were measured on the user's data. Kedro also
-    parses all files again at each access, about 12 times per run: half a second.
-    `parameters` contains the default of each parameter that no file sets.
+    Kedro replaces `local` by the environment, so `--env=tuned` would train on the
+    built-in corpus with settings that were measured on the user's data. Here `tuned`
+    and `best` are merged over the environment in which they were measured. Kedro also
+    parses all files again at each access, about 12 times per run, which takes half a
+    second. `parameters` contains the defaults of all parameters that are not set in a
+    file.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -67,8 +68,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
             self._check_written()
 
     def _conf_path(self, path: str) -> str:
-        """Return `path` in the configuration folder in use, or in the project's own one
-        if that is an archive."""
+        """Return `path` in the configuration folder in use. If an archive is used
+        instead, return it in the project's conf/ folder."""
         conf = Path(self.conf_source)
         return (
             str(conf.absolute() / path)
@@ -77,8 +78,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         )
 
     def _parameter(self, path: str, default: Any = None) -> Any:
-        """Resolve `${parameter:corpus.rows}` in a catalog: the value of the command
-        line or of the parameters' files."""
+        """Resolve e.g. `${parameter:corpus.rows}` in a catalog to the value that is
+        given on the command line or in the parameter files."""
         state = repr((self.env, self.runtime_params))
         if state not in self._unresolved:
             given = self._files([self.base_env, *self._environments()])
@@ -86,16 +87,16 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return OmegaConf.select(self._unresolved[state], path, default=default)
 
     def _data_dir(self) -> str:
-        """Resolve `${data_dir:}`: the folder of all files that a run writes."""
+        """Resolve `${data_dir:}` to the folder of all files that a run writes."""
         return str(self._parameter("data_dir", "data"))
 
     def _shard(self) -> str:
-        """Resolve `${shard:}` in a file name: `-2-of-8` for predict.shard 2/8."""
+        """Resolve `${shard:}` in a file name, to `-2-of-8` for predict.shard 2/8."""
         found = self._parameter("predict.shard")
         return f"-{found}".replace("/", "-of-") if found else ""
 
     def this_run(self) -> dict[str, Any]:
-        """Return the name of the environment that sets the data, if any."""
+        """Return the name of the environment that defines the data, if there is one."""
         env = (
             self._measured_environment()
             if self.env in SETTINGS_OF_TRAINING
@@ -105,7 +106,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return {"environment": named}
 
     def _check_written(self) -> None:
-        """Kedro reads an archive of conf/, without this check."""
+        """Check that the environment exists; archives of conf/ are not checked."""
         conf, writer = Path(self.conf_source), WRITERS[str(self.env)]
         folder = conf / str(self.env)
         if conf.is_dir() and not any(folder.rglob("parameters*")):
@@ -116,8 +117,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def settings(self) -> Settings:
-        """All parameters, parsed once. Pipelines are fitted to them here: Kedro-Viz
-        runs no hook that could do it. Raises SettingsError."""
+        """All parameters, parsed once. Pipelines are fitted to them here, because
+        Kedro-Viz runs no hook that could do it. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = with_absolute_paths(
@@ -127,7 +128,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return self._parsed[state]
 
     def layers(self) -> dict[str, dict[str, Any]]:
-        """Return the parameters by the place that names them; the last one wins."""
+        """Return the parameters of each layer. Later layers override earlier ones."""
         given, self.runtime_params = self.runtime_params, {}
         folders = [self.base_env, *self._environments()]
         try:
@@ -139,8 +140,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return {**found, "command line": given or {}}
 
     def __getitem__(self, key: str) -> dict[str, Any]:
-        """Return the configuration; of parameters, groups with every default, and
-        single values only if they are given."""
+        """Return the configuration of one kind. Groups of parameters contain all
+        defaults; ungrouped parameters are only included if they are given."""
         found = self._read(key)
         if key != "parameters":
             return found
@@ -164,8 +165,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return found or super().__getitem__(key)
 
     def _environments(self) -> list[str]:
-        """Return the environments applied over conf/base; the last one wins. An archive
-        of conf/ is read as by Kedro, without conf/local."""
+        """Return the environments that are merged over conf/base, in increasing
+        priority. If conf/ is an archive, conf/local is not included, as in Kedro."""
         env = self.env or self.default_run_env
         if env == self.base_env:
             return []
@@ -177,8 +178,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return list(dict.fromkeys([*under, self._measured_environment() or env, env]))
 
     def _measured_environment(self) -> str | None:
-        """Return the environment in which `tuned` or `best` was measured, for example
-        that of images or numbers."""
+        """Return the environment in which `tuned` or `best` was measured."""
         name = str(self.env)
         if name not in WRITERS or not Path(self.conf_source, name).is_dir():
             return None
@@ -186,7 +186,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return str(found) if found else None
 
     def _files(self, environments: list[str]) -> Any:
-        """Return the parameters in the files of these environments, unresolved."""
+        """Return the unresolved parameters in the files of these environments."""
         conf = Path(self.conf_source)
         if conf.is_dir():
             folders = [conf / name for name in environments]
@@ -228,7 +228,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
 
 def loader_of(context: KedroContext) -> ProjectConfigLoader:
-    """Return the loader that settings.py names. Raises SettingsError for another."""
+    """Return the project's loader. Raises SettingsError if the loader is not
+    flatout's."""
     if isinstance(context.config_loader, ProjectConfigLoader):
         return context.config_loader
     raise SettingsError(
@@ -247,9 +248,10 @@ def credentials_of(context: KedroContext, name: str) -> dict[str, Any]:
 
 
 def with_absolute_paths(settings: Settings) -> Settings:
-    """Return `settings` with paths made absolute from the project's root.
+    """Return `settings` with all paths made absolute from the project root.
 
-    A name of a checkpoint is a path if the project has a folder of that name."""
+    The name of a checkpoint is treated as a path if the project has a folder with it.
+    """
     if Path(project_path()) == Path.cwd():
         return settings
     named = (*PATHS, *(f"paths.{name}" for name in type(settings.paths).model_fields))

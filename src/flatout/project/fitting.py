@@ -1,4 +1,4 @@
-"""Fitting of pipelines to the parameters of an environment."""
+"""Adjust the registered pipelines to the parameters of an environment."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ OF_ROWS = (
     *("train", "evaluate", "predict", "export"),
     *("benchmark", "sweep", "crossvalidate"),
 )
-"""Pipelines whose inputs are named after the kind of rows, `train.rows`."""
+"""Pipelines whose inputs depend on the kind of rows, `train.rows`."""
 TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep", "cross_validate"})
-"""Nodes that start processes and must not run in a runner's process."""
+"""Nodes that start processes and therefore must not run in a parallel runner."""
 OF_SESSIONS = "next-key"
 """The task that learns from sessions instead of texts."""
 
 
 def raw_entry(settings: Settings) -> str:
-    """Return the catalog entry's name for the raw data of this training."""
+    """Return the name of the catalog entry with the raw data of this training run."""
     if settings.train.rows != "tokens":
         return f"raw_{settings.train.rows}"
     return "raw_sessions" if settings.model.task == OF_SESSIONS else "raw_texts"
 
 
 def short_names(pipeline: Pipeline) -> set[str]:
-    """Return the names of the nodes without the namespace, their pipeline's name."""
+    """Return the names of the nodes without their namespace."""
     return {node.short_name for node in pipeline.nodes}
 
 
 def fit_pipelines(settings: Settings) -> None:
-    """Make the project's pipelines read this kind of rows, and the default pipeline the
-    sum of those in the parameter `pipelines`."""
+    """Let the pipelines read rows of the configured kind. If the parameter `pipelines`
+    is set, the default pipeline becomes the sum of the pipelines it names."""
     kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         _fit(name, rows=kind)
@@ -47,8 +47,8 @@ def fit_pipelines(settings: Settings) -> None:
 
 
 def _fit(name: str, **options: str) -> None:
-    """Create a registered pipeline again, in its namespace. A project's own pipeline of
-    this name stays as it is."""
+    """Create a registered pipeline again, in the same namespace. A pipeline of the same
+    name that the project has defined itself is not changed."""
     nodes = pipelines[name].nodes if name in pipelines else []
     if nodes and nodes[0].func.__module__.startswith("flatout.pipelines."):
         made = import_module(f"flatout.pipelines.{name}").create_pipeline(**options)

@@ -1,4 +1,4 @@
-"""The check after a training that it is as fast as the best earlier similar one."""
+"""Check that a training run is as fast as the best similar run before it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS = "runs.jsonl"
 
 
 class Guard:
-    """Comparison of a tracked training with those in its folder."""
+    """Comparison of a tracked training run with earlier ones in the same folder."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -30,7 +30,7 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def start(self, folder: RunFolder) -> None:
-        """Store the baseline for the tracking program's one early comparison."""
+        """Store the baseline, which the tracking program compares early in the run."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key
@@ -45,7 +45,8 @@ class Guard:
             }
 
     def trained(self, folder: RunFolder, history: Any) -> None:
-        """Compare rates. `history`: a DataFrame with `samples_per_s` per window."""
+        """Compare the throughput with the baseline. `history` is a DataFrame whose
+        column `samples_per_s` has one value per window."""
         rates = history["samples_per_s"].dropna().tolist()
         if (typical := guard.typical_rate(rates)) is not None:
             folder.record.figures[RATE] = typical
@@ -57,7 +58,8 @@ class Guard:
         self._trained = _run_of(folder) if typical is not None else None
 
     def ended(self) -> None:
-        """Finish after the model and all reports are saved. Raises SlowRunError."""
+        """Store the run once all its results are saved. Raises SlowRunError if it was
+        slow and `guard.on_slow` is `fail`."""
         if self._trained is not None:
             guard.append_run(self._runs, self._trained)
         found, fails = self._verdict, self._settings.guard.on_slow == "fail"
@@ -65,7 +67,7 @@ class Guard:
             raise guard.SlowRunError(found.text)
 
     def _note(self, folder: RunFolder, verdict: guard.Verdict) -> None:
-        """Write the verdict to the log, to MLflow and next to the other reports."""
+        """Write the verdict to the log, to MLflow and to guard.json."""
         level = logging.WARNING if verdict.state == "slow" else logging.INFO
         logger.log(level, verdict.text)
         tags = {"guard": verdict.state, "guard_baseline": verdict.baseline}

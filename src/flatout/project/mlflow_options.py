@@ -1,4 +1,4 @@
-"""conf/base/mlflow.yml, checked: the store and selection of recorded runs."""
+"""Options in conf/base/mlflow.yml: the tracking store, and which runs are recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPERIMENT = "tracking.experiment"
 
 
 class MlflowOptions(BaseModel):
-    """Options, each named by its path in the file."""
+    """The options. Each alias is the option's path in the file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,18 +41,19 @@ class MlflowOptions(BaseModel):
         return str(self.uri)
 
     def tracks(self, pipelines: Collection[str] | None) -> bool:
-        """Return True if any of the pipelines in a run opens a run of MLflow."""
+        """Return whether a run of these pipelines is recorded in MLflow."""
         return not set(pipelines or ["__default__"]) <= set(self.untracked)
 
     def store_files(self, data_dir: str) -> list[Path]:
-        """Return the store if it is a file in the data folder. Any other store may be
-        unreachable: its points wait in a file."""
+        """Return the store if it is a file in the data folder. Other stores may be
+        unreachable, because points that cannot be sent are kept in a file."""
         file = Path(project_path(data_dir), "mlflow.db")
         return [file] if self.store == f"{SQLITE}{file}" else []
 
 
 def mlflow_options(context: KedroContext) -> MlflowOptions:
-    """Read the options; relative paths start at the project. Raises SettingsError."""
+    """Read the options; relative paths start at the project root. Raises
+    SettingsError."""
     loader = loader_of(context)
     given = {path: value for path, value in by_path(loader["mlflow"]) if value != {}}
     try:
@@ -70,6 +71,6 @@ def mlflow_options(context: KedroContext) -> MlflowOptions:
 
 
 def login(context: KedroContext, options: MlflowOptions) -> dict[str, str]:
-    """Return the environment variables that `server.credentials` names."""
+    """Return the credentials named by `server.credentials` as environment variables."""
     found = credentials_of(context, options.credentials) if options.credentials else {}
     return {key: str(value) for key, value in found.items()}

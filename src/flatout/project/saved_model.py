@@ -1,4 +1,4 @@
-"""The record of a trained model for MLflow."""
+"""Describe a trained model for MLflow, and write its model card."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def saved_model(
     rows: Any,
     report: dict[str, Any],
 ) -> SavedModel:
-    """Describe `data`, a model with or without a tokenizer, which `entry` of the
-    catalog has saved. `spare`: folder for models that the catalog stores in another
-    form. `rows`: a `datasets.Dataset`; its first sample is the example."""
+    """Describe `data`, a model with or without a tokenizer, that the catalog entry
+    `entry` has saved. If the catalog uses another format, the model is also saved in
+    the folder `spare`. The first sample of `rows`, a `datasets.Dataset`, is the
+    example."""
     parts = data if isinstance(data, tuple) else (data,)
     if isinstance(entry, TransformersModel):
         folder = entry.path.absolute()
@@ -53,8 +54,8 @@ def saved_model(
 
 
 def write_own_card(entry: Any, name: str, settings: Settings) -> None:
-    """Write the card of the model in `entry` of the catalog, if flatout has trained
-    it. `name`: its title. A folder that cannot be written is only logged."""
+    """Write a model card with the title `name` if flatout has trained the model of the
+    catalog entry `entry`. If the folder is not writable, only a warning is logged."""
     from flatout.engine.export.hub import is_own, write_card
 
     if isinstance(entry, TransformersModel) and is_own(entry.path):
@@ -74,7 +75,7 @@ def _setting(settings: Settings) -> str:
 
 
 def _pipeline_tag(model: Any, settings: Settings) -> str:
-    """Return the tag of the pipeline that answers texts."""
+    """Return the name of the transformers pipeline for this task."""
     import transformers
 
     from flatout.engine.tasks import task_class

@@ -1,9 +1,8 @@
-"""Kedro sessions of the project, started directly or by an external launcher (torchrun,
-accelerate, Slurm).
+"""Kedro sessions of the project, which an external launcher may start once per rank.
 
-Such a launcher starts the whole command once per rank. Rank 0 runs it as usual; the
-others run no node and no hook and save no output: they wait for rank 0's training, join
-it as ranks, and end with it.
+Launchers such as torchrun, accelerate and Slurm start the whole command once per rank.
+Rank 0 runs it as usual. The other ranks run no nodes or hooks and save no outputs. They
+wait for the training run of rank 0, join it, and end with it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from flatout.project.config_loader import loader_of
 from flatout.project.fitting import fit_pipelines
 
 NODES = ("node_names", "from_nodes", "to_nodes")
-"""Options of a run that contain names of nodes."""
+"""Options of a run whose values are names of nodes."""
 
 
 class ProjectSession(KedroSession):
-    """A session that, without --pipelines, runs those in the parameter `pipelines`."""
+    """Session that runs the pipelines in the parameter `pipelines` by default."""
 
     _context: KedroContext | None = None
 
@@ -50,7 +49,7 @@ class ProjectSession(KedroSession):
                 release_followers()
 
     def full_names(self, given: Iterable[str], asked: Mapping[str, Any]) -> list[str]:
-        """Return `split.split_rows` for `split_rows`: both are valid names."""
+        """Return names with the namespace: `split.split_rows` for `split_rows`."""
         names = asked.get("pipeline_names") or [asked.get("pipeline_name")]
         pipelines.set_requested([name for name in names if name] or None)
         self.load_context()
@@ -61,19 +60,19 @@ class ProjectSession(KedroSession):
     def _named_pipelines(self) -> list[str]:
         settings = loader_of(self.load_context()).settings
         check_pipelines(settings.pipelines, "parameter pipelines")
-        if settings.pipelines:  # Kedro loads them again for other names than before
+        if settings.pipelines:  # Kedro reloads all pipelines if the names change
             pipelines.set_requested(settings.pipelines)
             fit_pipelines(settings)
         return settings.pipelines
 
     def load_context(self) -> KedroContext:
-        """Return one context per session, with all that it has read and parsed."""
+        """Return the session's only context, so that files are read and parsed once."""
         self._context = self._context or super().load_context()
         return self._context
 
 
 class FollowerSession(KedroSession):
-    """The session of every rank but 0."""
+    """Session of all ranks except rank 0."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         from flatout.engine.launch.followers import follow
@@ -83,11 +82,11 @@ class FollowerSession(KedroSession):
 
 
 def is_launched() -> bool:
-    """Return True if an external launcher started several ranks."""
+    """Return whether an external launcher has started several ranks."""
     return launched_from_outside() and current_ranks().world_size > 1
 
 
 def session_class() -> type[KedroSession]:
-    """Return the class that fits this process's rank in its launcher."""
+    """Return the session class for the rank of this process."""
     is_follower = is_launched() and not current_ranks().is_main
     return FollowerSession if is_follower else ProjectSession

@@ -1,6 +1,6 @@
 """Terminal output: one line per message, without warnings that do not help.
 
-`set_up_terminal` is an entry point of the group `kedro.init`: Kedro calls it before it
+`set_up_terminal` is an entry point of the group `kedro.init`. Kedro calls it before it
 loads plugins, in every project of this Python environment.
 """
 
@@ -19,19 +19,19 @@ from flatout.tracking.program import LevelFormatter
 SILENCED = (
     # Kedro still uses the older name of OmegaConf's register_resolver.
     "register_new_resolver() is deprecated",
-    # MLflow's advice on models; `kedro flatout sync` sends a model.
+    # MLflow's advice about models, e.g. when `kedro flatout sync` sends one.
     "An input example was not provided",
-    # Advice that every run repeats; training reads its rows from mapped files anyway.
+    # Repeated in every run, but training reads its rows from mapped files anyway.
     "Using synchronous mode for loading and saving data",
-    # Kedro's runners print this above every error of a run's first node.
+    # Kedro's runners print this above every error in the first node of a run.
     "No nodes ran. Repeat the previous command",
-    # The same command resumes automatically: current results are not made again.
+    # The same command resumes anyway, because current results are reused.
     "nodes that have not run.\nYou can resume the pipeline run",
-    # The command ends with the error itself.
+    # The command prints the error itself at the end.
     "failed with error: ",
-    # Entries of Kedro's own types are wrapped to accept the results of nodes.
+    # Entries of Kedro's own types are wrapped so that they accept nodes' results.
     "Replacing dataset '",
-    # Kedro-Viz prints this in every run of some pipelines.
+    # Kedro-Viz prints this in every partial run, e.g. with --pipelines.
     "Workflow tracking is disabled",
 )
 LOGGERS = (
@@ -48,8 +48,9 @@ KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
 
 
 class LineHandler(logging.Handler):
-    """Print one line per message on Rich's console. A terminal wraps long messages
-    between words; Rich's own handler would wrap at 80 columns without a terminal."""
+    """Logging handler that prints one line per message on Rich's console. Long messages
+    wrap between words in a terminal. Elsewhere they do not wrap, while Rich's own
+    handler would wrap them at 80 columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class LineHandler(logging.Handler):
 
 
 def show_kedro() -> None:
-    """Show Kedro's own messages too: one line per node, load and save."""
+    """Also show Kedro's own messages: one line per node, load and save."""
     for name in KEDRO:
         logging.getLogger(name).setLevel(logging.INFO)
 
@@ -78,13 +79,13 @@ def set_up_terminal() -> None:
 
 
 def print_lines() -> None:
-    """Print messages as lines instead of by Kedro's handler; custom handlers stay."""
+    """Replace Kedro's handler by one that prints lines. Custom handlers are kept."""
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:
         root.removeHandler(handler)
         root.addHandler(LineHandler())
-    # The loggers of Python's warnings. A filter of `warnings` would not work: MLflow
-    # inserts its own filter before all others.
+    # Some are warnings of Python. A filter of `warnings` would not work, because
+    # MLflow inserts its own filter before all others.
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_wanted)
 

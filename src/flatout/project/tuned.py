@@ -1,4 +1,4 @@
-"""Tuned parameters: checks of their place of measurement and of the rate reached."""
+"""Check whether tuned parameters fit a run, and whether it is as fast as measured."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from flatout.engine.parameters import Settings
 logger = logging.getLogger(__name__)
 
 LEAST_TRAINED_S = 5.0
-"""Shortest training that is checked, in seconds: two or three windows of a trial."""
+"""Shortest training time that is checked: two or three windows of a trial."""
 SLOWER = 0.9
-"""A training below this share of the slowest trial's rate is reported as slow."""
+"""A run below this share of the slowest trial's throughput is reported as slow."""
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
-    """List and log differences between the measurement of the tuned parameters and
-    this run."""
-    # These modules import torch; the training needs it anyway.
+    """Return and log the differences between this run and the measurement of the tuned
+    parameters."""
+    # These modules import torch, which training needs anyway.
     from flatout.engine.benchmark.recommend import mismatches, provenance
     from flatout.engine.launch.job_files import token_key
     from flatout.engine.launch.launch import resolve_processes
@@ -39,8 +39,8 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
 
 
 def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Log whether the training of `report` reached the rates that conf/tuned has of its
-    trials."""
+    """Log whether the throughput in `report` is as high as in the trials in
+    conf/tuned."""
     rate, trained_s = report["samples_per_s"], report["train_wall_s"]
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not (rate and isinstance(low, (int, float)) and isinstance(high, (int, float))):

@@ -1,1 +1,1 @@
-"""Data folder and catalog around a run: lock, entries, writable places, origins."""
+"""The data folder and the catalog: locks, entries, outputs and origins of the data."""

@@ -1,5 +1,5 @@
-"""Catalog entries: Kedro's own types for results of nodes, and the user's own splits
-and models."""
+"""Adapt catalog entries: Kedro's dataset types for results of nodes, splits that the
+user provides, and models with custom code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS_ALONE = frozenset(
         *("tokenizer", "tokenizer_file"),
     }
 )
-"""Entries that another pipeline reads, in the form in which flatout writes them."""
+"""Entries that other pipelines read, and which therefore need flatout's own format."""
 RECIPES = OURS_ALONE | {
     "predictions",
     "rejected_rows",
@@ -34,8 +34,8 @@ RECIPES = OURS_ALONE | {
 
 
 class GenericEntry(AbstractDataset[Any, Any]):
-    """An entry of one of Kedro's types that saves the result of a recipe in the form
-    that the type accepts."""
+    """Wrapper around one of Kedro's own datasets. It executes a recipe, and saves the
+    result in the form that the dataset accepts."""
 
     def __init__(self, dataset: AbstractDataset[Any, Any]) -> None:
         self._dataset = dataset
@@ -68,7 +68,7 @@ def _plain(data: Any, package: str) -> Any:
     elif hasattr(type(data), "table"):
         table = data.table()
     else:
-        return data  # from a node of the user
+        return data  # a node of the user returned it
     if package == "huggingface":
         from datasets import Dataset
 
@@ -77,9 +77,10 @@ def _plain(data: Any, package: str) -> Any:
 
 
 def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
-    """Make entries of Kedro's own types accept results of nodes. Entries of flatout's
-    own types are not built here: some import torch. Raises SettingsError for types that
-    would lose data, and for given splits without train."""
+    """Let entries of Kedro's own types accept the results of nodes. Entries of
+    flatout's own types are not created here, because some import torch. Raises
+    SettingsError for types that would lose data, and if splits are given without a
+    train split."""
     _join_splits(catalog, conf_catalog)
     for name in sorted(RECIPES & conf_catalog.keys()):
         if str(conf_catalog[name].get("type")).startswith("flatout."):
@@ -97,7 +98,7 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
 
 
 def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
-    """Combine the user's own splits into `raw_texts`."""
+    """Combine the splits that the user provides into `raw_texts`."""
     given = [name for name in SPLITS if entry_of(name) in conf_catalog]
     if not given:
         return
@@ -111,8 +112,8 @@ def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
 
 
 def trust_own_model(pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Let a node load the model that another one trains in the same run, with its
-    custom code (`model.trust_remote_code`). Any other model needs `load_args`."""
+    """Allow nodes to load the custom code of a model that is trained in the same run,
+    if `model.trust_remote_code` is set. For other models, `load_args` must allow it."""
     if "model" in {n for node in pipeline.nodes for n in node.inputs} & (
         pipeline.all_outputs()
     ):

@@ -1,5 +1,5 @@
-"""A lock of the data folder: if a second run replaced the tokens during a training, the
-training would be evaluated on other tokens than its own."""
+"""Lock of the data folder. Without it, a second run could replace the tokens during a
+training run, which would then be evaluated on different tokens."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WAIT_S = 1.0
 
 
 class DataLock:
-    """The lock of a data folder while a run makes rows, trains or evaluates."""
+    """Lock on a data folder, held while a run creates rows, trains or evaluates."""
 
     _lock: FileLock | None = None
 
     def take(self, folder: Path) -> None:
-        """Lock `folder`. Raises SettingsError if another run uses it."""
+        """Lock `folder`. Raises SettingsError if another run has locked it."""
         lock, holder = FileLock(folder / ".lock"), folder / ".lock.txt"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -53,5 +53,5 @@ class DataLock:
 
 
 def changes_data(pipeline: Pipeline) -> bool:
-    """Return True if the pipeline changes or evaluates data of other pipelines."""
+    """Return whether the pipeline changes or evaluates data of other pipelines."""
     return any(node.namespace in GUARDED for node in pipeline.nodes)

@@ -1,9 +1,9 @@
-"""The raw data from which token rows were made: old rows are never taken for new.
+"""Detection of rows that were created from outdated raw data.
 
 When rows are saved, `note_origin` stores the state of the raw data next to them: a hash
-of the catalog entry and of the size, times and inode of its files. If that state is the
-same at the start of a training, no row is read. If it differs, the digest of the raw
-rows decides.
+of the catalog entry and of the size, times and inode of its files. If the state is
+still the same when a training run starts, no row is read. If it differs, the digest of
+the raw rows decides.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 logger = logging.getLogger(__name__)
 
 ORIGIN = "raw_texts"
-"""Name of the fact, in a folder, that contains the state of the raw data."""
+"""Key under which the state of the raw data is stored in a folder of rows."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type", "folds")
-"""Options of split that change no row."""
+"""Options of split that do not change any row."""
 LABEL = "split.label_column"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""The address of an object in memory, which differs at each start."""
+"""The memory address of an object, which differs in each process."""
 
 
 def note_origin(catalog: DataCatalog, origin: Mapping[str, Any] | None) -> None:
@@ -52,7 +52,7 @@ def note_origin(catalog: DataCatalog, origin: Mapping[str, Any] | None) -> None:
 def stale_fault(
     catalog: DataCatalog, settings: Settings, pipeline: Pipeline
 ) -> str | None:
-    """Return the reason why a training would use rows of other data; None if not."""
+    """Return why a training run would use outdated rows, or None if it would not."""
     kind, inputs = settings.train.rows, pipeline.inputs()
     if not TRAINING_NODES & short_names(pipeline):
         return None
@@ -62,8 +62,8 @@ def stale_fault(
 
 
 def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why the rows to train on differ from the raw data; None if they do not,
-    or if rows or raw data are not on this machine."""
+    """Return why the rows to train on differ from the raw data. Returns None if they do
+    not, or if the rows or the raw data are not on this machine."""
     if settings.train.rows != "tokens":
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):
@@ -75,7 +75,7 @@ def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return the reason why stored samples of a fixed shape differ from the raw files;
+    """Return why stored samples of a fixed shape differ from the raw files. Returns
     None if they do not, or if the raw files are not on this machine."""
     from flatout.engine.arrays.array_files import open_source
     from flatout.engine.arrays.recipes import changes_since
@@ -111,7 +111,7 @@ def _is_stale(catalog: DataCatalog, split: str) -> bool:
 
 
 def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why the split's rows differ from the raw data and its parameters."""
+    """Return why the rows of the split differ from the raw data or the parameters."""
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None
     if folder is None or key is None or "raw_texts" not in key.fields:
@@ -123,7 +123,7 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     columns = columns_of(settings.split, settings.model.task)
     columns = columns.among([key.fields.get("label_column")])
     changes = _changed_options(key, columns, settings)
-    # Without labels the column matters only if the raw data have changed.
+    # If the task has no labels, their column only matters if the raw data changed.
     other = [c for c in changes if not columns.has_labels and LABEL in c]
     if changes != other:
         return (
@@ -167,7 +167,7 @@ def _changed_options(
 def _same_content(
     entry: Any, raw: str, key: ContentKey, columns: Columns
 ) -> bool | None:
-    """Compare the digest of all raw rows; None if they cannot be read."""
+    """Return whether the digest of all raw rows is the same; None if it is unknown."""
     if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
         return None
     logger.info("%s has changed: comparing its contents", raw)
@@ -176,7 +176,7 @@ def _same_content(
         if set(columns.names) - set(rows.column_names):
             return False
         return bool(rows.digest(columns.names) == key.fields["raw_texts"])
-    except Exception as error:  # each kind of entry has its own errors
+    except Exception as error:  # each dataset type raises its own errors
         why = first_line(error)
         logger.warning("%s cannot be compared with the tokens: %s", raw, why)
         return None
@@ -185,13 +185,14 @@ def _same_content(
 def origin_of(
     catalog: DataCatalog, raw: str, *, fetched: bool = False
 ) -> dict[str, str] | None:
-    """Return `name` and `state` of the raw data, without reading a row; None if the
-    entry cannot be made here. A hash, because an entry may contain credentials.
-    `fetched`: use the state of remote files at the time of fetching."""
+    """Return `name` and `state` of the raw data without reading any row, or None if the
+    entry cannot be created here. The state is a hash, because an entry may contain
+    credentials. If `fetched`, remote files have the state that they had when
+    downloaded."""
     try:
         entry = catalog.get(raw)
         described = entry._describe()
-    except Exception:  # a package that is not installed here
+    except Exception:  # e.g. a missing package
         return None
     state = xxhash.xxh3_128()
     for name, value in sorted(described.items()):
@@ -203,7 +204,7 @@ def origin_of(
 
 
 def short_name(catalog: DataCatalog, raw: str) -> str:
-    """Return the data's name for people; empty if the entry cannot be made."""
+    """Return a short name of the data; empty if the entry cannot be created."""
     found = origin_of(catalog, raw)
     if found is None:
         return ""
@@ -212,7 +213,7 @@ def short_name(catalog: DataCatalog, raw: str) -> str:
 
 
 def _shown(entry: Any, described: Mapping[str, Any]) -> str:
-    """Return a name without the credentials that a URL may contain."""
+    """Return the name without the credentials that a URL may contain."""
     if isinstance(entry, DocstringCorpus):
         return "the built-in corpus"
     if isinstance(entry, OwnSplits):
@@ -233,7 +234,7 @@ def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
     if isinstance(entry, TextFiles) and entry.is_remote:
         try:
             yield from sorted(entry.stamps(fetched=fetched).items())
-        except DatasetError:  # loading reports why
+        except DatasetError:  # loading will report the reason
             yield "not reached", None
     elif place and not isinstance(entry, DocstringCorpus):
         path = Path(str(place))
@@ -246,6 +247,6 @@ def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _folder(catalog: DataCatalog, name: str) -> Path | None:
-    """Return the folder of an entry with a stored key; None for other entries."""
+    """Return the folder of an entry with a stored key, or None for other entries."""
     entry = catalog.get(name)
     return entry.path if isinstance(entry, KeyedArrowDataset) else None

@@ -1,4 +1,4 @@
-"""Checks, before a run, that all its results can be written."""
+"""Check before a run starts that all of its results can be written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
     "run_sweep": lambda found: (found.sweep.folder,),
     "cross_validate": lambda found: (found.sweep.folder,),
 }
-"""Files that nodes write in addition to their outputs."""
+"""Files and folders that nodes write in addition to their outputs."""
 KINDS = ("texts", "arrays", "images")
 INPUTS = frozenset(
     {
@@ -30,7 +30,7 @@ INPUTS = frozenset(
         *("tuned_parameters", "best_parameters"),
     }
 )
-"""Entries that are inputs, or in conf/: not checked unless a run writes them."""
+"""Entries that are inputs or stored in conf/; only checked if the run writes them."""
 
 PLACES = ("filepath", "path")
 KEYS = ("type", *PLACES)
@@ -38,14 +38,14 @@ IN_MEMORY = {"{default}": {"type": "kedro.io.MemoryDataset"}}
 
 
 class UnwritableError(ValueError):
-    """Results of the run could not be saved in their places."""
+    """Raised if results of the run could not be saved."""
 
 
 def check_outputs(
     settings: Settings, pipeline: Pipeline, context: KedroContext, stores: list[Path]
 ) -> None:
-    """Raises UnwritableError, and SettingsError if the run would write over its own
-    model. `stores`: files of MLflow that the run writes too."""
+    """Raise UnwritableError if an output cannot be written, and SettingsError if the
+    run would overwrite the model it starts from. `stores` are MLflow's own files."""
     names = short_names(pipeline)
     paths = [Path(p) for name in names & WORK.keys() for p in WORK[name](settings)]
     paths += [*local_paths(context, pipeline.all_outputs()), *stores]
@@ -55,7 +55,7 @@ def check_outputs(
 
 
 def check_source(name: str | None, written: Collection[Path]) -> None:
-    """Raises SettingsError if a run would write over the model that it starts from."""
+    """Raise SettingsError if a run would overwrite the model that it starts from."""
     source = Path(name or "").resolve()
     if name and {source, *source.parents} & {path.resolve() for path in written}:
         raise SettingsError(
@@ -66,8 +66,8 @@ def check_source(name: str | None, written: Collection[Path]) -> None:
 
 
 def local_paths(context: KedroContext, names: Iterable[str] = ()) -> list[Path]:
-    """Return paths of the catalog's entries with these names, or of all but INPUTS.
-    Read from the configuration, because building entries imports their packages."""
+    """Return the local paths of the named catalog entries, or of all except INPUTS.
+    They are read from the configuration, because creating entries imports packages."""
     entries = {
         name: {key: entry[key] for key in KEYS if key in entry}
         for name, entry in context.config_loader["catalog"].items()

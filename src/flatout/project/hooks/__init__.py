@@ -1,6 +1,6 @@
-"""Kedro's hooks of the project, in four classes that share a `Run`.
+"""The project's Kedro hooks: four classes that share a `Run`.
 
-`in_order` returns them in the order in which each step of a run calls them.
+`in_order` returns them in the order in which they are called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The clock around all other hooks, and the summary at the end of a command."""
+"""Measure the time of each phase, and print the summary at the end of a command."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ SHOWN_S = 0.005
 
 
 class PhaseClock:
-    """Seconds by phase."""
+    """Stopwatch that adds up the seconds of each phase."""
 
     def __init__(self, since_s: float) -> None:
-        """`since_s`: start of the first phase, in seconds of time.perf_counter."""
+        """The first phase starts at `since_s`, in seconds of time.perf_counter."""
         self._since_s = since_s
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def mark(self, phase: str, now_s: float | None = None) -> None:
-        """Count the seconds since the last mark as `phase`."""
+        """Add the seconds since the last mark to `phase`."""
         now_s = time.perf_counter() if now_s is None else now_s
         self.seconds[phase] += now_s - self._since_s
         self._since_s = now_s
 
 
 def process_age_s() -> float:
-    """Seconds since this process began. On Linux psutil adds the time since boot to a
-    boot time in whole seconds, which is subtracted here."""
+    """Return the seconds since this process started. On Linux, psutil adds a precise
+    time since boot to a boot time in whole seconds, which is subtracted again here."""
     created_s = psutil.Process().create_time()
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return time.time() - created_s
@@ -51,14 +51,14 @@ def process_age_s() -> float:
 
 
 def time_line(seconds: Mapping[str, float]) -> str:
-    """Return the seconds by phase in one line."""
+    """Return the seconds of all phases in one line."""
     parts = ", ".join(f"{k} {v:.2f}" for k, v in seconds.items() if v >= SHOWN_S)
     return f"where {sum(seconds.values()):.1f} s went: {parts}"
 
 
 def start_clock(created_s: float) -> PhaseClock:
-    """`created_s`: start of the configuration. The process's age counts if a command
-    line started it, but not in a notebook."""
+    """Start the clock. If a command line started the process, its whole age counts as
+    imports. In a notebook the clock starts with the configuration, at `created_s`."""
     is_command = click.get_current_context(silent=True) is not None
     begin_s = time.perf_counter() - process_age_s() if is_command else created_s
     clock = PhaseClock(begin_s)
@@ -76,8 +76,8 @@ PLACES = {"model": "model", "report": "train_report"}
 
 
 class ClockHooks:
-    """Record seconds by phase; show them at the end, with the figures, the model and
-    the next command."""
+    """Hooks that measure the time of each phase. At the end they print it with the main
+    metrics, the path of the model and the next command."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -92,7 +92,7 @@ class ClockHooks:
 
     @hook_impl
     def before_node_run(self) -> None:
-        """Book the seconds in which Kedro has loaded the node's inputs."""
+        """Count the time in which Kedro has loaded the inputs of the node."""
         self._clock.mark("loading")
 
     @hook_impl(wrapper=True)
@@ -113,7 +113,7 @@ class ClockHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
-        """Book the time of the save, which also carries out a recipe."""
+        """Count the time of the save, which also executes a recipe."""
         phase = "saving" if node.short_name == "train_model" else phase_of(node)
         self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
 
@@ -121,7 +121,7 @@ class ClockHooks:
     def after_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> Iterator[Any]:
-        """Record the seconds so far, before the tracking program sends them."""
+        """Record the times so far, before the tracking program sends them."""
         self._clock.mark("rest")
         if tracked := self._run.tracked:
             found = self._clock.seconds.items()

@@ -1,4 +1,4 @@
-"""Hooks that lock the data, fit catalog entries to it and refuse outdated rows."""
+"""Hooks that lock the data, adapt catalog entries, and reject outdated rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class DataHooks:
-    """Lock the data folder, record the origin of rows, and refuse to train on rows from
-    other data."""
+    """Lock the data folder, record the origin of rows, and refuse to train on outdated
+    rows."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -33,18 +33,18 @@ class DataHooks:
     def after_catalog_created(
         self, catalog: DataCatalog, conf_catalog: dict[str, Any]
     ) -> None:
-        """Raises SettingsError for entries that cannot store results."""
+        """Adapt the catalog. Raises SettingsError if an entry cannot store results."""
         entries.adapt(catalog, conf_catalog)
         catalog["this_run"] = MemoryDataset(data=self._run.loader.this_run())
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Lock and check the data. Raises SettingsError and StaleTokensError."""
+        """Lock and check the data. Raises SettingsError or StaleTokensError."""
         run = self._run
         self._lock.release()
         if run.is_main and changes_data(pipeline):
             self._lock.take(run.data)
-        if current_ranks().is_main:  # remove partial files of killed runs
+        if current_ranks().is_main:  # remove partial files that killed runs left
             for folder in sorted(run.data.glob("*/")):
                 clear_leftovers(folder)
         if run.settings.model.trust_remote_code:
@@ -64,7 +64,7 @@ class DataHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
-        """Store it next to kept rows too: their source may have a new name."""
+        """Store the origin of reused rows too: the source may have a new name."""
         if dataset_name == "train_rows":
             note_origin(self._catalog, self._origin)
 

@@ -1,4 +1,4 @@
-"""State of the running command that the four hook classes share."""
+"""State of the current command, which the four hook classes share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.tracking import RunFolder
 
 
 class Run:
-    """The state of one command, filled when Kedro has created its context."""
+    """State of one command, which is filled once Kedro has created the context."""
 
     context: KedroContext
     loader: ProjectConfigLoader
@@ -24,9 +24,9 @@ class Run:
     data: Path
     """Folder of all files that the run writes."""
     tracked: RunFolder | None = None
-    """None: MLflow records no part of the run."""
+    """The run's record for MLflow, or None if the run is not tracked."""
     reused: bool = False
-    """True if the training was finished before: this run trained no step."""
+    """True if training had already finished, so that this run trained no steps."""
 
     def begin(self, context: KedroContext) -> None:
         """Read parameters and options from `context`. Raises SettingsError."""
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """True in the main process of the first machine."""
+        """Whether this is the main process of the first machine."""
         is_first = self.settings.train.distributed.machine_rank == 0
         return is_first and current_ranks().is_main
 

@@ -18,8 +18,8 @@ from flatout.project.tuned import log_rate_check, tuned_mismatches
 
 
 class SettingsHooks:
-    """Refuse parameters, runners, machines and folders that cannot work, and warn about
-    tuned parameters that were measured elsewhere."""
+    """Reject parameters, runners, machines and folders that cannot work, and warn about
+    tuned parameters that were measured under other conditions."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -27,7 +27,8 @@ class SettingsHooks:
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Set variables before any pipeline imports torch. Raises SettingsError."""
+        """Read the parameters, and set environment variables before torch is imported.
+        Raises SettingsError if parameters or catalog entries are invalid."""
         self._run.begin(context)
         self._is_as_measured = False
         check_sources(self._run.loader)
@@ -37,7 +38,7 @@ class SettingsHooks:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> None:
-        """Check the run and its outputs. Raises SettingsError and UnwritableError."""
+        """Check the run and its outputs. Raises SettingsError or UnwritableError."""
         settings, options = self._run.settings, self._run.options
         check_run(settings, run_params, pipeline)
         is_tracked = options.tracks(run_params["pipeline_names"])

@@ -1,5 +1,5 @@
-"""Hooks that write `run.json`, which the tracking program follows: a failing tracking
-store cannot harm a run."""
+"""Hooks that write `run.json`. A separate tracking program reads it and sends the data,
+so that a failing tracking store cannot harm a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from flatout.tracking.record import DROPPED
 
 
 class TrackingHooks:
-    """Record the facts of a run for MLflow, and let the guard check its speed."""
+    """Record information about a run for MLflow, and let the guard check its speed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -43,7 +43,7 @@ class TrackingHooks:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> None:
         """Begin a tracked run, only in the main process of the first machine. Raises
-        SettingsError."""
+        SettingsError if MLflow would misread the name of the store."""
         run = self._run
         self._trained: tuple[Any, dict[str, Any]] | None = None
         self._described: dict[str, Any] | None = None
@@ -56,7 +56,7 @@ class TrackingHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Record the node's parameters, flat."""
+        """Record the node's parameters as flat names."""
         if (folder := self._run.tracked) is None:
             return
         folder.record.params |= facts.flat_parameters(inputs)
@@ -77,7 +77,7 @@ class TrackingHooks:
         inputs: dict[str, Any],
         outputs: dict[str, Any],
     ) -> None:
-        """Record results before Kedro saves them: the catalog has the last run's."""
+        """Record results before they are saved: the catalog has the last run's."""
         run = self._run
         if is_training := node.short_name == "train_model":
             report, rows = outputs["train_report"], run.settings.train.rows
@@ -95,10 +95,10 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """Log the model from the place that the catalog has saved it to."""
+        """Log the model from the place to which the catalog has saved it."""
         folder = self._run.tracked
         if folder is None or (self._run.reused and folder.earlier):
-            return  # the earlier run has the model
+            return  # the earlier run has logged the model
         if dataset_name == "model" and self._trained:
             entry, settings = self._catalog.get("model"), self._run.settings
             saved = saved_model(entry, data, folder.path, settings, *self._trained)
@@ -110,10 +110,11 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """End the run; the catalog has all results. Raises SlowRunError."""
+        """End the run, whose results are all saved by now. Raises SlowRunError if the
+        guard finds that the run was slow and is set to fail."""
         folder = self._run.tracked
         if folder and "split_report" in pipeline.all_outputs():
-            # The node returned a recipe; the catalog has its result.
+            # The node returned a recipe, and the catalog has stored its result.
             folder.record.figures |= split_metrics(catalog.load("split_report"))
         if self._run.is_main and "evaluation_report" in pipeline.all_outputs():
             name = self._run.context.project_path.name
@@ -162,7 +163,7 @@ class TrackingHooks:
         return facts.run_name(data, None if kind is None else settings, kind or "")
 
     def _end(self, status: str, reason: str) -> None:
-        """End the run once, for whichever cause."""
+        """End the run, whatever the cause. Only the first call has an effect."""
         folder, self._run.tracked = self._run.tracked, None
         if folder is None:
             return

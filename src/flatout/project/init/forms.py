@@ -1,4 +1,4 @@
-"""Tasks whose rows have columns that no other task has."""
+"""Tasks whose rows have columns that other tasks do not have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
             "completion_column": ("completion", "answer", "response", "output"),
         },
     ),
-    (  # a question with its answer: only if the user names this task
+    (  # a question and its answer; only reached if the user names this task
         "embedding",
         {
             "anchor_column": ("question", "query"),
@@ -54,5 +54,5 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
         },
     ),
 )
-"""Tasks with a special form of rows: their parameters in `split`, and usual names of
-columns. The first match is used; only `negative_column` may be missing."""
+"""Tasks whose rows have a special form, with their parameters in `split` and the usual
+column names. The first match wins; only `negative_column` may be missing."""

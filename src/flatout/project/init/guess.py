@@ -1,4 +1,4 @@
-"""A first guess of the meaning of a file's columns, for people to check."""
+"""Guess the meaning of the columns of a file, for the user to check."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from flatout.project.init.forms import FORMS, LOWEST_SCORE
 SAMPLED_ROWS = 2000
 MOST_CLASSES = 200
 WORD = re.compile(r"\w+|[^\w\s]")
-"""A word, or one other sign."""
+"""Matches a word or a single other character."""
 WHOLE = re.compile(r"[-+]?\d+")
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
 SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
 LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
 ROW_NUMBERS = ("id", "index", "")
 PIECES_PER_WORD = 1.4
-"""Average number of a tokenizer's pieces per word, or per other sign."""
+"""Average number of tokens per word or other character."""
 
 UNLABELLED = "masked-lm"
 
 Values = Mapping[str, Sequence[Any]]
 """Values by column."""
 Labels = tuple[str, str | list[str] | None, str]
-"""The task, the column with its labels or several of 0 and 1, and why."""
+"""The task, the label column (or a list of columns of 0 and 1), and the reason."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Values of `model.task`, `split` and `tokenize.max_length`, and the reason."""
+    """Guessed `model.task`, `split` and `tokenize.max_length`, and the reason."""
 
     task: str
     split: dict[str, Any]
@@ -49,9 +49,9 @@ def guess(
     label: str | None = None,
     task: str | None = None,
 ) -> Guess:
-    """Guess from names and values of the first rows; `text`, `label`, `task`: columns
-    and task that the user has named. Raises RawTextsError if a column is missing or
-    contains no text."""
+    """Guess from names and values of the first rows. `text`, `label` and `task` are the
+    columns and the task that the user has named. Raises RawTextsError if a named column
+    is missing or no column contains text."""
     columns = first_values(raw)
     for name in (text, label):
         if name is not None and name not in columns:
@@ -64,9 +64,9 @@ def guess(
 
 
 def names_are_a_row(raw: RawTexts) -> bool:
-    """Return True if the header is missing: a column's name is one of its classes."""
+    """Return whether the file has no header, so that names of columns are values."""
     names = list(raw.column_names)
-    if names == [str(n) for n in range(len(names))]:  # as pandas numbers columns
+    if names == [str(n) for n in range(len(names))]:  # pandas numbers columns like this
         return False
     return any(
         _num_classes(values) and name in {str(value) for value in values}
@@ -75,8 +75,8 @@ def names_are_a_row(raw: RawTexts) -> bool:
 
 
 def first_values(raw: RawTexts) -> dict[str, list[Any]]:
-    """Return the values of SAMPLED_ROWS rows by column, without empty ones; columns
-    without a value are left out."""
+    """Return the values of the first SAMPLED_ROWS rows by column, without empty values.
+    Columns without values are left out."""
     names = list(dict.fromkeys(raw.column_names))
     found: dict[str, list[Any]] = {name: [] for name in names}
     rows = 0
@@ -91,7 +91,7 @@ def first_values(raw: RawTexts) -> dict[str, list[Any]]:
 
 
 def _parsed(values: list[Any]) -> list[Any]:
-    """Parse a column in which every value is a JSON list: readers return text."""
+    """Parse the values if all are JSON lists, which readers return as text."""
     if not all(isinstance(v, str) and v.startswith("[") for v in values):
         return values
     try:
@@ -101,7 +101,7 @@ def _parsed(values: list[Any]) -> list[Any]:
 
 
 def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
-    """Yield the tasks whose columns the file has, by their names and values."""
+    """Yield the tasks in FORMS that match the names and values of the columns."""
     known = {name.strip().casefold(): name for name in columns}
     for task, wanted in FORMS:
         if wanted_task not in (None, task):
@@ -130,8 +130,8 @@ def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
 
 
 def _fits(parameter: str, values: Sequence[Any]) -> bool:
-    """Return True if the values can be those of a parameter of FORMS. An answer may be
-    a number; `_is_score` checks labels."""
+    """Return whether the values are valid for a parameter of FORMS. An answer may be a
+    number. Labels are checked in `_is_score`."""
     if parameter == "label_column":
         return True
     if parameter == "messages_column":
@@ -154,8 +154,8 @@ def _is_chat(value: Any) -> bool:
 
 
 def _is_score(task: str, columns: Values, label: str | None) -> bool:
-    """Return True if the labels, if there are any, fit the form. Sentences with only 0
-    and 1 are more likely pairs with classes."""
+    """Return whether the labels, if there are any, fit the task. If the labels of
+    sentence pairs are only 0 and 1, they are more likely classes than scores."""
     lowest = LOWEST_SCORE.get(task)
     if label is None or lowest is None:
         return label is None or all(map(_is_list_of_texts, columns[label]))
@@ -165,7 +165,7 @@ def _is_score(task: str, columns: Values, label: str | None) -> bool:
 
 
 def _as_text(value: Any) -> str:
-    """Return the words of a list, or the contents of messages, as one text."""
+    """Join the words of a list, or the contents of messages, into one text."""
     parts = value if isinstance(value, list) else [value]
     return " ".join(str(p["content"] if isinstance(p, dict) else p) for p in parts)
 
@@ -180,7 +180,7 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
     found: Labels | None
     if label:
         found = _labels({label: rest[label]}) if label in rest else None
-    else:  # by the name of a column, else by its values
+    else:  # by the column's name, or else by its values
         usual = {n: v for n, v in rest.items() if n.strip().casefold() in LABELS}
         found = _labels(usual) or _labels(rest) or (UNLABELLED, None, "no label")
     if found is None:
@@ -215,7 +215,7 @@ def _split_column(rest: Values) -> str | None:
 
 
 def _labels(columns: Values) -> Labels | None:
-    """Return the task, the column with its labels or several of 0 and 1, and why."""
+    """Return the task, the label column or columns, and the reason."""
     first = _first(columns, lambda _, values: all(map(_is_list_of_texts, values)))
     task = "multi-label-classification"
     if first is not None:
@@ -237,13 +237,14 @@ def _first(columns: Values, fits: Callable[[str, Sequence[Any]], Any]) -> str | 
 
 
 def _are_targets(name: str, values: Sequence[Any]) -> bool:
-    """Return True for numbers that are not row numbers."""
+    """Return whether the values are numbers that do not look like row numbers."""
     is_id = name.strip().casefold() in ROW_NUMBERS or name.endswith("_id")
     return all(map(_is_number, values)) and not is_id
 
 
 def _num_classes(values: Sequence[Any]) -> int | None:
-    """Count different values if they are few and whole or text; else None."""
+    """Count the distinct values if they can be classes, i.e. they are few, and whole
+    numbers or texts. Returns None otherwise."""
     if not all(isinstance(value, (str, int)) for value in values):
         return None
     if any(_is_number(value) and not WHOLE.fullmatch(str(value)) for value in values):
@@ -253,7 +254,7 @@ def _num_classes(values: Sequence[Any]) -> int | None:
 
 
 def _are_prose(values: Sequence[Any]) -> bool:
-    """Return True for texts of which half have several words or are long."""
+    """Return whether at least half of the values are long or have several words."""
     if not all(isinstance(value, str) for value in values):
         return False
     several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in values)
@@ -272,7 +273,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _length(texts: Sequence[str]) -> int:
-    """Approximate 99th percentile of tokens per text; a multiple of 32."""
+    """Estimate the 99th percentile of tokens per text, as a multiple of 32."""
     words = sorted(len(WORD.findall(text)) for text in texts)
     most = words[math.ceil(0.99 * len(words)) - 1] * PIECES_PER_WORD + 2
     return min(512, 32 * math.ceil(most / 32))

@@ -1,4 +1,4 @@
-"""`kedro flatout init`: conf/local for the user's own data."""
+"""Write conf/local for the user's own data (`kedro flatout init`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ OTHERS = {
     "arrays": (".npz", ".h5", ".hdf5"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
-"""Environments for files without texts."""
+"""Environments for files that contain no texts, with their file extensions."""
 MORE = {"images": ",images.size=64,images.channels=3"}
-"""Parameters without which the run would keep the size of the demonstration."""
+"""Parameters that replace the image size and channels of the demonstration."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
 FILES = ("catalog.yml", "parameters.yml")
 
 
 class ConfExistsError(ValueError):
-    """Files that would be replaced."""
+    """Raised if existing files would be replaced."""
 
 
 def inspect_file(
@@ -45,8 +45,9 @@ def inspect_file(
     label: str | None = None,
     task: str | None = None,
 ) -> tuple[Guess, dict[str, Any]]:
-    """Return a guess of the contents of `file`, and the catalog's entry that reads it.
-    Raises RawTextsError, and SettingsError as `with_task`."""
+    """Return a guess of the contents of `file`, and a catalog entry that reads it.
+    Raises RawTextsError if no texts are found, and SettingsError if the task does not
+    fit."""
     if kind := other_kind(Path(file)):
         raise RawTextsError(
             f"{file} contains {kind}, not texts: kedro run --env={kind} "
@@ -71,15 +72,15 @@ def inspect_file(
 
 
 def _encoding(file: Path) -> dict[str, str]:
-    """Detect the encoding of a table of text by its first megabyte; empty for UTF-8 and
-    other formats. Text that is not UTF-8 is most often from Windows, Korean or Western;
-    the user has to name any other encoding."""
+    """Detect the encoding of a text file from its first megabyte; empty for UTF-8 and
+    other formats. Text in another encoding is most often Korean or Western text from
+    Windows. The user has to name any other encoding."""
     if file.suffix.lower() not in (".csv", ".tsv", ".jsonl") or not file.is_file():
         return {}
     with file.open("rb") as opened:
         begin = opened.read(2**20)
     if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return {}  # UTF-16: reading it reports that
+        return {}  # UTF-16, for which the reader reports an error
     for encoding, found in (("utf-8", {}), ("euc_kr", {"encoding": "cp949"})):
         with suppress(UnicodeDecodeError):
             codecs.getincrementaldecoder(encoding)().decode(begin)
@@ -88,7 +89,7 @@ def _encoding(file: Path) -> dict[str, str]:
 
 
 def other_kind(path: Path) -> str | None:
-    """Return the environment that trains on most files of `path`; None for tables."""
+    """Return the environment for most of the files in `path`, or None for tables."""
     files = [path] if path.is_file() else path.rglob("*")
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
@@ -97,7 +98,7 @@ def other_kind(path: Path) -> str | None:
 
 
 def with_task(found: Guess, task: str | None) -> Guess:
-    """Return the guess for another task. Raises SettingsError and RawTextsError if the
+    """Return the guess with another task. Raises SettingsError or RawTextsError if the
     task is unknown or needs a label that was not found."""
     if task in (None, found.task):
         return found
@@ -107,7 +108,7 @@ def with_task(found: Guess, task: str | None) -> Guess:
 
 
 def check_absent(folder: Path, texts: Mapping[str, str]) -> None:
-    """Raises ConfExistsError if files exist whose contents differ from `texts`."""
+    """Raise ConfExistsError if files exist whose contents differ from `texts`."""
     there = [
         str(folder / name)
         for name in FILES
@@ -157,8 +158,9 @@ def settings_texts(
 
 
 def _model_type(task: str) -> str | None:
-    """Return the type of a model from scratch; None if that of conf/base fits. Heads of
-    rows need no import of the families, which import torch."""
+    """Return the type of a model trained from scratch, or None to keep that of
+    conf/base. The families, which import torch, are not needed for heads on rows or
+    tokens."""
     kind = task_class(task)
     if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):
         return None

@@ -1,1 +1,1 @@
-"""Parameters of a command: read once, checked and listed."""
+"""Parameters of a command: checks, and a table of their sources."""

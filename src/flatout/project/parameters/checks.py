@@ -1,4 +1,4 @@
-"""Checks that refuse parameters and catalog entries that no code would read."""
+"""Reject parameters and catalog entries that no code would read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 
 
 def check_sources(loader: ProjectConfigLoader) -> None:
-    """Raises SettingsError for parameters in globals.yml, for raw data with a name that
-    the task does not read, and for misspelt entries."""
+    """Raise SettingsError for parameters in globals.yml, for raw data under a name that
+    the task does not read, and for misspelt catalog entries."""
     if "corpus" in loader["globals"]:
         raise SettingsError(
             "corpus in globals.yml is not read since version 0.2: move it to "
@@ -44,8 +44,8 @@ def check_sources(loader: ProjectConfigLoader) -> None:
 
 
 def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
-    """Raise SettingsError for entries with a misspelt name: Kedro would accept them
-    and read the entry in conf/base."""
+    """Raise SettingsError for catalog entries with a misspelt name. Kedro would accept
+    them and read the entry in conf/base instead."""
     base = _entries(loader, loader.base_env)
     own = {name.partition("@")[0] for name in loader["catalog"].keys() - base} - base
     given = _entries(loader, loader.default_run_env)
@@ -61,15 +61,15 @@ def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
 
 
 def _entries(loader: ProjectConfigLoader, environment: str) -> set[str]:
-    """Names of the catalog entries of one environment."""
+    """Return the names of the catalog entries in one environment."""
     if not Path(loader.conf_source, environment).is_dir():  # an archive of conf/
         return set()
     return set(loader.folder(environment, "catalog"))
 
 
 def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
-    """Raises SettingsError for groups of `given`, the values from --params, that
-    neither flatout nor a node of the run, with these inputs, reads."""
+    """Raise SettingsError for groups in `given`, the values of --params, that neither
+    flatout nor a node of the run reads. `inputs` are the inputs of the run."""
     read = {name.removeprefix("params:").partition(".")[0] for name in inputs}
     valid = sorted(Settings.model_fields)
     unread = sorted(set(given) - set(valid) - read)
@@ -81,7 +81,7 @@ def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
 def check_run(
     settings: Settings, run_params: Mapping[str, Any], pipeline: Pipeline
 ) -> None:
-    """Raises SettingsError for parameters and runners that cannot work."""
+    """Raise SettingsError for parameters and runners that cannot work."""
     check_groups(run_params.get("runtime_params") or {}, pipeline.inputs())
     names = short_names(pipeline)
     if "run_sweep" in names:
@@ -112,7 +112,7 @@ def check_run(
 
 
 def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
-    """Raises SettingsError if several processes would do the same work."""
+    """Raise SettingsError if several processes would do the same work."""
     tasks = environment.slurm_tasks()
     if not environment.launched_from_outside() and tasks > settings.num_machines:
         raise SettingsError(

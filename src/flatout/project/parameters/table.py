@@ -1,4 +1,4 @@
-"""The parameters of a run with their sources, for people."""
+"""A readable table of the parameters of a run with their sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 100
 
 
 def check_group(group: str | None) -> None:
-    """Raises CommandError for a group that no parameter has."""
+    """Raise CommandError if no group of parameters has this name."""
     if group and group not in Settings.model_fields:
         raise CommandError(
             f"no group {group}; {near_or_all(group, Settings.model_fields.keys())}"
@@ -27,7 +27,7 @@ def check_group(group: str | None) -> None:
 
 
 def table(loader: ProjectConfigLoader, group: str | None) -> str:
-    """Return one line per parameter: path, value, and `default` or its last source."""
+    """Return one line per parameter: path, value, and the last source that sets it."""
     settings, layers = loader.settings.model_dump(mode="json"), loader.layers()
     lines = [
         (path, as_yaml(found_in(settings, path)), _source(layers, path))
@@ -39,7 +39,7 @@ def table(loader: ProjectConfigLoader, group: str | None) -> str:
 
 
 def _line(path: str, value: str, source: str, widths: list[int]) -> str:
-    """Format one line; a value that is too long is put below it."""
+    """Format one line. A value that is too long is printed below it."""
     line = f"{path:{widths[0]}}  {value:{min(widths[1], 40)}}  {source}"
     if len(line) <= WIDTH:
         return line
@@ -58,7 +58,7 @@ def _source(layers: Mapping[str, Mapping[str, Any]], path: str) -> str:
 
 
 def found_in(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at `a.b.c`; MISSING if there is none."""
+    """Return the value at a path such as `a.b.c`, or MISSING if there is none."""
     found: Any = tree
     for name in path.split("."):
         if not isinstance(found, Mapping) or name not in found:
