@@ -1,7 +1,7 @@
-"""Choice of compilation and CUDA graphs: which are possible, and which save time.
+"""Choose compilation and CUDA graphs by what is possible and what saves time.
 
-The choice depends on the steps that are planned. A resumed run repeats that of the run
-that it continues.
+The choice depends on the number of planned steps. A resumed run repeats the choice of
+the run that it continues.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384
-"""Tokens per rank and step up to which kernel launches limit a step, used if the
-device's speed is unknown."""
+"""The number of tokens per rank and step up to which kernel launches limit a step. It
+is used if the device's speed is unknown."""
 SLOW_HOST = 1.5
-"""Margin for slower hosts: steps of 24,600 tokens of BERT-base without graphs gave
-7,821 and 7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
+"""A margin for slower hosts. With steps of 24,600 tokens, BERT-base reached 7,821 and
+7,668 samples/s on two hosts without graphs, and 7,868 and 8,160 with graphs."""
 GRAPH_MEMORY_SHARE = 0.8
-"""Share of the device's memory."""
+"""The share of the device's memory that steps with graphs may need by estimate."""
 GRAPH_PAD_MULTIPLE = 256
-"""Packed totals are rounded up to a multiple that grows with their mean, so that few
-CUDA graphs are needed."""
+"""Packed totals are rounded up to a multiple of at least this number, so that few CUDA
+graphs are needed. The multiple grows with the mean total."""
 GRAPH_PAD_SHARE = 1 / 96
-"""Multiple as a share of a rank's mean tokens per step: 256 for 24,600, at most 1 %."""
+"""The multiple as a share of a rank's mean tokens per step, e.g. 256 for 24,600."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Facts that the main rank has before the run; equal on all ranks, so that they
-    make the same choice."""
+    """Facts that are known before the run. All ranks use those of the main rank, so
+    that they make the same choice."""
 
     steps: int
     parts: int
-    """Number of distinct parts that are compiled."""
+    """The number of distinct parts that are compiled."""
     sample_flops: int = 0
-    """FLOPs of forward and backward for samples of one shape; 0 for tokens."""
+    """The FLOPs of forward and backward per sample of fixed shape, or 0 for tokens."""
     earlier: Choice | None = None
-    """Choice of the run that is resumed, which this one repeats bit for bit."""
+    """The choice of the run that is resumed, which this run repeats bit for bit."""
     token_budget: int | None = None
-    """Token budget of that run."""
+    """The token budget of the run that is resumed."""
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Plan a training of a Hugging Face `model`."""
+    """Return the work planned for a Hugging Face `model`, and earlier choices."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
-        kept = {}  # another device, or number of them, chooses again
+        kept = {}  # choose again for another device or number of ranks
     earlier: Choice | None = None
     done = flops = 0
     if kept:
@@ -81,7 +81,7 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def checkpoint_values(resolved: Any, runtime: Runtime) -> dict[str, Any]:
-    """Values for a checkpoint, so that a resumed run makes the same choices."""
+    """Return values to store in checkpoints, so that a resumed run chooses equally."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
@@ -102,8 +102,9 @@ def choose_compile_and_graphs(
     strategy: str,
     planned: Planned | None,
 ) -> Choice:
-    """The choice by settings, or by the time saved in the work `planned`. None: steps
-    are measured, with everything that makes them faster. Raises SettingsError."""
+    """Return the choice made by the settings or, for `auto`, by the time that it saves
+    in the work `planned`. If `planned` is None, steps are only measured, so `auto` uses
+    everything that makes them faster. Raises SettingsError if a setting cannot work."""
     compiled = _resolve_compile(job.settings.train.compile, runtime, config)
     recorded = _resolve_cuda_graphs(job, runtime, strategy, config)
     known = Choice(compiled is not False, recorded is not False)
@@ -126,8 +127,8 @@ def choose_compile_and_graphs(
 def _work(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned
 ) -> Work | None:
-    """Planned work; None on a CPU, for which `auto` never compiles, and if the FLOPs of
-    model or rows are unknown."""
+    """Return the planned work, or None if its FLOPs are unknown or the device is a CPU,
+    for which `auto` never compiles."""
     layers, tokens = family_of(config).num_layers(config), rank_tokens(job, runtime)
     weights = 12 * layers * width_of(config) ** 2
     flops = tokens * (planned.sample_flops or 6 * weights)
@@ -145,8 +146,9 @@ def _work(
 
 
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
-    """Upper bound of shapes of packed steps: totals are within two standard deviations,
-    which mean and maximum length limit (Bhatia & Davis 2000)."""
+    """Return an upper bound on the number of shapes of packed steps. It assumes that
+    totals are within two standard deviations of their mean. The mean and maximum length
+    bound the standard deviation (Bhatia & Davis 2000)."""
     largest, mean = job.train.facts.largest_sample, job.train.facts.mean_length
     variance = rank_tokens(job, runtime) * max(0.0, largest - mean)
     around = 4 * math.sqrt(variance)
@@ -154,10 +156,11 @@ def _shapes(job: TrainJob, runtime: Runtime) -> int:
 
 
 def _resolve_compile(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
-    """Return the setting, or None if `auto` may choose. Raises SettingsError."""
+    """Return the setting, or None if `auto` may choose. Raises SettingsError if there
+    is no compiler."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
-        # BatchNorm's ranks synchronise within the graph, which is untried.
+        # BatchNorm synchronises ranks within the graph, which has not been tested.
         untried = several and family.samples.batch_statistics
         works = runtime.is_cuda and family.schedule.compiles and not untried
         return None if works and not _compiler_fault(runtime) else False
@@ -177,7 +180,7 @@ def _compiler_fault(runtime: Runtime) -> str | None:
 
 
 def without_compiler(runtime: Runtime) -> list[str]:
-    """Warning for a GPU without a compiler for kernels."""
+    """Return a warning, as a list, if a GPU has no compiler for its kernels."""
     if not (runtime.is_cuda and _compiler_fault(runtime)):
         return []
     return [
@@ -189,7 +192,8 @@ def without_compiler(runtime: Runtime) -> list[str]:
 def _resolve_cuda_graphs(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> bool | None:
-    """Return the setting, or None if `auto` may choose. Raises SettingsError."""
+    """Return the setting, or None if `auto` may choose. Raises SettingsError if graphs
+    are required but not possible."""
     train, family = job.settings.train, family_of(config)
     possible = _can_record(job, runtime, strategy, family)
     if train.cuda_graphs != "auto":
@@ -219,26 +223,27 @@ def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) 
 
 
 def fused(train: TrainSettings) -> bool:
-    """Return whether finite steps are detected on the device, as in fused AdamW."""
+    """Return whether the device detects finite steps itself, as fused AdamW does."""
     return train.fused_optimizer and train.optimizer == "adamw"
 
 
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
-    """Multiple that totals are rounded up to, a power of two."""
+    """Return the multiple to which totals are rounded up, a power of two."""
     share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
     return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
 
 
 def width_of(config: Any) -> int:
-    """Size of hidden states; 0 if custom code has another name for it."""
+    """Return the size of hidden states, or 0 if custom code gives it another name."""
     return int(getattr(config, "hidden_size", 0))
 
 
 def _most_graph_tokens(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> float:
-    """Maximum tokens of a step that is limited by launches and is one micro-batch: each
-    other division of a global batch would need a separate graph."""
+    """Return the maximum number of tokens of a step that gains from graphs. It must be
+    limited by launches and be one micro-batch, because each division of a global batch
+    would need a separate graph."""
     budget = token_budget(job, runtime, strategy, config)
     if family_of(config).schedule.launches_by_place:
         return budget
@@ -248,7 +253,7 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Return whether memory suffices for graphs, which need separate memory."""
+    """Return whether there is enough memory for graphs, which need separate memory."""
     memory = runtime.device_memory_bytes
     if memory is None:
         return True

@@ -1,4 +1,4 @@
-"""Builds the parts of a run."""
+"""Build the parts of a training run, such as model, optimizer and data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Trainer:
-    """The parts of a run."""
+    """The parts of a training run."""
 
     job: TrainJob
     runtime: Runtime
@@ -63,14 +63,14 @@ class Trainer:
     data: StepRows
     total_steps: int
     demand: Demand | None = None
-    """Memory demand, if it was measured for the token budget."""
+    """The memory demand, if it was measured to choose the token budget."""
     evaluation_budget: int = sys.maxsize
-    """Maximum tokens of an evaluation's micro-batch, if memory ran out in one; the one
-    for training is in `resolved`."""
+    """The maximum number of tokens in a micro-batch of evaluations. It is lowered if
+    they run out of memory. The maximum for training is in `resolved`."""
 
     @property
     def described(self) -> str:
-        """The device and the settings in use."""
+        """A description of the device and the settings in use."""
         runtime, resolved = self.runtime, self.resolved
         at_once = ", gradients exchanged at once" if resolved.flat_all_reduce else ""
         return (
@@ -87,8 +87,9 @@ def assemble(
     group: ProcessGroup | None = None,
     plan: Callable[[Any], Planned] | None = None,
 ) -> Trainer:
-    """Build a run: of a whole training with its `plan`, without one for measuring.
-    Raises SettingsError and ModelError before any step."""
+    """Build the parts of a run. `plan` returns the work planned with a model. It is
+    None if steps are only measured. Raises SettingsError or ModelError if the job
+    cannot be trained."""
     train = job.settings.train
     check_rows(job)
     check_audit(job)
@@ -99,12 +100,12 @@ def assemble(
         check_padding(model, job.task)
     planned = plan and plan(model)
     if group:
-        planned = group.all_gather(planned)[0]  # the main rank's disks decide
+        planned = group.all_gather(planned)[0]  # the main rank's checkpoints decide
     resolved = _resolved(job, runtime, model.config, planned, group)
     task_model = _task_model(job, runtime, resolved, model, synced=group is not None)
-    if not sharded:  # which gathers matrices in the compute type
+    if not sharded:  # sharding gathers matrices in the compute dtype
         round_frozen(model, runtime.compute_dtype)
-        task_model.to(runtime.device)  # sharding moves a block at a time
+        task_model.to(runtime.device)  # sharding moves one block at a time
     noise = _replace_parts(task_model, train, resolved, runtime)
     resolved = replace(resolved, notes=resolved.notes + unfused_parts(task_model))
     wrapped: nn.Module = task_model
@@ -118,7 +119,7 @@ def assemble(
     if runtime.is_cuda and free:
         found = fit(job, resolved, task_model, stepper)
         found = combine_ranks(found, group.all_gather(found) if group else [found])
-        kept = planned.token_budget if planned else None  # and with it the same bits
+        kept = planned.token_budget if planned else None  # for equal bits
         resolved = _within(found, resolved, kept or found.token_budget)
         demand = found.demand
     data = step_rows(job, runtime, resolved, task_model.model.config)
@@ -130,8 +131,8 @@ def assemble(
 def seeded_model(
     job: TrainJob, group: ProcessGroup | None = None, *, empty: bool = False
 ) -> Any:
-    """Build the same weights on all ranks. `empty`: sharded ones come from rank 0, and
-    no other rank ever has all of them."""
+    """Build the model, with the same weights on all ranks. If `empty`, the weights of
+    this rank have no storage, because rank 0 will send it only its shards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.settings.runtime.seed)
         model = build_model(job, empty=empty)
@@ -142,7 +143,7 @@ def seeded_model(
             add_adapter(model, job.settings.model, job.task, new)
     freeze(model, job.settings.train.freeze)
     if job.task.pooling and getattr(model, "pooler", None) is not None:
-        model.pooler.requires_grad_(False)  # states are pooled without it
+        model.pooler.requires_grad_(False)  # hidden states are pooled without it
     return model
 
 
@@ -155,7 +156,7 @@ def _resolved(
 ) -> ResolvedConfig:
     resolved = resolve(job, runtime, config, planned)
     if group:
-        resolved = group.all_gather(resolved)[0]  # all divide batches alike
+        resolved = group.all_gather(resolved)[0]  # all divide batches equally
         group.check_equal({"runtime.precision (auto)": runtime.precision})
     return resolved
 
@@ -168,7 +169,7 @@ def _task_model(
     *,
     synced: bool,
 ) -> TaskModel:
-    """`synced`: other ranks exist, and BatchNorm includes their samples."""
+    """Wrap `model` for its task. If `synced`, BatchNorm includes all ranks."""
     model = _with_attention(model, resolved.attention, runtime)
     longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
     choose_flash_kernel(model.config, runtime.device, longest)
@@ -210,7 +211,8 @@ def _stepper(
 
 
 def _within(found: Fit, resolved: ResolvedConfig, budget: int) -> ResolvedConfig:
-    """Limit to the available memory. Raises SettingsError if no step fits."""
+    """Limit the token budget to the available memory. Raises SettingsError if no step
+    fits."""
     if found.fault:
         raise SettingsError(found.fault)
     if found.tight and not resolved.cuda_graphs:
@@ -225,8 +227,8 @@ def _replace_parts(
     resolved: ResolvedConfig,
     runtime: Runtime,
 ) -> Noise | None:
-    """Replace parts of a model by faster equivalents, with the same parameters and
-    names; return the seed that its dropouts share, if any."""
+    """Replace parts of the model by faster equivalents that have the same parameters
+    and names. Return the random seed that its dropouts share, if any."""
     model = task_model.model
     if resolved.residual == "bf16":
         round_residual_stream(model)
@@ -250,7 +252,7 @@ def _replace_parts(
 
 
 def unfused_parts(task_model: TaskModel) -> tuple[str, ...]:
-    """Note of the fused parts that do not apply to adapted layers, if any."""
+    """Return a note about fused parts that adapted layers cannot use, if any."""
     layers = task_model.family.num_layers(task_model.model.config)
     plain = [
         f"{part} in {layers - count} of {layers} layers"
@@ -286,7 +288,7 @@ def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
 
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
-    """Return whether a language model's head is one matrix on a GPU."""
+    """Return whether a language model's head is a single matrix that can be fused."""
     task, output = task_model.task, task_model.model.get_output_embeddings()
     return (
         runtime.is_cuda
@@ -301,7 +303,7 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
 
 
 def may_fuse_projections(train: TrainSettings) -> bool:
-    """Return whether products may be joined: not with sharded weights, and not with
-    recomputed layers, for which Dynamo runs each layer uncompiled (a tensor passed from
-    one block to the next is a side effect)."""
+    """Return whether matrix products may be joined. They may not if weights are sharded
+    or layers are recomputed. In recomputed layers, Dynamo treats a tensor passed from
+    one block to the next as a side effect, and runs each layer uncompiled."""
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

@@ -1,4 +1,4 @@
-"""Maximum size of a micro-batch: by default, and as measured memory allows."""
+"""Choose the maximum size of a micro-batch, by default or from measured memory."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ GPU_TOKEN_BUDGET = 65_536
 GPU_OVERHEAD_TOKENS = 4_096
 CPU_SAMPLE_VALUES = 2**22
 GPU_SAMPLE_VALUES = 2**27
-"""Values of a micro-batch with samples of one shape: 891 RGB images of 224 x 224."""
+"""The maximum number of values in a micro-batch if all samples have one shape. For RGB
+images of 224 x 224, this gives 891 samples."""
 ROOM = 0.9
-"""Share of the available memory: gaps between blocks are unusable, and sizes differ
-from step to step."""
+"""The share of the available memory that is used. Memory is lost to fragmentation, and
+sizes differ from step to step."""
 TIGHT = 0.6
-"""Share of memory above which gaps between blocks matter: up to a third of the steps'
-memory (H200)."""
+"""The share of memory above which fragmentation matters. It took up to a third of the
+memory of steps (H200)."""
 PLENTY = 1.5
-"""If this multiple of the largest micro-batch fits by estimate, no pass is measured."""
+"""If this multiple of the largest micro-batch fits by estimate, nothing is measured."""
 FOLLOWED = 0.7
-"""Share of the predicted budget that is measured next."""
+"""The share of the predicted budget that is measured next."""
 FULL = 0.9
-"""Share of the largest micro-batch above which no larger one is measured, because rows
-do not fill it."""
+"""The share of the largest micro-batch above which no larger one is measured, because
+whole rows do not fill it."""
 Point = tuple[int, float]
-"""Tokens of a pass, and its bytes."""
+"""The number of tokens of a pass, and the bytes that it needs."""
 Measure = Callable[[int], Point | None]
-"""Function from maximum tokens to a measurement; None if memory ran out."""
+"""A function that measures a pass of at most the given tokens. It returns None if
+memory runs out."""
 
 
 def needs_whole_steps(config: Any) -> bool:
@@ -44,9 +46,9 @@ def needs_whole_steps(config: Any) -> bool:
 
 
 def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
-    """Samples of a rank's step, which BatchNorm needs in one micro-batch. Raises
-    SettingsError if a step would have several, or if ranks could not share
-    statistics."""
+    """Return the number of samples in a rank's step, which BatchNorm needs in one
+    micro-batch. Raises SettingsError if the step would have several micro-batches, or
+    if the ranks could not share statistics."""
     train, world = job.settings.train, runtime.ranks.world_size
     share = -(-train.global_batch_size // world)
     if train.token_budget != "auto" and train.token_budget < share:
@@ -65,7 +67,8 @@ def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
 
 
 def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
-    """Tokens, or samples of one shape, per micro-batch. Raises SettingsError."""
+    """Return the maximum number of tokens per micro-batch, or of samples if they have
+    one shape. Raises SettingsError if the setting is too small."""
     train, longest = job.settings.train, job.train.facts.longest
     if family_of(config).samples.batch_statistics:
         return _whole_step_samples(job, runtime)
@@ -84,42 +87,42 @@ def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
 
 
 def samples_at_once(shape: Sequence[int], is_cuda: bool) -> int:
-    """Maximum samples per micro-batch, for samples of this shape."""
+    """Return the maximum number of samples of `shape` per micro-batch."""
     values = GPU_SAMPLE_VALUES if is_cuda else CPU_SAMPLE_VALUES
     return max(1, values // max(1, math.prod(shape)))
 
 
 def default_token_budget(is_cuda: bool) -> int:
-    """Token budget if the memory demand of the model is unknown."""
+    """Return the token budget for models whose memory demand is unknown."""
     return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
 
 
 def overhead_tokens(config: Any, is_cuda: bool) -> int:
-    """Cost of one more micro-batch on the device, in tokens."""
+    """Return the cost of one more micro-batch on the device, in tokens."""
     if is_cuda:
         return GPU_OVERHEAD_TOKENS
     return family_of(config).cpu_overhead_tokens(config)
 
 
 def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Mean number of tokens of a rank's share of a global batch."""
+    """Return the mean number of tokens in a rank's share of a global batch."""
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     return rows * job.train.facts.mean_length
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Possible numbers of tokens of micro-batches."""
+    """Bounds on the number of tokens in a micro-batch."""
 
     least: int
-    """Tokens of the longest row."""
+    """The number of tokens in the longest row."""
     most: int
-    """Maximum tokens of a micro-batch."""
+    """The maximum number of tokens in a micro-batch."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Token budget that fits the memory, according to one rank."""
+    """The token budget that fits the memory of one rank."""
 
     token_budget: int
     reason: str = ""
@@ -127,18 +130,18 @@ class Fit:
     """None if no pass was measured."""
     tight: bool = False
     fault: str = ""
-    """Reason why no step can fit."""
+    """The reason why no step fits, or an empty string."""
 
 
 def is_plenty(guess: int, bounds: Bounds) -> bool:
-    """Return whether `guess` far exceeds any possible need."""
+    """Return whether the budget `guess` far exceeds the largest micro-batch."""
     return guess >= PLENTY * bounds.most
 
 
 def choose_budget(
     demand: Demand | None, bounds: Bounds, memory: int, wanted: int
 ) -> Fit:
-    """Budget for `memory` bytes, at most the one `wanted`."""
+    """Return the largest budget that fits in `memory` bytes, but at most `wanted`."""
     if demand is None:
         return Fit(bounds.least, fault=_too_long(bounds, memory))
     if demand.states > memory:
@@ -155,7 +158,7 @@ def choose_budget(
 
 
 def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """Budget that fits on all ranks, which must divide batches equally."""
+    """Return the budget that fits on all ranks, which must divide batches equally."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     tight = any(fit.tight for fit in gathered)
     fault = next((fit.fault for fit in gathered if fit.fault), "")
@@ -163,7 +166,7 @@ def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
 
 
 def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
-    """Return the budget from an estimate, for passes that cannot be measured."""
+    """Return the budget from the estimate `guess`, if passes cannot be measured."""
     if guess is None or guess >= bounds.most:
         return Fit(wanted)
     return Fit(min(wanted, rounded_down(guess, bounds.least)), tight=True)
@@ -172,9 +175,12 @@ def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
 def points(
     measure: Measure, start: int, bounds: Bounds, free_bytes: float
 ) -> list[Point]:
-    """Two measurements, in ascending order: at `start`, or below it if memory runs out,
-    and near the size that fits `free_bytes` according to it. Empty if the longest row
-    does not fit; one if whole rows make both sizes the same pass."""
+    """Measure passes of two sizes and return the results in ascending order.
+
+    The first size is `start`, or a smaller one if memory runs out. The second is near
+    the size that would fit in `free_bytes`, according to the first. The result is empty
+    if the longest row does not fit. It has one point if both sizes hold equal rows.
+    """
     tokens = min(max(start, bounds.least), bounds.most)
     while (first := measure(tokens)) is None:
         if tokens <= bounds.least:
@@ -185,7 +191,8 @@ def points(
 
 
 def _second_size(first: Point, bounds: Bounds, free_bytes: float) -> int:
-    """Size near the limit predicted by the first; half of it if it is hardly larger."""
+    """Return a size near the limit that the first measurement predicts, or half of the
+    first size if that limit is hardly larger."""
     tokens, taken = first
     fitting = int(tokens * free_bytes / max(taken, 1.0))
     larger = min(bounds.most, int(FOLLOWED * fitting))

@@ -1,9 +1,9 @@
-"""Token budget for a GPU's memory, measured with passes of the model.
+"""Choose the token budget for a GPU's memory by measuring passes of the model.
 
-Kernels, precision, padding, frozen layers and recomputation decide the memory per
-token; no formula covers all of them, and custom models. So a forward and a backward
-pass of a few sizes are measured before the first step. They draw no numbers from the
-training's generators, leave no gradient, and memory grows linearly with tokens.
+The memory per token depends on kernels, precision, padding, frozen layers and
+recomputation. No formula covers all of these and custom models too, so forward and
+backward passes of a few sizes are measured before the first step. They do not change
+the run's random numbers and leave no gradients. Memory grows linearly with tokens.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ from flatout.engine.train.step import Stepper
 
 SAMPLED_ROWS = 4_096
 FIRST_SHARE = 0.5
-"""Share of the estimated budget for the first passes. Compiled kernels are tuned at
-this size, so it is not small."""
+"""The share of the estimated budget that is measured first. It is not small, because
+compiled kernels are tuned at this size."""
 FIRST_ROWS = 2
-"""Number of rows without an estimate. A single row would be compiled separately."""
+"""The number of rows that are measured first if there is no estimate. A single row
+would be compiled separately."""
 
 
 def fit(
     job: TrainJob, resolved: ResolvedConfig, model: TaskModel, stepper: Stepper
 ) -> Fit:
-    """Budget for this rank's GPU. Passes do not communicate, so a rank that runs out of
-    memory blocks no other one."""
+    """Return the token budget for this rank's GPU. The passes do not communicate, so a
+    rank that runs out of memory does not block the others."""
     runtime, bounds = stepper.runtime, bounds_of(job, resolved, stepper)
     wanted = resolved.token_budget
     sharded = job.settings.train.distributed.strategy == "fsdp"
     shards = runtime.ranks.world_size if sharded else 1
     room = ROOM * runtime.memory_within_reach
     guess = guessed_tokens(job.settings, model.model.config, room, shards)
-    if sharded:  # a pass would gather weights of all ranks
+    if sharded:  # a pass would gather the weights of all ranks
         return fit_from_estimate(wanted, bounds, guess)
-    linear = resolved.attention != "eager"  # eager stores all pairs of a row's tokens
+    linear = resolved.attention != "eager"  # eager stores every pair of tokens
     if guess and linear and is_plenty(guess, bounds):
         return Fit(wanted)
     with preserve_state(model, stepper):
@@ -66,7 +67,7 @@ def fit(
 
 
 def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Bounds:
-    """Bounds of the micro-batches of one rank."""
+    """Return the bounds on the micro-batches of one rank."""
     ranks, longest = stepper.runtime.ranks.world_size, job.train.facts.longest
     if resolved.strategy == "fixed":
         longest = job.settings.max_length
@@ -77,7 +78,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
 
 @contextmanager
 def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
-    """Restore random states, gradients and buffers after the passes."""
+    """Context manager that restores random states, gradients and buffers at its end."""
     runtime, was_training = stepper.runtime, model.training
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[runtime.device] if runtime.is_cuda else []):
@@ -96,7 +97,7 @@ def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
 
 
 class Passes:
-    """Forward and backward passes over the longest rows of a sample."""
+    """Runs forward and backward passes over the longest rows of a sample."""
 
     def __init__(
         self,
@@ -117,7 +118,8 @@ class Passes:
         self._ids, self._lengths = sample[order], lengths[order]
 
     def demand(self, start: int, bounds: Bounds, room: float) -> Demand | None:
-        """Memory demand; None if even the longest row does not fit in `room` bytes."""
+        """Return the memory demand, or None if the longest row needs more than `room`
+        bytes."""
         updater, device = self._stepper.updater, self._stepper.runtime.device
         gradients = sum(p.nbytes for p in updater.parameters)
         moments = moment_bytes(updater.optimizer.param_groups)
@@ -138,8 +140,8 @@ class Passes:
         )
 
     def measured(self, tokens: int) -> Point | None:
-        """Measure a pass of at most `tokens`: its tokens, and its bytes without
-        permanent memory and gradients. None if memory runs out."""
+        """Measure a pass of at most `tokens`. Return its number of tokens and its
+        bytes without permanent memory and gradients, or None if memory runs out."""
         device = self._stepper.runtime.device
         batch = self.batch(tokens)
         try:
@@ -157,9 +159,9 @@ class Passes:
         return batch.num_padded_tokens, float(peak - before)
 
     def batch(self, tokens: int) -> StepBatch:
-        """Build one micro-batch of at most `tokens`."""
+        """Build a micro-batch of at most `tokens`."""
         planner = replace(self._data.planner, token_budget=tokens)
-        if planner.strategy == "grouped":  # grouped may divide the batch
+        if planner.strategy == "grouped":  # grouping may divide the batch
             planner = replace(planner, strategy="random")
         count = longest_rows(self._lengths, tokens, planner)
         data = replace(self._data, planner=planner)
@@ -167,8 +169,8 @@ class Passes:
         return data.cut(ids, 0, 0).to(self._stepper.runtime.device)
 
     def run(self, batch: StepBatch) -> None:
-        """Run a pass like the stepper, without other ranks: compiled parts belong to
-        the model."""
+        """Run a pass like the stepper, but without the wrapper for other ranks. The
+        model's blocks are compiled in place, so they run compiled here too."""
         for micro in batch.micro_batches:
             if self._stepper.noise is not None:
                 self._stepper.noise.draw()
@@ -178,7 +180,7 @@ class Passes:
 
 
 def longest_rows(lengths: Ints, tokens: int, planner: Planner) -> int:
-    """Number of rows of descending `lengths` (N,), repeated if needed, that fit in a
+    """Return how many rows of descending `lengths` (N,), repeated if needed, fit in a
     micro-batch of `tokens`."""
     if planner.strategy == "packed":
         again = tokens // max(1, int(lengths[-1])) + 1

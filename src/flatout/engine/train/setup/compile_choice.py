@@ -1,4 +1,4 @@
-"""Comparison of the time that compiling and recording cost and save within a run.
+"""Compare the time that compiling and recording cost with the time that they save.
 
 The constants were measured for BERT-base with packed rows of 96 tokens, on an H100 and
 an H200 (docs/benchmarks.md, docs/log.md).
@@ -9,41 +9,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PEAK_SHARE, COMPILED_SHARE = 0.31, 0.44
-"""Share of the data sheet's peak in steps of BERT-base at 256, uncompiled (5,553
-samples/s) and compiled (7,821)."""
+"""The share of the data sheet's peak that BERT-base reaches with steps of 256 rows,
+uncompiled (5,553 samples/s) and compiled (7,821 samples/s)."""
 LAYER_SAVES_S = 0.12e-3
-"""Time saved per layer by compiling, for any number of tokens: 0.46 and 0.34 ms."""
+"""The time that compiling saves per layer, whatever the number of tokens: a layer takes
+0.46 ms uncompiled and 0.34 ms compiled, in addition to its computation."""
 HOST_S = 2.2e-3
-"""Time to launch a layer, forward and backward: 24 ms for 12 (661 samples/s at 16).
-Steps with less computation per layer wait for the host, compiled or not."""
+"""The time to launch a layer, forward and backward: 24 ms for 12 layers (661 samples/s
+with 16 rows). Steps with less computation per layer wait for the host, compiled or not.
+"""
 PART_S = 9.0
-"""Seconds to compile a distinct part, and to start: 24.5 for BERT's two (H100, 16
-cores). A filled disk cache saves most of it; that does not count, so that a choice is
-repeated."""
+"""The time to compile a distinct part, and to start the compiler. BERT's two parts took
+24.5 s in total (H100, 16 cores). A warm disk cache would save most of this time, but is
+not considered, so that the choice can be repeated."""
 STEPS_A_SHAPE = 2
-"""Number of slow steps per shape: the first is launched and the second recorded, each
-as slow as a step without graphs."""
+"""The number of slow steps per shape. The first step is launched and the second one is
+recorded, and each is as slow as a step without graphs."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Planned work of one GPU."""
+    """The planned work of one GPU."""
 
     steps: int
     step_flops: float
-    """FLOPs of forward and backward."""
+    """The FLOPs of a step, forward and backward."""
     layers: int
     peak_tflops: float
-    """Peak rate in the data sheet."""
+    """The peak rate from the data sheet, in TFLOP/s."""
     parts: int
-    """Number of distinct compiled parts."""
+    """The number of distinct parts that are compiled."""
     shapes: int
-    """Number of shapes of a step's tensors, each of which is recorded once."""
+    """The number of shapes of a step's tensors. Each one is recorded once."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice, and a sentence with its reason."""
+    """Whether to compile and to use CUDA graphs, and a sentence with the reason."""
 
     compile: bool
     cuda_graphs: bool
@@ -53,7 +55,7 @@ class Choice:
 def choose_compilation(
     work: Work, compiled: bool | None = None, recorded: bool | None = None
 ) -> Choice:
-    """Keep the settings `compiled` and `recorded`; for None choose the faster run."""
+    """Return the fastest choice, in which `compiled` and `recorded` are kept if set."""
     cost_s = PART_S * (1 + work.parts)
     graphs = recorded
     if graphs is None:
@@ -68,7 +70,7 @@ def choose_compilation(
 
 
 def _saved_s(work: Work, graphs: bool) -> float:
-    """Seconds saved per step by compiling."""
+    """Return the seconds that compiling saves per step."""
     peak_s = work.step_flops / (work.peak_tflops * 1e12)
     if not graphs and peak_s / PEAK_SHARE < HOST_S * work.layers:
         return 0.0

@@ -1,7 +1,8 @@
-"""Identity of a training: the settings that must not change when it is resumed.
+"""The identity of a run: the settings that must not change when it is resumed.
 
-A checkpoint is resumed only with the same identity. It includes every setting without
-the role of execution: those change speed, place and output, never the result.
+Only a run with the same identity can resume a checkpoint. The identity includes all
+settings except those with the role EXECUTION, which change the speed, places or output
+of a run, but never its result.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SKIPPED = "skipped rows"
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
-    """Settings that decide the result, by dotted name, and the data."""
+    """Return the settings that determine the result, by dotted name, and facts about
+    the data, custom code and base weights."""
     return {
         **{
             name: value
@@ -38,8 +40,8 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def _base_weights(settings: Settings) -> dict[str, str]:
-    """Hashes of the files with the weights below an adapter, which checkpoints do not
-    have. The commit of a repository on the Hub is in the key of its tokens."""
+    """Return hashes of the weight files of an adapter's base model, which checkpoints
+    do not contain. For models on the Hub, the key of the tokens has the commit."""
     if not settings.model.lora.is_on:
         return {}
     folder = Path(settings.model.name_or_path or "")
@@ -56,8 +58,8 @@ def _hash(file: Path, changed_ns: int) -> str:
 
 
 def _own_code(settings: Settings) -> dict[str, str]:
-    """Digests of the modules of custom parts; not of PyTorch's, whose version may
-    change."""
+    """Return digests of the modules of custom parts, except PyTorch's own modules,
+    because its version may change."""
     train, model = settings.train, settings.model
     own_parts = (train.optimizer, train.schedule, train.compute_metrics)
     named = (*own_parts, model.task, model.family)
@@ -67,8 +69,8 @@ def _own_code(settings: Settings) -> dict[str, str]:
 
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
-    """Values that must be equal for a finished training to replace `job`: also the
-    choice of the best model, the audit's file, and the code version."""
+    """Return the values that must be equal for a finished run to replace `job`: the
+    identity, skipped rows, settings of evaluation and audit, and flatout's version."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return (
         identity(job)
@@ -82,8 +84,8 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
 
 
 def equal_on_all_ranks(job: TrainJob) -> dict[str, Any]:
-    """Values that must be equal on all ranks: the identity, and how a step is divided,
-    logged, evaluated and saved."""
+    """Return the values that must be equal on all ranks: the identity, and the settings
+    by which steps are divided, logged, evaluated and saved."""
     settings = {"train": job.settings.train.model_dump(mode="json")}
     return identity(job) | {
         name: value

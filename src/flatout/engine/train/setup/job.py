@@ -1,4 +1,4 @@
-"""Input of a training run, and checks of its rows."""
+"""The input of a training run, and checks of its rows."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task, check_options, loss_options, make_task
 
 ROW_COLUMN = "row"
-"""Column of a Parquet file for `train.skip_rows`."""
+"""The column of row numbers in a Parquet file for `train.skip_rows`."""
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Everything a training run needs; can be sent to another process."""
+    """Everything that a training run needs. Jobs can be sent to other processes."""
 
     settings: Settings
     train: SplitRows
     validation: SplitRows
     test: SplitRows
     vocabulary: Vocabulary | None
-    """None for rows without tokens."""
+    """None if the rows have no tokens."""
     label_names: tuple[str, ...]
     work_folder: Path
-    """Folder of checkpoints and intermediate models."""
+    """The folder of checkpoints and intermediate models."""
     metrics_file: Path
-    """File of live points, one JSON line each."""
+    """The file of live metrics, with a JSON line per point."""
     data_key: str = ""
-    """Content key of the tokens."""
+    """The content key of the token rows."""
     tokenizer_file: str | None = None
-    """A tokenizer.json for readable rows; None: rows are shown as token numbers."""
+    """A tokenizer.json to decode rows. If None, rows are shown as token numbers."""
 
     def in_folder(self, folder: Path) -> TrainJob:
-        """Return the job in another work folder, without a mirror."""
+        """Return the job with another work folder and without a mirror."""
         unmirrored = self.changed({"train.checkpoint.mirror": None})
         return replace(unmirrored, work_folder=folder)
 
     def changed(self, values: Mapping[str, Any]) -> TrainJob:
-        """Return the job with other settings, by path (`train.max_steps`)."""
+        """Return the job with the settings in `values`, by path (`train.max_steps`)."""
         return replace(self, settings=self.settings.changed(values))
 
     @cached_property
     def task(self) -> Task:
-        """The task of the model. Raises SettingsError, TaskError."""
+        """The model's task. Raises SettingsError or TaskError if it is invalid."""
         settings = self.settings
         names, seed = self.label_names, settings.runtime.seed
         task = make_task(settings.model, names, self.vocabulary, seed)
@@ -66,7 +66,8 @@ class TrainJob:
 
     @cached_property
     def batches(self) -> GlobalBatches:
-        """The rows of each step, without those skipped. Raises SettingsError."""
+        """The rows of each step, without skipped rows. Raises SettingsError if
+        `train.skip_rows` is invalid."""
         train, seed = self.settings.train, self.settings.runtime.seed
         batches = GlobalBatches(len(self.train), train.global_batch_size, seed)
         if not train.skip_rows:
@@ -88,8 +89,8 @@ class TrainJob:
 
 
 def skipped_rows(given: Sequence[int] | str, num_rows: int) -> Ints:
-    """Return the sorted row numbers (N,) of `train.skip_rows`, a list or a file. Raises
-    SettingsError if the file cannot be read or a row does not exist."""
+    """Return the row numbers in `train.skip_rows`, a list or a file, as a sorted array
+    (N,). Raises SettingsError if the file cannot be read or a row does not exist."""
     found = _read(Path(given)) if isinstance(given, str) else given
     rows = np.unique(np.array(found, dtype=np.int64))
     outside = rows[(rows < 0) | (rows >= num_rows)]
@@ -118,7 +119,7 @@ def _read(path: Path) -> Sequence[int]:
 
 
 def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> None:
-    """Raise SettingsError if `skipped` (N,) contains all rows of a step."""
+    """Raise SettingsError if the row numbers `skipped` (N,) include a whole step."""
     least = batches.num_rows % batches.batch_size or batches.batch_size
     for epoch in range(math.ceil(total_steps / batches.steps_per_epoch)):
         steps, counts = np.unique(batches.steps_of(skipped, epoch), return_counts=True)
@@ -131,7 +132,8 @@ def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> No
 
 
 def check_rows(job: TrainJob) -> None:
-    """Check that rows fit task and label names. Raises SettingsError, ModelError."""
+    """Raise SettingsError or ModelError if the rows do not fit the task, the tokenizer
+    or the label names."""
     check_options(job.settings)
     task, classes = job.task, len(job.label_names)
     for name, rows in job.splits.items():
@@ -163,8 +165,8 @@ def check_rows(job: TrainJob) -> None:
 
 
 def without_targets(job: TrainJob) -> list[str]:
-    """Warn about rows that have only a prompt and no completion, from which the model
-    cannot learn."""
+    """Return a warning, as a list, if the model cannot learn from some rows because
+    they have only a prompt and no completion."""
     facts = job.train.facts
     if not (job.task.texts.completions and facts.num_unlabelled):
         return []
@@ -178,12 +180,13 @@ def without_targets(job: TrainJob) -> list[str]:
 
 
 def as_numbers(tokens: Ints) -> str:
-    """Return token numbers as text."""
+    """Return the token numbers as text."""
     return " ".join(map(str, tokens.tolist()))
 
 
 def decoder(job: TrainJob) -> Callable[[Ints], str]:
-    """Return a function from tokens to text; to numbers without the tokenizer."""
+    """Return a function that converts tokens to text, or to their numbers if the
+    tokenizer is missing."""
     if job.tokenizer_file is None or job.vocabulary is None:
         return as_numbers
     from tokenizers import Tokenizer
@@ -199,5 +202,5 @@ def cut(text: str, room: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return one line, without characters that control a terminal."""
+    """Return `text` as one line, without characters that control a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

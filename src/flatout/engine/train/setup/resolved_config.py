@@ -1,4 +1,4 @@
-"""Resolves every `auto` for this model and device; refuses what cannot work."""
+"""Resolve every `auto` for the model and device, and reject what cannot work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flatout.engine.train.setup.job import TrainJob, without_targets
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """Values of all `auto`, with the reasons for fallbacks."""
+    """The resolved value of every `auto`, with the reasons for fallbacks."""
 
     strategy: str
     attention: str
@@ -37,15 +37,15 @@ class ResolvedConfig:
     fused_optimizer: bool
     residual: str = "fp32"
     overhead_tokens: int = GPU_OVERHEAD_TOKENS
-    """Cost of one more micro-batch on the device, in tokens."""
+    """The cost of one more micro-batch on the device, in tokens."""
     launch_tokens: int = 0
-    """Tokens that the device trains while the host launches a micro-batch."""
+    """The number of tokens that the device trains while the host launches a batch."""
     flat_all_reduce: bool = False
-    """Gradients are reduced over ranks after the backward pass, in one piece."""
+    """Whether gradients are reduced in one piece, after the backward pass."""
     compile_reason: str = ""
-    """Reason for compilation and recording, or against, with the estimated seconds."""
+    """The reason for or against compilation and CUDA graphs, with estimated seconds."""
     budget_reason: str = ""
-    """Expected memory use of steps, if it was measured."""
+    """The expected memory use of steps, if it was measured."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -56,8 +56,9 @@ class ResolvedConfig:
 def resolve(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned | None = None
 ) -> ResolvedConfig:
-    """Choose strategy, kernel, budget and compilation for this model, this device, and
-    the work `planned`; None: an unlimited number of steps."""
+    """Choose the batching strategy, attention kernel, token budget and compilation.
+    `planned` is the planned work, or None for an unlimited number of steps. Raises
+    SettingsError if a setting cannot work."""
     train, notes = job.settings.train, []
     strategy, fault = _strategy(job, runtime, config)
     if fault:
@@ -87,7 +88,8 @@ def resolve(
 
 
 def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
-    """Packed if it is exact, else grouped, with the reason."""
+    """Return the batching strategy. If `auto` has to fall back from packed to grouped
+    rows, because packing would not be exact, the reason is returned with it."""
     wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
     if job.settings.train.rows != "tokens":  # all rows have one length
         return "fixed", None
@@ -125,7 +127,7 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Return whether gradients are reduced in one piece: if set, or with graphs."""
+    """Return whether gradients are reduced in one piece, as set or for CUDA graphs."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")

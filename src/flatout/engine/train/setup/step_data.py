@@ -1,4 +1,4 @@
-"""Training data as micro-batches of a rank: planner, collator and layout."""
+"""Build the planner and collator that turn training data into micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU_PAD_MULTIPLE = 64
 def step_rows(
     job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
 ) -> StepRows:
-    """Training data as micro-batches of this rank, by step."""
+    """Return the training data as micro-batches of this rank, by step."""
     settings = job.settings
     planner = make_planner(settings, runtime, resolved)
     collator = make_collator(job, runtime, resolved, config)
@@ -39,7 +39,7 @@ def make_planner(
     settings: Settings, runtime: Runtime, resolved: ResolvedConfig
 ) -> Planner:
     overhead = resolved.overhead_tokens
-    if resolved.cuda_graphs:  # each division would need another graph
+    if resolved.cuda_graphs:  # each division would need a separate graph
         overhead = resolved.token_budget
     return Planner(
         strategy=resolved.strategy,  # type: ignore[arg-type]
@@ -71,8 +71,9 @@ def make_collator(
 
 
 def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:
-    """Multiple of the rows of a packed batch. With a graph, all its rows and padding:
-    ranks have nearly equal numbers of rows, at most a quarter above the mean."""
+    """Return the multiple to which the number of rows of a packed batch is rounded up.
+    With graphs, it exceeds the largest number of rows, so that there is one shape: no
+    rank has more than a quarter above the mean number of rows, plus padding."""
     if not resolved.cuda_graphs:
         return 64
     batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
