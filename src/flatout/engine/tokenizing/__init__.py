@@ -1,1 +1,1 @@
-"""Converts texts to tokens, with keys that detect outdated token rows."""
+"""Tokenizes texts, and detects outdated token rows by their keys."""

@@ -1,5 +1,5 @@
-"""A byte-level BPE tokenizer trained on the train split, for models that write: each
-text is decoded to exactly the original."""
+"""Train a byte-level BPE tokenizer on the train split, for models that generate text.
+Decoding the tokens of a text restores it exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
 
 PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
 LONGEST_WORD = 1_000
-"""Maximum bytes between spaces; longer ones (base64, DNA) are not trained on."""
+"""Longer words, in bytes, are left out of training (base64, DNA)."""
 NUM_BYTES = 256
 FORMAT_VERSION = 1
 CHAT_TEMPLATE = (
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ bos_token + 'assistant\\n' }}{% endif %}"
 )
-"""Each message begins with its role and has an end token, which stops the model."""
+"""Messages start with the role and end with the end token, which stops the model."""
 OPTIONS: dict[str, Any] = {
     "pad_token": PAD,
     "bos_token": START,
@@ -32,12 +32,13 @@ OPTIONS: dict[str, Any] = {
     "clean_up_tokenization_spaces": False,
     "chat_template": CHAT_TEMPLATE,
 }
-"""Options of transformers' tokenizer."""
+"""Arguments for the tokenizer class of transformers."""
 
 
 def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
-    """Train on an Arrow column of texts: at least all bytes and the special tokens. The
-    start token precedes a text; a prompt has no end token."""
+    """Train a tokenizer on an Arrow column of texts. Its vocabulary contains all bytes.
+    It adds a start token to a text, but no end token, because the text may be a
+    prompt."""
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = without_long_words(words, LONGEST_WORD)
@@ -55,8 +56,7 @@ def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
 
 
 def around(tokenizer: Tokenizer, *, end: bool) -> processors.TemplateProcessing:
-    """Return the post-processor that adds a start token, and an end token to whole
-    texts."""
+    """Return a post-processor that adds a start token and, if `end`, an end token."""
     last = f" {END}" if end else ""
     return processors.TemplateProcessing(
         single=f"{START} $A{last}",

@@ -1,4 +1,4 @@
-"""Statistics of token rows: lengths and truncation."""
+"""Statistics on the lengths and the truncation of token rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Ints = npt.NDArray[np.int64]
 
 
 def token_report(tokens: Mapping[str, Any], max_length: int) -> dict[str, Any]:
-    """Return the report on token rows (`datasets.Dataset` by split, `train` included)
-    as a dict for JSON; shares are between 0 and 1."""
+    """Return a report on token rows as a JSON-compatible dict. `tokens` has a
+    `datasets.Dataset` for each split, including `train`. Shares are between 0 and 1."""
     return {
         "max_length": max_length,
         "splits": {name: _split(rows) for name, rows in tokens.items()},
@@ -37,7 +37,7 @@ def _split(rows: Any) -> dict[str, Any]:
 
 
 def lengths_of(tokens: Any) -> Ints:
-    """Number of tokens (N,) of each row of a `datasets.Dataset`."""
+    """Return the number of tokens (N,) in each row of a `datasets.Dataset`."""
     return tokens.data.table.column("length").to_numpy().astype(np.int64)
 
 
@@ -51,7 +51,7 @@ def length_summary(lengths: Ints) -> dict[str, float]:
 
 
 def histogram(lengths: Ints) -> dict[str, list[float]]:
-    """`counts[i]` rows have a length in [edges[i], edges[i + 1])."""
+    """Return a histogram as by `np.histogram`: `edges`, and `counts` between them."""
     longest = int(lengths.max())
     width = max(1, -(-longest // HISTOGRAM_BINS))
     edges = np.arange(0, longest + width + 1, width)

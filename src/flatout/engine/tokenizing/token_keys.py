@@ -1,4 +1,4 @@
-"""Token rows on the disk: do they fit the parameters of the run that reads them."""
+"""Check whether token rows on disk match the parameters of the run that reads them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class StaleTokensError(ValueError):
-    """Token rows that were made from other inputs; names the differences."""
+    """Raised if token rows were created from other inputs. Names the differences."""
 
 
 def folder_of(tokens: Any) -> Path | None:
-    """Return the folder of a `datasets.Dataset` that is all of it; None for a part of
-    one, which names the same files."""
+    """Return the folder of a `datasets.Dataset`. Return None if there is none, or if
+    the dataset contains only some of the folder's rows."""
     files = tokens.cache_files
     if not files or tokens._indices is not None:
         return None
@@ -32,31 +32,32 @@ def folder_of(tokens: Any) -> Path | None:
 
 
 def key_of(tokens: Any) -> ContentKey | None:
-    """Return the key stored with token rows that were loaded whole from a folder."""
+    """Return the key stored with token rows, or None unless they are a whole folder."""
     folder = folder_of(tokens)
     return None if folder is None else stored_key(folder)
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Counts stored when `tokens` was made, such as `cut_rows`; empty if unknown."""
+    """Return the counts stored with `tokens`, such as `cut_rows`, or {} if unknown."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
 
 def token_key(tokens: Any) -> str:
-    """Return a digest of the inputs of `tokens`; of its content if they are unknown."""
+    """Return a digest of the inputs of `tokens`, or if unknown, of its rows."""
     key = key_of(tokens)
     return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Digests of the keys stored with the rows of each split, currently on the disk."""
+    """Return the digest of the key currently stored with each split, None without
+    one."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 
 
 def warn_if_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
-    """Warn if rows with these keys, with which a training began, have been replaced."""
+    """Warn if rows were replaced since a run started. `keys` are the digests then."""
     now = keys_of(splits)
     names = [name for name, key in keys.items() if key and now[name] != key]
     if names:
@@ -74,9 +75,9 @@ def check_tokens_match(
     tokenizer: Any,
     label_names: Sequence[str],
 ) -> None:
-    """Raise StaleTokensError naming all inputs that have changed since the rows of
-    `splits` were made: parameters, tokenizer, label names, data of other splits. Rows
-    without a key (in memory, or from another program) pass with a warning."""
+    """Raise StaleTokensError if inputs have changed since the rows of `splits` were
+    created, naming all of them: parameters, the tokenizer, label names, or the data of
+    another split. Rows without a key, for example in memory, only cause a warning."""
     keys = {f"{name}_tokens": key_of(rows) for name, rows in splits.items()}
     known = {name: key for name, key in keys.items() if key is not None}
     if len(known) < len(keys):
@@ -101,7 +102,7 @@ def check_tokens_match(
 def _changed_inputs(
     key: ContentKey, tokenizer: str | None, label_names: list[str]
 ) -> list[str]:
-    """Describe changed inputs that are not parameters, without hashes or long lists."""
+    """Describe the changed inputs that are not parameters."""
     changes = []
     if tokenizer is not None and key.fields.get("tokenizer") != tokenizer:
         changes.append("tokenizer: its files are others")
@@ -114,14 +115,14 @@ def _changed_inputs(
 
 
 def _digest_of(tokenizer: Any) -> str | None:
-    """Digest of the folder of a transformers tokenizer; None without a folder."""
+    """Return the digest of a transformers tokenizer, or None if it has no folder."""
     folder = Path(tokenizer.name_or_path or "")
     found = all((folder / name).is_file() for name in FILES)
     return TokenizerFile(folder).digest if found else None
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """`tokenize.max_length: 320 -> 128`: one text per changed parameter."""
+    """Return a text such as `tokenize.max_length: 320 -> 128` per changed parameter."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
     return wanted.changes_since(stored)

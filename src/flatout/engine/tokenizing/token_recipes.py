@@ -1,4 +1,4 @@
-"""Recipes of token rows, with keys of all data and options that determine them."""
+"""Recipes of token rows, with keys of all data and options that affect the tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, special_ar
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 COLUMNS = ("text", "text_pair", "completion", "messages", PASSAGES, "label")
-"""Columns of rows that determine their tokens."""
+"""Columns of rows that affect their tokens."""
 FORMAT_VERSION = 1
-"""Increase it if the same input would give other token rows."""
+"""Increase it if the same input would give different token rows."""
 
 
 def tokens_recipe(
@@ -32,7 +32,8 @@ def tokens_recipe(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> TokensRecipe:
-    """Recipe of split `name`; `rows` is a `datasets.Dataset`. Raises TokensError."""
+    """Return the recipe of the token rows `name`, created from a `datasets.Dataset`.
+    Raises TokensError if the rows or the tokenizer do not fit the parameters."""
     _check_length(tokenizer, tokenize.max_length)
     rows = without_indices(rows)
     task = make_task(model, label_names)
@@ -48,10 +49,11 @@ def tokens_recipe(
         **token_options(model, tokenize),
     }
     if options.whole_ends and ends_texts(tokenizer):
-        fields["whole_ends"] = True  # older keys: truncated rows with ends
+        fields["whole_ends"] = True  # Absent if truncated rows had an end token, too.
     starts = tokenizer.backend.num_special_tokens_to_add(False) > 0
     if options.form == "completion" and starts and options.end_id is not None:
-        fields["end_id"] = options.end_id  # older keys: no end behind a start token
+        # Absent in keys of versions that added no end token if there is a start token.
+        fields["end_id"] = options.end_id
     if options.form == "messages":
         fields["chat_template"] = tokenizer.chat_template
     return TokensRecipe(
@@ -73,8 +75,8 @@ def split_recipes(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """Return the recipes by split. Each key also contains the rows of all splits, so
-    that token rows of two different splits of the data are never combined."""
+    """Return a recipe for each split. Each key also contains the digests of all splits,
+    so that token rows of different data are never combined."""
     recipes = [
         tokens_recipe(f"{name}_tokens", rows, tokenizer, label_names, model, tokenize)
         for name, rows in splits.items()
@@ -85,7 +87,7 @@ def split_recipes(
 
 
 def token_options(model: ModelSettings, tokenize: TokenizeSettings) -> dict[str, Any]:
-    """Return the parameters that determine the token rows, by their path."""
+    """Return the parameters that affect the token rows, by their path."""
     trained = model.name_or_path is None
     return {
         "model.task": model.task,
@@ -114,7 +116,7 @@ def _check_fits(name: str, rows: Any, task: Task, form: str) -> None:
 
 
 def _kind(label: Any) -> tuple[bool, bool]:
-    """Return whether an Arrow label type is a list, and whether of numbers."""
+    """Return whether an Arrow label type is a list, and whether labels are numbers."""
     is_list = pa.types.is_list(label) or pa.types.is_large_list(label)
     inner = label.value_type if is_list else label
     return is_list, pa.types.is_floating(inner) or pa.types.is_integer(inner)
@@ -139,7 +141,7 @@ def _options(
             f"{task.settings.task}"
         )
     lacks_end = join and tokenizer.backend.num_special_tokens_to_add(False) == 0
-    if form == "completion":  # a start token, as Llama's, is no end
+    if form == "completion":  # A tokenizer may add only a start token, as Llama's does.
         lacks_end = not ends_texts(tokenizer)
         unknown = special_around(tokenizer.backend) is None
         if lacks_end and (unknown or tokenizer.token_id("eos_token") is None):
@@ -160,13 +162,13 @@ def _options(
 
 
 def ends_texts(tokenizer: TokenizerFile) -> bool:
-    """Return true if the tokenizer adds a token after a text."""
+    """Return whether the tokenizer adds a special token after a text."""
     _, after = special_around(tokenizer.backend) or ([], [])
     return bool(after)
 
 
 def empty_text_id(tokenizer: TokenizerFile) -> int | None:
-    """Return the id for a text of which the tokenizer leaves no token."""
+    """Return the token id that stands for a text without any token."""
     names = ("unk_token", "eos_token", "sep_token", "bos_token")
     ids = (tokenizer.token_id(name) for name in names)
     return next((id_ for id_ in ids if id_ is not None), None)
@@ -189,13 +191,14 @@ def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
 
 
 def label_names_of(rows: Any) -> list[str]:
-    """Distinct labels, sorted; in numeric order if all are whole numbers."""
+    """Return the distinct labels, sorted, in numeric order if all are integers. If the
+    labels are numbers, or there are none, return an empty list."""
     if "label" not in rows.column_names:
         return []
     label = rows.data.table.column("label")
     if pa.types.is_list(label.type) or pa.types.is_large_list(label.type):
         label = pc.list_flatten(label)
-    # Tables that pandas wrote have large strings.
+    # Tables written by pandas have large strings.
     if not (pa.types.is_string(label.type) or pa.types.is_large_string(label.type)):
         return []
     names = pc.unique(label).to_pylist()

@@ -1,4 +1,4 @@
-"""The tokenizer: a checkpoint's, or one trained here; checked, with right padding."""
+"""Load a checkpoint's tokenizer or train one, and make it usable for training."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ logger = logging.getLogger(__name__)
 FILES = ("tokenizer.json", "tokenizer_config.json")
 FORMAT_VERSION = 2
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of transformers that return only ids and mask."""
+"""Tokenizer classes of transformers that return no token type ids."""
 ENDS_TEXTS = "flatout_ends_texts"
-"""Key of a tokenizer that ends texts with its end token in training, although it adds
-no end token after a prompt."""
+"""Key in the config of a tokenizer that adds no end token, as prompts require, but
+whose texts get one for training."""
 TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
-"""`model_max_length` that transformers writes for a model without a maximum."""
+"""The `model_max_length` that transformers writes for models without a maximum."""
 
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A saved tokenizer for use by the encoder, without transformers or torch."""
+    """A saved tokenizer that is read without importing transformers or torch."""
 
     folder: Path
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the files that determine how a text is encoded."""
+        """Hash of the files that determine how texts are encoded."""
         state = xxhash.xxh3_128()
         for name in FILES:
             state.update(self._read(name))
@@ -65,13 +65,13 @@ class TokenizerFile:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest row that the model accepts, in tokens; None if it has no maximum."""
+        """Maximum number of tokens per row, or None if the model has no maximum."""
         limit = int(self.config.get("model_max_length") or NO_LIMIT)
         return limit if limit < NO_LIMIT else None
 
     @property
     def gives_type_ids(self) -> bool:
-        """True if transformers returns `token_type_ids` for a pair of texts with it."""
+        """Whether transformers returns `token_type_ids` for a pair of texts."""
         names = self.config.get("model_input_names")
         if names is not None:
             return "token_type_ids" in names
@@ -79,7 +79,7 @@ class TokenizerFile:
 
     @property
     def chat_template(self) -> str | None:
-        """Template of chat messages; None without one."""
+        """The chat template, or None if there is none."""
         file = self.folder / "chat_template.jinja"
         if file.is_file():
             return file.read_text("utf-8")
@@ -87,8 +87,8 @@ class TokenizerFile:
 
     @cached_property
     def backend(self) -> Any:
-        """`tokenizers.Tokenizer` that neither truncates nor pads, and adds the end
-        token to a whole text if training does."""
+        """A `tokenizers.Tokenizer` that neither truncates nor pads. It adds the end
+        token to texts if that is done for training (see ENDS_TEXTS)."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_buffer(self._read("tokenizer.json"))
@@ -100,14 +100,14 @@ class TokenizerFile:
 
     @cached_property
     def vocabulary_digest(self) -> str:
-        """Hash of the pieces and their numbers, independent of the file format."""
+        """Hash of the tokens and their ids, independent of the file format."""
         state = xxhash.xxh3_128()
         for piece, number in sorted(self.backend.get_vocab().items()):
             state.update(f"{number} {piece}\n".encode())
         return str(state.hexdigest())
 
     def token_id(self, name: str) -> int | None:
-        """Number of the special token `name` (`eos_token`, ...), if it exists."""
+        """Return the id of a special token such as `eos_token`, if it exists."""
         token = self.config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         return None if text is None else self.backend.token_to_id(text)
@@ -124,7 +124,7 @@ class TokenizerFile:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """Recipe of the tokenizer of `model.name_or_path`, or of one to train."""
+    """Recipe of the tokenizer: loaded from `model.name_or_path`, or trained if None."""
 
     rows: Any
     """`datasets.Dataset` to train on."""
@@ -133,7 +133,7 @@ class TokenizerRecipe:
 
     @cached_property
     def key(self) -> ContentKey:
-        """Inputs that determine the tokenizer."""
+        """Key with the inputs that determine the tokenizer."""
         model = self.model
         fields = {"format": FORMAT_VERSION, "task": model.task}
         if model.name_or_path is None:
@@ -156,18 +156,19 @@ class TokenizerRecipe:
 
     @property
     def _columns(self) -> Any:
-        """Arrow table of the texts to train on."""
+        """Arrow table of the texts used for training."""
         rows = without_indices(self.rows)
         names = ("text", "text_pair", "completion", "passages")
         return rows.data.table.select([n for n in names if n in rows.column_names])
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Save the tokenizer. There are no facts to store with it."""
+        """Save the tokenizer. Return no facts to store with it."""
         self.build().save_pretrained(folder)
         return {}
 
     def build(self) -> Any:
-        """Make the `PreTrainedTokenizerFast`. Raises TokenizerError."""
+        """Load or train the `PreTrainedTokenizerFast`. Raises TokenizerError if it
+        cannot be loaded, trained or used with the model."""
         if self.model.name_or_path is None:
             tokenizer = self._trained()
             config = _scratch_config(self.model)
@@ -207,19 +208,19 @@ class TokenizerRecipe:
 
 
 def _texts(column: Any) -> Any:
-    """Yield each text of a column of texts or of lists of texts."""
+    """Return a column of texts. Lists of texts are flattened."""
     return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:
-    """Return the keys of `model.config` about positions and vocabulary."""
+    """Return the entries of `model.config` about positions and vocabulary."""
     names = ("model_type", "max_position_embeddings", "n_positions", "vocab_size")
     return {name: model.config[name] for name in names if name in model.config}
 
 
 def _put_space_before_words(tokenizer: Any) -> None:
-    """Add a space before each word if a word's pieces depend on it (GPT-2, RoBERTa):
-    words are encoded one by one."""
+    """Let a byte-level tokenizer (GPT-2, RoBERTa) add a space before each word. Words
+    are encoded one by one, and their tokens depend on the space."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     before = tokenizer.backend_tokenizer.pre_tokenizer
@@ -229,7 +230,7 @@ def _put_space_before_words(tokenizer: Any) -> None:
 
 
 def _has_type_ids(model: ModelSettings) -> bool:
-    """True if the model has type ids, which distinguish the texts of a pair."""
+    """Return whether the model distinguishes the texts of a pair by token type ids."""
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(**model.config)
@@ -237,13 +238,13 @@ def _has_type_ids(model: ModelSettings) -> bool:
 
 
 def _writes(model: ModelSettings) -> bool:
-    """Return true if the model writes text that is read."""
+    """Return whether the model generates text."""
     task = task_class(model.task)
     return task.texts.completions and not task.texts.whole_words
 
 
 def _words(texts: Any, vocab_size: int) -> Any:
-    """Train on whole words. Raises TokenizerError if there is only one word."""
+    """Train a tokenizer of whole words. Raises TokenizerError if there is only one."""
     words, num_all = word_pieces.commonest_words(texts, vocab_size)
     if num_all < 2:
         raise TokenizerError(
@@ -261,7 +262,7 @@ def _words(texts: Any, vocab_size: int) -> Any:
 
 
 def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
-    """Return a checkpoint's tokenizer, and its config updated from the parameters."""
+    """Return a checkpoint's tokenizer, and its config updated with the parameters."""
     from transformers import AutoConfig, AutoTokenizer
 
     name = str(model.name_or_path)
@@ -279,7 +280,7 @@ def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
 
 
 def without_loading_options(tokenizer: Any) -> Any:
-    """Remove loading options, which transformers would save for the next reader."""
+    """Remove loading options, which transformers would save with the tokenizer."""
     for name in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer

@@ -1,4 +1,4 @@
-"""Rules for tokenizers, and the files of a checkpoint that determine one."""
+"""Check tokenizers, and hash the files of a checkpoint that determine a tokenizer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be loaded or used; lists the causes."""
+    """Raised if a tokenizer cannot be loaded or used. Lists the causes."""
 
 
 def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> None:
-    """Set the padding token and side. Raises TokenizerError if a model with `config`
-    cannot be trained with this tokenizer."""
+    """Set the padding token and side of `tokenizer`. Raises TokenizerError if a model
+    with this `config` cannot be trained with it."""
     if faults := list(_faults(tokenizer, config, model)):
         raise TokenizerError(
             f"the tokenizer {tokenizer.name_or_path!r} cannot be used:\n  "
@@ -60,14 +60,14 @@ def _faults(
 
 
 def _pad_candidate(tokenizer: Any) -> str | None:
-    """Return any token for padding: rows are separated from padding by their length."""
+    """Return a token for padding. Any will do: the lengths of rows show the padding."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
 
 
 def files_digest(name: str, revision: str | None) -> str | None:
-    """Hash of a local checkpoint's tokenizer files; for a name on the Hub, its commit
-    if the local cache contains it."""
+    """Return a hash of the tokenizer files of a local checkpoint. For a checkpoint on
+    the Hub, return its commit, or None if it is not in the local cache."""
     folder = Path(name)
     if not folder.is_dir():
         return _hub_commit(name, revision)
@@ -79,8 +79,8 @@ def files_digest(name: str, revision: str | None) -> str | None:
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """Return the commit in the local cache. Loading the model's weights updates the
-    cache if the repository has changed, and the next run uses the new commit."""
+    """Return the commit in the local cache, or None. If the repository has changed,
+    loading the weights updates the cache, and the next run uses the new commit."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     if revision and re.fullmatch("[0-9a-f]{40}", revision):
@@ -101,11 +101,11 @@ _COUNT_FROM_PADDING = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"}
     | {"longformer", "mpnet", "data2vec-text", "ibert", "xmod", "layoutlmv3"}
 )
-"""Model types whose first token has the position padding_idx + 1."""
+"""Model types that count positions from padding_idx + 1."""
 
 
 def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
-    """Longest row of a model in tokens; None without a maximum."""
+    """Return the maximum number of tokens per row, or None if there is no maximum."""
     for name in ("max_position_embeddings", "n_positions"):
         if config.get(name):
             size = int(config[name])

@@ -1,4 +1,4 @@
-"""A WordPiece tokenizer trained on the train split; the result is reproducible."""
+"""Train WordPiece and whole-word tokenizers on the train split, reproducibly."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from flatout.engine.machine.environment import tokenizer_parallelism
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 OPTIONS = dict(zip(_NAMES, SPECIAL_TOKENS, strict=True))
-"""Options of transformers' tokenizer."""
+"""Arguments for the tokenizer class of transformers."""
 TRAINING_BYTES = 16 << 20
-"""More text than this hardly changes the pieces; rows are sampled at even distances."""
+"""Amount of text for training, in evenly spaced rows. More hardly changes the
+result."""
 COUNTED_TEXTS = 10_000
 LONGEST_WORD = 100
-"""Characters. The model encodes a longer word as [UNK] without searching its pieces."""
+"""Maximum length of a word in characters. Longer words are encoded as [UNK]."""
 FORMAT_VERSION = 1
 _CONTINUED = "##"
 
 
 def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
-    """Train on an Arrow column of texts. Lower-cases; keeps accents, Hangul, emoji.
+    """Train a tokenizer on an Arrow column of texts. It converts texts to lower case,
+    and keeps accents, Hangul and emoji.
 
-    The library numbers the first letters in the order of a hash map that differs from
-    run to run; passing all of them beforehand, sorted, makes the result reproducible.
+    The library numbers letters in the order of a hash map, which differs from run to
+    run. Passing all letters in sorted order makes the result reproducible.
     """
     sample = list(sampled(texts))
     letters, rare = _alphabet(sample, vocab_size // 3)
@@ -57,7 +59,7 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     without_rare = (text.translate(rare) for text in sample) if rare else iter(sample)
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
-    # A new model, since the trainer also marks the given letters as special tokens.
+    # Create a new model because the trainer marks the given letters as special tokens.
     finished = add_special_tokens_to_ends(_untrained(_model(tokenizer.get_vocab())))
     finished.decoder = decoders.WordPiece(prefix=_CONTINUED)
     return finished
@@ -72,28 +74,33 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """True if a run without spaces is too long to train on. Most texts have no such run
-    and need no pattern over each word, which is as slow as the training."""
+    """Return whether a word is too long for training. Most texts have none, and do not
+    need the pattern that removes long words, which takes as long as training."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 
 def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
-    """Remove long words for training, which is extremely slow for 500,000 letters
-    (base64, DNA): it reads the whole word again for every piece that it joins."""
+    """Extend the pre-tokenizer `words` so that it removes words over `longest`
+    characters.
+
+    Training on a word of 500,000 letters (base64, DNA) is extremely slow because the
+    whole word is read again for every pair of pieces that is merged.
+    """
     longer = Regex(f".{{{longest + 1},}}")
     removed = pre_tokenizers.Split(longer, behavior="removed")
     return pre_tokenizers.Sequence([words, removed])
 
 
 def sampled(texts: Any) -> Iterator[str]:
-    """Yield the texts, or evenly spaced ones with TRAINING_BYTES in total."""
+    """Yield the texts, or evenly spaced texts of TRAINING_BYTES in total."""
     every = max(1, -(-int(texts.nbytes) // TRAINING_BYTES))
     for chunk in texts.chunks:
         yield from chunk.take(np.arange(0, len(chunk), every)).to_pylist()
 
 
 def _alphabet(texts: list[str], limit: int) -> tuple[list[str], dict[int, None]]:
-    """The `limit` most frequent characters, sorted; a table that deletes the others."""
+    """Return the `limit` most frequent characters, sorted, and a table for
+    `str.translate` that deletes the others."""
     counts = np.zeros(sys.maxunicode + 1, np.int64)
     for start in range(0, len(texts), COUNTED_TEXTS):
         joined = "".join(texts[start : start + COUNTED_TEXTS]).lower()
@@ -109,7 +116,7 @@ def _alphabet(texts: list[str], limit: int) -> tuple[list[str], dict[int, None]]
 
 def _untrained(model: models.WordPiece) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    # strip_accents decomposes Hangul and drops accents: off.
+    # strip_accents is off because it would decompose Hangul and drop accents.
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=True, strip_accents=False
     )
@@ -118,7 +125,8 @@ def _untrained(model: models.WordPiece) -> Tokenizer:
 
 
 def add_special_tokens_to_ends(tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer` with the special tokens, one before and one after each text."""
+    """Add the special tokens to `tokenizer`, and surround each text with two of
+    them."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -130,8 +138,8 @@ def add_special_tokens_to_ends(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def commonest_words(texts: Any, limit: int) -> tuple[list[str], int]:
-    """Most frequent words of an Arrow column of texts, limited to a vocabulary of
-    `limit` and sorted by frequency, and the number of all words."""
+    """Return the most frequent words in an Arrow column of texts, sorted by frequency,
+    and the number of distinct words. `limit` includes the special tokens."""
     counts: dict[str, int] = {}
     for chunk in texts.chunks:
         found = pc.value_counts(pc.utf8_split_whitespace(chunk).flatten())
@@ -143,7 +151,8 @@ def commonest_words(texts: Any, limit: int) -> tuple[list[str], int]:
 
 
 def word_tokenizer(words: list[str]) -> Tokenizer:
-    """Words between white space; others are unknown. Rows have a start and an end."""
+    """Return a tokenizer that splits texts at white space. Words that are not in
+    `words` are unknown. A start and an end token are added to each text."""
     pieces = dict.fromkeys([*SPECIAL_TOKENS, *words])
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[1]))

@@ -1,4 +1,4 @@
-"""Token rows, encoded on all cores."""
+"""Encode rows to token rows on all CPU cores."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 
 UNIT_BYTES = 2 << 20
-"""Bytes of text that are encoded at a time."""
+"""Bytes of text to encode at a time."""
 UNIT_ROWS = 20_000
 TEXTS = ("text", "text_pair", "completion", "messages")
 """Columns that are encoded."""
 WRITTEN = ("completion", "messages")
-"""Forms of rows of which only a part is learned."""
+"""Forms of rows whose targets are only a part of their tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class TokensRecipe(ArrowRecipe):
 
     key: ContentKey
     rows: Any
-    """`datasets.Dataset` with `text`, and optionally `text_pair` and `label`."""
+    """A `datasets.Dataset` with the column `text` and others such as `label`."""
     name: str
     tokenizer: TokenizerFile
     options: EncodeOptions
     task: Task
     mirror: str | None = None
     engine: str = "local"
-    """Value of `tokenize.engine`."""
+    """The value of `tokenize.engine`."""
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class TokensRecipe(ArrowRecipe):
 
     @property
     def schema(self) -> Any:
-        """Columns of the token rows."""
+        """Arrow schema of the token rows."""
         if self.options.join:
             return JOINED_SCHEMA
         if self.options.form == "pairs":
@@ -87,14 +87,15 @@ class TokensRecipe(ArrowRecipe):
 
     @property
     def makes_type_ids(self) -> bool:
-        """True if the tokenizer distinguishes the two texts of a pair, here and in
-        transformers."""
+        """Whether the two texts of a pair have different token type ids, both in the
+        tokenizers library and in transformers."""
         if not (self.options.has_pair and self.tokenizer.gives_type_ids):
             return False
         return 1 in self.tokenizer.backend.encode("a", "b").type_ids
 
     def batches(self) -> Iterator[Any]:
-        """Yield RecordBatches in the order of the rows. Raises TokensError."""
+        """Yield the token rows as RecordBatches, in order. Raises TokensError if labels
+        or texts cannot be encoded."""
         started = time.perf_counter()
         self._check_labels()
         facts = TokenFacts()
@@ -148,15 +149,15 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return targets per row, or for words a list with one target per token."""
+        """Return the targets per row. For rows of words, return targets per token."""
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)
         return lists_of(labels, part.lengths)
 
     def _encode(self) -> Iterator[tuple[int, int, Encoded]]:
-        """Encode rows part by part, which bounds memory. Yield the first row of a part,
-        the row after its last, and the tokens."""
+        """Encode rows in parts, which limits the memory. For each part, yield its first
+        row, the row after its last one, and its tokens."""
         table, own = self.rows.data.table, (*TEXTS, PASSAGES)
         texts = table.select([name for name in own if name in table.column_names])
         size = max(1, min(UNIT_ROWS, UNIT_BYTES * len(texts) // max(1, texts.nbytes)))
@@ -175,7 +176,7 @@ class TokensRecipe(ArrowRecipe):
                 yield encode(*part)
 
     def _check_labels(self) -> None:
-        """Raise TokensError if a label cannot be learned."""
+        """Raise TokensError if a label is invalid for the task."""
         if "label" not in self.rows.column_names:
             return
         labels = self.rows.data.table.column("label")
@@ -186,8 +187,8 @@ class TokensRecipe(ArrowRecipe):
             raise TokensError(f"{self.name}: {fault}")
 
     def _targets(self, start: int, stop: int) -> Any | None:
-        """Targets of rows `start` to `stop` as Arrow; None for language models. All
-        names joined to one array may exceed the maximum size of an array."""
+        """Return the targets of rows `start` to `stop`, or None if there are no labels.
+        With the labels of all rows, an Arrow array could exceed its maximum size."""
         if "label" not in self.rows.column_names:
             return None
         label = self.rows.data.table.column("label").slice(start, stop - start)
@@ -197,13 +198,13 @@ class TokensRecipe(ArrowRecipe):
 
     @cached_property
     def _queries(self) -> npt.NDArray[np.int32]:
-        """Numbers (N,) of the rows' queries, which are their first texts."""
+        """Number of each row's query (N,). The query is the first text of the row."""
         encoded = self.rows.data.table.column("text").dictionary_encode()
         return np.concatenate([part.indices.to_numpy() for part in encoded.chunks])
 
 
 def _words_fault(texts: Any, tags: Any) -> str | None:
-    """Return an error if rows of another task do not have one tag for each word."""
+    """Return an error message if a row does not have exactly one tag per word."""
     words = pc.add(pc.count_substring(texts, " "), 1)
     odd = pc.not_equal(words, pc.list_value_length(tags))
     if not pc.sum(odd).as_py():
@@ -218,8 +219,11 @@ def _words_fault(texts: Any, tags: Any) -> str | None:
 def _spread_words(
     targets: Any, lengths: npt.NDArray[np.int32], marks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:
-    """Convert lists (N,) of one number per word to (T,) one number per token, at words'
-    first pieces: `marks` (T,) are the numbers of these words."""
+    """Convert `targets`, N lists of one number per word, to one number per token (T,).
+
+    The first token of a word gets the word's number, and other tokens get IGNORED.
+    `marks` (T,) has the index of the word at first tokens, and -1 at other tokens.
+    """
     chosen = marks >= 0
     rows = np.repeat(np.arange(len(lengths)), lengths)[chosen]
     labels = np.full(len(marks), IGNORED, np.int32)
@@ -229,7 +233,7 @@ def _spread_words(
 
 
 def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
-    """List column over `values` (T,), without a copy."""
+    """Return lists of the `lengths` (N,) over `values` (T,), which are not copied."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -1,5 +1,5 @@
-"""Concatenated rows of token ids, and their Arrow tables: texts joined to blocks of one
-length, and samples of several texts."""
+"""Concatenated rows of token ids, and their conversion to Arrow: texts joined to blocks
+of equal length, and samples of several texts."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokensError(ValueError):
-    """Rows that cannot become token rows; the message names them and the remedy."""
+    """Raised if rows cannot be encoded. The message names them and a fix."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """N rows, T tokens in total."""
+    """N encoded rows with T tokens in total."""
 
     ids: Ids
-    """(T,) token ids."""
+    """Token ids of all rows (T,)."""
     lengths: Ids
-    """(N,) tokens per row."""
+    """Number of tokens in each row (N,)."""
     cut: Mask
-    """(N,) true if the text was longer than `max_length`."""
+    """Whether each row was truncated to `max_length` (N,)."""
     type_ids: npt.NDArray[np.int8] | None = None
-    """(T,) for pairs of texts."""
+    """Token type ids (T,), only for pairs of texts."""
     marks: Ids | None = None
-    """(T,) for rows of words: the word's number at its first piece, -1 elsewhere.
-    For completions: 0 at tokens to learn, -1 elsewhere."""
+    """Marks of tokens (T,), -1 by default. The first token of a word has the word's
+    index, and the target tokens of completions have 0."""
 
 
 def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
-    """Concatenate lists. (The library returns ids only as lists; this is the fastest
-    conversion, 4 % of the time of encoding.)"""
+    """Concatenate lists into an array. (The tokenizers library only returns lists. This
+    is the fastest way to convert them: 4 % of the encoding time.)"""
     joined = array(typecode)
     for row in rows:
         joined.fromlist(row)
@@ -56,12 +56,13 @@ JOINED_SCHEMA = pa.schema(
         ("length", pa.int32()),
     ]
 )
-"""`document_lengths`: tokens of each document's part of the block; their sum is
-`length`. Attention and labels must not cross from one part to the next."""
+"""`document_lengths` are the numbers of tokens of the documents in a block; their sum
+is `length`. Attention and labels must not cross from one document to the next."""
 
 
 def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
-    """Yield RecordBatches of `block_size` tokens per block; the last may be shorter.
+    """Yield RecordBatches of blocks with `block_size` tokens. The last block may be
+    shorter.
 
     With blocks of 4, documents [1 2 3] and [4 5 6] give
     [1 2 3 4] with lengths [3 1] and [5 6] with lengths [2].
@@ -81,7 +82,7 @@ def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
 
 
 def _cut_documents(lengths: Ids, at: int) -> tuple[Ids, Ids]:
-    """Document lengths before and after token `at`; one document may be cut in two."""
+    """Divide document lengths at token `at`. A document may be cut in two."""
     ends = np.cumsum(lengths, dtype=np.int64)
     last = int(np.searchsorted(ends, at, side="left"))
     head, tail = lengths[: last + 1].copy(), lengths[last:].copy()
@@ -91,7 +92,7 @@ def _cut_documents(lengths: Ids, at: int) -> tuple[Ids, Ids]:
 
 
 def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
-    """One RecordBatch over `ids` (T,) with documents of `lengths`, sum T."""
+    """Divide `ids` (T,) into blocks. `lengths` are the documents' numbers of tokens."""
     document_ends = np.cumsum(lengths, dtype=np.int64)
     block_ends = np.append(np.arange(block_size, len(ids), block_size), len(ids))
     cuts = np.union1d(document_ends, block_ends)
@@ -110,7 +111,7 @@ def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
 
 
 PASSAGES = "passages"
-"""Column of rows: the positive, followed by the negatives."""
+"""Name of the column with a row's positive text, followed by its negatives."""
 PAIRS_SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int32())),
@@ -118,11 +119,12 @@ PAIRS_SCHEMA = pa.schema(
         ("length", pa.int32()),
     ]
 )
-"""`length` is the sum of the sequences' tokens, concatenated in `input_ids`."""
+"""`input_ids` are the concatenated tokens of all sequences; `length` is their
+number."""
 
 
 def texts_of(table: Any) -> Any:
-    """The texts (S,) of N samples in order."""
+    """Return all texts (S,) of N samples, in order."""
     anchors = table.column("text").to_pylist()
     passages = table.column(PASSAGES).to_pylist()
     pairs = zip(anchors, passages, strict=True)
@@ -131,18 +133,18 @@ def texts_of(table: Any) -> Any:
 
 
 def counts_of(table: Any) -> npt.NDArray[np.int32]:
-    """The number of texts (N,) of each sample."""
+    """Return the number of texts (N,) in each sample."""
     passages = pc.list_value_length(table.column(PASSAGES)).to_numpy()
     return 1 + passages.astype(np.int32)
 
 
 SCORED_SCHEMA = PAIRS_SCHEMA.append(pa.field("labels", pa.float64()))
-"""Pairs with a score each."""
+"""Schema of pairs that have a score."""
 
 
 def pair_batch(part: Encoded, counts: npt.NDArray[np.int32], scores: Any | None) -> Any:
-    """RecordBatch of PAIRS_SCHEMA of N samples of `counts` (N,) sequences; of
-    SCORED_SCHEMA with `scores` (N,)."""
+    """Return a RecordBatch of N samples with `counts` (N,) sequences. Its schema is
+    PAIRS_SCHEMA, or SCORED_SCHEMA if `scores` (N,) are given."""
     ends = np.append(0, np.cumsum(counts)).astype(np.int32)
     starts = np.append(0, np.cumsum(part.lengths)).astype(np.int32)[ends]
     columns = [
@@ -156,6 +158,6 @@ def pair_batch(part: Encoded, counts: npt.NDArray[np.int32], scores: Any | None)
 
 
 def num_cut(part: Encoded, counts: npt.NDArray[np.int32]) -> int:
-    """Number of samples with a truncated text."""
+    """Return the number of samples that contain a truncated text."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return len(np.unique(rows[part.cut]))

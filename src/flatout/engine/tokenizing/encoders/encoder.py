@@ -1,5 +1,5 @@
-"""Converts texts to token ids by the Rust tokenizer, whose threads use all cores, and
-conversations by the tokenizer's chat template."""
+"""Convert texts to token ids with the Rust tokenizer, whose threads use all cores, and
+conversations with the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from flatout.engine.tokenizing.encoders.encoded import (
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 MOST_CHARACTERS = 1_000
-"""Characters that are read for each token of a row: bounds memory for huge texts."""
+"""Characters that are read per token of a row, which limits memory for huge texts."""
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """Options that determine the ids, in addition to text and tokenizer."""
+    """Options that determine the token ids, in addition to text and tokenizer."""
 
     max_length: int
     has_pair: bool = False
     join: bool = False
     end_id: int | None = None
-    """Id put between two joined texts if the tokenizer adds no token there."""
+    """Id of the end token to add after a text if the tokenizer adds none."""
     form: str = "text"
-    """Form of a row: a text, `words` separated by one space, a `completion` after its
-    prompt, `messages`."""
+    """Form of the rows: `text`, `words` separated by single spaces, `completion` (of a
+    prompt), `messages`, or `pairs`."""
     empty_id: int | None = None
-    """Id for a text of which the tokenizer leaves no token."""
+    """Token id that stands for a text without any token."""
     whole_ends: bool = False
-    """True if a truncated text has no end token: a model that learned the end tokens
-    there would expect each text to end at `max_length`."""
+    """If True, truncated texts get no end token, because a model that learned these end
+    tokens would expect all texts to end at `max_length`."""
 
 
 class Encoder:
-    """Encodes Arrow columns of texts by `encode_batch_fast`."""
+    """Encodes Arrow columns of texts with the Rust tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, options: EncodeOptions) -> None:
         self.options = options
@@ -61,7 +61,7 @@ class Encoder:
             tokenizer.enable_truncation(self._size)
 
     def encode(self, texts: Any, pairs: Any | None = None) -> Encoded:
-        """Encode Arrow columns of N texts (and optionally N second texts)."""
+        """Encode an Arrow column of N texts, optionally with N second texts."""
         if self.options.form == "completion":
             return self._encode_completions(texts, pairs)
         if pairs is not None:
@@ -81,8 +81,8 @@ class Encoder:
         return replace(self._collect(encodings), type_ids=type_ids)
 
     def _encode_completions(self, prompts: Any, completions: Any) -> Encoded:
-        """Encode prompts and completions separately, which is how a model reads them
-        when it writes. `marks` are 0 at tokens to learn."""
+        """Encode prompts and completions separately, because a model that generates
+        text only sees the tokens of the prompt. `marks` are 0 at target tokens."""
         found = [
             self._tokenizer.encode_batch_fast(t.to_pylist(), add_special_tokens=False)
             for t in (prompts, completions)
@@ -97,14 +97,15 @@ class Encoder:
         return replace(_encoded(rows, cut), marks=flat(marks))
 
     def _encode_words(self, texts: Any) -> Encoded:
-        """Encode the words of each text one by one; `marks` are first pieces."""
+        """Encode the words of each text one by one. `marks` tell their first tokens."""
         words = [text.split(" ") for text in texts.to_pylist()]
         encodings = self._tokenizer.encode_batch(words, is_pretokenized=True)
         marks = [_first_pieces(encoding.word_ids) or [-1] for encoding in encodings]
         return replace(self._collect(encodings), marks=flat(marks))
 
     def _collect(self, encodings: Sequence[Any]) -> Encoded:
-        """Collect rows; one without a token gets `empty_id`: a model needs a token."""
+        """Collect rows. A row without any token gets `empty_id`, because a model needs
+        at least one token. Raises ValueError if there is no such id."""
         full = self.options.max_length
         rows = [encoding.ids[:full] for encoding in encodings]
         cut = [
@@ -120,7 +121,7 @@ class Encoder:
         return _encoded([row or [self.options.empty_id] for row in rows], cut)
 
     def _encode_to_join(self, texts: Any) -> Encoded:
-        """Encode whole texts, each followed by `end_id` if it is set."""
+        """Encode texts without truncation, and add `end_id` to each if it is set."""
         encodings = self._tokenizer.encode_batch_fast(texts.to_pylist())
         rows = [encoding.ids + self._end for encoding in encodings]
         return _encoded(rows, [False] * len(rows))
@@ -132,14 +133,15 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Numbers of words at the first piece of each, -1 at all other pieces."""
+    """Return the index of a word at its first token, and -1 at all other tokens."""
     before = [None, *words]
     pairs = zip(words, before, strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Special tokens put before and after a text; None if they cannot be determined."""
+    """Return the ids of the special tokens that are added before and after a text, or
+    None if they cannot be determined."""
     found = set()
     for probe in ("a", "0 1", "The"):
         bare = tokenizer.encode(probe, add_special_tokens=False).ids
@@ -153,7 +155,7 @@ def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 GENERATION = re.compile(r"\{%-?\s*generation")
-"""Matches the tag before the text of the assistant in a template."""
+"""Matches the tag that precedes the text of the assistant in a chat template."""
 NO_TEMPLATE = (
     "split.messages_column needs a tokenizer with a chat template; this one has "
     "no template: use a checkpoint with one, or columns of prompts and completions "
@@ -167,7 +169,8 @@ NO_GENERATION = (
 
 
 class ChatEncoder:
-    """A saved tokenizer with its template; raises TokensError if it has no template."""
+    """Encodes conversations with the chat template of a saved tokenizer. Raises
+    TokensError if there is no template or it does not mark the assistant's text."""
 
     def __init__(self, folder: Path, max_length: int) -> None:
         from transformers import AutoTokenizer
@@ -182,7 +185,8 @@ class ChatEncoder:
             raise TokensError(NO_GENERATION)
 
     def encode(self, messages: Any, first_row: int) -> Encoded:
-        """Encode an Arrow column of JSON; `marks` are 0 at tokens of the assistant."""
+        """Encode an Arrow column of conversations as JSON. `marks` are 0 at tokens of
+        the assistant. `first_row` is the number of the first row, used in messages."""
         rows = [self._row(json.loads(value)) for value in messages.to_pylist()]
         for number, (ids, mask) in enumerate(rows):
             self._check_end(ids, mask, first_row + number)
@@ -196,14 +200,15 @@ class ChatEncoder:
         )
 
     def _row(self, messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
-        """Return ids, and 1 at the tokens of the assistant."""
+        """Return token ids, and a mask with 1 at tokens of the assistant."""
         found = self._tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         return found["input_ids"], found["assistant_masks"]
 
     def _check_end(self, ids: list[int], mask: list[int], row: int) -> None:
-        """Check that the end token is learned; else a model never stops (trl#5988)."""
+        """Raise TokensError if no end token is a target: generation would never
+        stop."""
         last = int(np.flatnonzero(mask)[-1]) if any(mask) else -1
         # A line break may follow the token that ends a message.
         end = {ids[n] for n in range(max(0, last - 2), last + 1) if mask[n]}
@@ -218,7 +223,7 @@ class ChatEncoder:
 
 
 RowEncoder = Callable[[Any, int], Encoded]
-"""(table of rows, number of the first row) -> their tokens."""
+"""A function of a table of rows and the number of its first row that returns tokens."""
 
 
 def row_encoder(tokenizer: TokenizerFile, options: EncodeOptions) -> RowEncoder:

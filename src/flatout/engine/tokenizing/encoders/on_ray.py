@@ -1,4 +1,4 @@
-"""Encodes rows on a Ray cluster: a task per part, results in the order of the rows."""
+"""Encode rows on a Ray cluster, with a task per part. Results are in row order."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 
 RETRIES = 20
-"""Times that a part is encoded again after its worker was killed."""
+"""How often a part is encoded again if its worker was killed."""
 AHEAD = 2
-"""Parts in progress for each CPU of the cluster."""
+"""Number of parts in progress per CPU of the cluster."""
 TELL_S = 30.0
 VERSIONS = {"flatout": __version__, "tokenizers": tokenizers.__version__}
 
@@ -40,8 +40,8 @@ Files = tuple[tuple[str, bytes], ...]
 def encode_on_ray(
     parts: Iterator[tuple[Any, int]], tokenizer: TokenizerFile, options: EncodeOptions
 ) -> Iterator[Encoded]:
-    """Yield the tokens of each part (table of rows, number of the first row), in order.
-    Raises TokensError."""
+    """Yield the tokens of each part, in order. A part is a table of rows and the number
+    of its first row. Raises TokensError if Ray or rows cannot be used."""
     ray = _connected()
     encode = ray.remote(max_retries=RETRIES)(encode_part)
     paths = sorted(path for path in tokenizer.folder.iterdir() if path.is_file())
@@ -71,13 +71,13 @@ def encode_on_ray(
 def encode_part(
     files: Files, options: EncodeOptions, wanted: dict[str, str], table: Any, start: int
 ) -> Encoded:
-    """Run by a worker. `wanted`: versions of the packages that decide the result."""
+    """Encode a part on a worker, whose package versions must be those in `wanted`."""
     if wanted != VERSIONS:
         raise TokensError(
             f"tokenize.engine: a worker of the Ray cluster has {VERSIONS}, and this "
             f"process {wanted}: install the same on all machines"
         )
-    with tokenizer_parallelism(False):  # Ray gives a task one core
+    with tokenizer_parallelism(False):  # Ray gives each task one core.
         return _encoder(files, options)(table, start)
 
 
@@ -90,7 +90,7 @@ def _encoder(files: Files, options: EncodeOptions) -> RowEncoder:
 
 
 def _connected() -> Any:
-    """Ray, connected to the cluster of RAY_ADDRESS, or to one on this machine."""
+    """Return ray, connected to the cluster at RAY_ADDRESS or to a new local cluster."""
     try:
         import ray
 
