@@ -1,4 +1,4 @@
-"""Kedro's commands for this project: `run` with plain errors, and `flatout ...`."""
+"""Kedro commands of this project: `run` with readable errors, and `flatout ...`."""
 
 from flatout.cli import answers, grid, looking, own_data, publishing  # noqa: F401
 from flatout.cli.groups import cli, flatout

@@ -1,4 +1,4 @@
-"""Commands that answer questions about a training: `verify`, `rows`, `gate`."""
+"""Commands that answer questions about a training run: `verify`, `rows`, `gate`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
 
 MADE_BY = {"tokens": "split,tokenize"}
-"""Pipelines that make the rows; others have the name of the rows."""
+"""Pipelines that create rows of this kind; for other kinds they have the same name."""
 
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:
-    """Load `train_rows`, ..., `tokenizer` and `label_names`. Sets the environment of
-    torch before it is imported. Raises CommandError if the rows are not made yet."""
+    """Load the splits, `tokenizer` and `label_names`. The environment is configured
+    before torch is imported. Raises CommandError if the rows do not exist yet."""
     settings = loader_of(context).settings
     environment.apply(settings.runtime)
     rows, catalog = settings.train.rows, context.catalog
@@ -42,8 +42,8 @@ def load_inputs(context: KedroContext) -> dict[str, Any]:
 
 
 def training_job(context: KedroContext) -> TrainJob:
-    """Return the job that `kedro run --pipelines=train` would train. Raises what it
-    would raise before its first step."""
+    """Return the job that `kedro run --pipelines=train` would run. Raises the errors
+    that this command would raise before its first step."""
     inputs = load_inputs(context)
     from flatout.engine.launch.launch import make_job
 

@@ -1,4 +1,4 @@
-"""`kedro flatout benchmark`: the benchmark's mode grid by command-line options."""
+"""The command `kedro flatout benchmark`, which runs the benchmark in mode grid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LISTS = frozenset(
 
 
 class ListsCommand(click.Command):
-    """A command with `--batch-sizes 128 256 512`: values up to the next option."""
+    """Command whose options accept several values: `--batch-sizes 128 256 512`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         joined: list[str] = []
@@ -33,7 +33,7 @@ class ListsCommand(click.Command):
             name, _, value = word.partition("=")
             if name in LISTS:
                 joined += [name, value]
-            elif collects and not re.match(r"-(?!\d)", word):  # -1 is a bad number
+            elif collects and not re.match(r"-(?!\d)", word):  # -1 is a value
                 joined[-1] = f"{joined[-1]} {word}".strip()
                 continue
             else:
@@ -48,7 +48,7 @@ class ListsCommand(click.Command):
 def grid_parameters(
     lists: Mapping[str, str | None], model: str | None, task: str | None
 ) -> dict[str, Any]:
-    """Return the parameters that correspond to the options."""
+    """Return the parameters that correspond to the command-line options."""
     found = {"mode": "grid", "free_global_batch": True}
     named = {"name_or_path": model, "task": task}
     groups = {"benchmark": {**found, **lists}, "model": named}

@@ -28,7 +28,7 @@ DATA_DIR = click.option("--data-dir", help="Data folder of the run. Default: dat
 
 
 class Fault(click.ClickException):
-    """A known error: its text explains what to do, without a traceback."""
+    """A known error whose message explains what to do, without a traceback."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -38,7 +38,7 @@ class Fault(click.ClickException):
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Replace a traceback by a sentence, if that explains the error."""
+    """Context manager that shows only the message of errors that need no traceback."""
     try:
         yield
     except Exception as error:
@@ -68,11 +68,11 @@ REMOVED = {
     "compile-cache": "archive the cache with tar as docs/guides/gpus.md describes",
     "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings",
 }
-"""Replacements of commands that an earlier version, or its plugins, had."""
+"""Replacements for commands of earlier versions or their plugins."""
 
 
 class FlatoutGroup(click.Group):
-    """A group that answers a removed command with its replacement."""
+    """Group that names the replacement if a removed command is used."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in REMOVED:

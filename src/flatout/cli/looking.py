@@ -1,4 +1,4 @@
-"""Commands without a training: `doctor`, `parameters`, `ui`, `sync`, `deadline`."""
+"""Commands that do not train: `doctor`, `parameters`, `ui`, `sync`, `deadline`."""
 
 from __future__ import annotations
 

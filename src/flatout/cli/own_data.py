@@ -1,4 +1,4 @@
-"""The command that starts from the user's own file: `init`."""
+"""The command `init`, which configures the project for the user's own file."""
 
 from __future__ import annotations
 

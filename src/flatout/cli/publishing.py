@@ -1,4 +1,4 @@
-"""The command that uploads a saved model: `push`."""
+"""The command `push`, which uploads a saved model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def push(
     """
     with plain_errors():
         context = context_of(env, params)
-        # Sets the variables that PyTorch reads when it is imported.
+        # The context has set variables that PyTorch reads when it is imported.
         from flatout.engine.export.hub import files_of, push, write_card
 
         reporting = Path(loader_of(context).settings.paths.metrics).parent

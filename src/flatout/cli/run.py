@@ -1,4 +1,4 @@
-"""`kedro run`, with plain errors."""
+"""The command `kedro run`, with readable errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(verbose: bool, **options: Any) -> Any:
     if verbose:
         show_kedro()
     if options["pipeline"] and not options["pipelines"]:
-        # One name is one of several: Kedro accepts both options, but warns of this one.
+        # Kedro accepts both options, but prints a deprecation warning for this one.
         options |= {"pipelines": [options["pipeline"]], "pipeline": None}
     with plain_errors():
         check_command(options)

@@ -1,4 +1,4 @@
-"""Facts about a run: its name, its first tags, its parameters."""
+"""Basic information about a run: its name, initial tags and parameters."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from flatout.tracking.store import process_tags
 
 PARAMETERS = "params:"
 NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
-"""Characters that MLflow does not allow in names of parameters."""
+"""Matches characters that MLflow does not allow in parameter names."""
 
 
 def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
-    """Return `reviews_bert-2x128_lr1e-3`: data, model, and the learning rate or the
-    `kind` of run; without `settings`, for a run without training, `data_reviews`."""
+    """Return a name such as `reviews_bert-2x128_lr1e-3`: the data, the model, and the
+    learning rate or the `kind` of run. `settings` is None for a run that does not
+    train, which is named e.g. `data_reviews`."""
     if settings is None:
         return plain_name("_".join(filter(None, ["data", data])))
     digits, power = f"{settings.train.peak_learning_rate:.2e}".split("e")
@@ -32,7 +33,7 @@ def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str
 
 
 def _model_name(settings: Settings) -> str:
-    """Return the checkpoint's name, or `bert-2x128`: type, layers and width."""
+    """Return the checkpoint's name, or type, layers and width, e.g. `bert-2x128`."""
     if settings.model.name_or_path:
         return Path(settings.model.name_or_path).name
     config = settings.model.config
@@ -42,7 +43,7 @@ def _model_name(settings: Settings) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Replace characters that a browser, a shell or a file system may misread with
+    """Replace characters that browsers, shells or file systems may misread by
     dashes."""
     return re.sub(r"[^\w.+@-]+", "-", name, flags=re.ASCII).strip("-")[:100] or "run"
 
@@ -66,7 +67,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
-    """Return tags of a run that starts now; `run_params`: those of Kedro's hooks."""
+    """Return the initial tags of a run. `run_params` are passed by Kedro's hooks."""
     commit = _git(folder, "rev-parse", "HEAD")
     is_dirty = bool(commit and _git(folder, "status", "--porcelain"))
     asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")
@@ -93,13 +94,13 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # in a container the user may have no name
         return "unknown"
 
 
 def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
-    """Return `train.loader.num_workers: auto` and the like from `params:` inputs, some
-    of which Kedro passes as settings objects."""
+    """Return parameters by flat names, e.g. `train.loader.num_workers: auto`. `inputs`
+    are a node's inputs; Kedro passes some parameters as settings objects."""
     groups = {
         name.removeprefix(PARAMETERS): (
             value.model_dump() if isinstance(value, SettingsModel) else value

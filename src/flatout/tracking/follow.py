@@ -1,4 +1,4 @@
-"""Work of the tracking program: it sends new data of a run's folder to MLflow."""
+"""Work of the tracking program, which sends new data of a run's folder to MLflow."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from flatout.tracking.system import SystemMetrics
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
-"""Seconds between checks whether the run has ended."""
+"""Seconds between two checks of whether the run has ended."""
 INTERVAL_S = 10.0
-"""Seconds between deliveries; two, then four times this if the store is failing."""
+"""Seconds between deliveries. The interval doubles with each failure of the store."""
 LONGEST_PAUSE_S = 60.0
 EARLY_WINDOWS = 5
-"""Number of windows after the warm-up for the early speed check of a training."""
+"""Number of windows after the warm-up that are used for the early speed check."""
 
 
 class Follower:
-    """Follow one run until it has ended, or its process is gone. Never raises."""
+    """Follows one run until it has ended or its process is gone. Never raises."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Follower:
         if found := RunFolder.load(self.folder.path):
             self.folder.record = found.record
         if self._record.model and not before:
-            self.deliver()  # in parallel with the run's next work
+            self.deliver()  # while the run does its next work
         return self._record.end_ms is not None or not process_lives(self._record.tags)
 
     def deliver(self, *, ended: bool = False) -> None:
@@ -81,7 +81,7 @@ class Follower:
             else:
                 self.sender.send(client)
             self._failures = 0
-        except Exception as error:  # tracking never ends a run
+        except Exception as error:  # tracking must never end a run
             fault = cause(error)
             logger.debug("not delivered", exc_info=True)
             if not self._failures:
@@ -98,7 +98,7 @@ class Follower:
                 self.sender.save()
 
     def _sample(self) -> None:
-        """Write the load of the machine as points to a file that the sender follows."""
+        """Append the machine's load as a point to a file that the sender follows."""
         if not self._record.system_metrics:
             return
         if self._system is None:
@@ -117,7 +117,7 @@ class Follower:
             file.write(json.dumps(line) + "\n")
 
     def _warn_if_slow(self) -> None:
-        """Warn once, during a training, that it is slow."""
+        """Warn once during a training run if it is slow."""
         known, points = self._record.baseline, self._record.points
         if self._has_looked or not known or points is None:
             return
@@ -138,7 +138,7 @@ class Follower:
 
 
 def rates_since(points: Path, begin_s: float) -> list[float]:
-    """Return samples/s of the windows after the warm-up, recorded after `begin_s`."""
+    """Return samples/s of the windows after `begin_s`, without the warm-up."""
     found = read_points(points)
     late = [p["metrics"] for p in found if p.get("time_s", 0.0) >= begin_s]
     rates = [metrics.get("train_samples_per_second") for metrics in late]
@@ -146,7 +146,7 @@ def rates_since(points: Path, begin_s: float) -> list[float]:
 
 
 def end_of(record: RunRecord) -> tuple[str, int]:
-    """Return status and end (ms) of a run that has ended, or whose process is gone."""
+    """Return the status and end time (ms) of a run that has ended or was killed."""
     if record.end_ms is not None:
         return record.status, record.end_ms
     return "KILLED", int(time.time() * 1000)
@@ -154,7 +154,8 @@ def end_of(record: RunRecord) -> tuple[str, int]:
 
 @contextmanager
 def run_lock(folder: Path, *, waits: bool) -> Iterator[bool]:
-    """Lock the run; yield True if no other process sends it. `waits`: wait for it."""
+    """Lock the run's folder. Yields False if another process is sending the run. If
+    `waits` is True, wait for the lock instead."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -167,22 +168,22 @@ def run_lock(folder: Path, *, waits: bool) -> Iterator[bool]:
 
 
 def follow(path: Path) -> None:
-    """Follow the run in the folder `path` to its end."""
+    """Follow the run in the folder `path` until it ends."""
     with run_lock(path, waits=True):
         folder = RunFolder.load(path)
-        if folder and not folder.is_complete():  # else another program has sent it
+        if folder and not folder.is_complete():  # another program may have sent it
             Follower(folder).run()
 
 
 def sync(parent: Path, uri: str | None = None) -> list[str]:
-    """Send missing data of the runs below `parent`, to the store at `uri` if given;
-    return one line per run."""
+    """Send the missing data of the runs below `parent`, and return one line per run. If
+    `uri` is given, the data are sent to this store instead of the original one."""
     lines = []
     for folder in run_folders(parent):
         if not folder.is_complete():
             lines.append(_sync_one(folder, uri))
         if folder.record.reporting == str(folder.path) and folder.is_complete():
-            shutil.rmtree(folder.path)  # it was a saved copy
+            shutil.rmtree(folder.path)  # it was a copy of an earlier run
     return lines
 
 
@@ -204,6 +205,6 @@ def _sync_one(folder: RunFolder, uri: str | None) -> str:
         except Exception as error:
             return f"{record.name}: not sent to {place} ({one_line(error)})"
         finally:
-            if sender.sent.run_id:  # the store has the run: the next sync continues it
+            if sender.sent.run_id:  # the next sync continues this run of the store
                 folder.save()
     return f"{record.name}: sent to {place} as run {run_id}"

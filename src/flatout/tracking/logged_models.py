@@ -1,6 +1,6 @@
-"""Saved models in MLflow's format. `mlflow.pyfunc.load_model` returns a model that
-answers texts, or converts samples (N, ...) to a table of answers. Logging a model of
-texts imports neither torch nor transformers and loads no model."""
+"""Saved models in MLflow's format. The model that `mlflow.pyfunc.load_model` returns
+predicts texts or samples (N, ...). Logging a model of texts imports neither torch nor
+transformers, and does not load the model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ REQUIRED = (
 
 
 class TextModel:
-    """Pipeline of transformers for `task` with the model in the folder `path`; an
-    adapter is merged into its base, which must be where the training found it."""
+    """Transformers pipeline for `task` with the model in the folder `path`. An adapter
+    is merged into its base model, which must still be where it was during training."""
 
     def __init__(self, path: str, task: str) -> None:
         import transformers
@@ -50,9 +50,9 @@ class TextModel:
         return outputs
 
     def predict(self, texts: Any, params: dict[str, Any] | None = None) -> Any:
-        """Return the pipeline's answers; for classes and labels, a table of label and
-        score with one row per text. `texts`: strings, or a table with one column of
-        them."""
+        """Return the pipeline's results. For classification, this is a table with the
+        label and score of each text. `texts` are strings, or a table with one
+        column."""
         if isinstance(texts, pd.DataFrame):
             texts = texts.iloc[:, 0]
         is_class = self.pipeline.task == "text-classification"
@@ -64,8 +64,9 @@ class TextModel:
         return pd.DataFrame(found) if is_class else found
 
     def _by_threshold(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the class of two by the threshold of the second one; of several labels
-        the names of those above theirs, and the highest probability."""
+        """Choose labels by thresholds. With two classes, the second is chosen if its
+        score is above its threshold. With several labels, all labels above their
+        thresholds are chosen, and the score is the highest one."""
         thresholds = self._thresholds
         scores = {one["label"]: one["score"] for one in answers}
         above = [name for name, least in thresholds.items() if scores[name] > least]
@@ -76,10 +77,10 @@ class TextModel:
 
 
 class SampleModel:
-    """Model with the answers of the pipeline `predict`, without sources and reasons."""
+    """Model with the results of the pipeline `predict`, without sources and reasons."""
 
     def __init__(self, model: Any) -> None:
-        """`model`: result of `load_pretrained`. Raises ModelError."""
+        """`model` is returned by `load_pretrained`. Raises ModelError."""
         from flatout.engine.files.calibration import Calibration
         from flatout.engine.parameters import Settings
         from flatout.engine.predict.predictor import Predictor
@@ -94,8 +95,8 @@ class SampleModel:
     def predict(
         self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """Return one row per sample: label, score and a probability per class, or a
-        value. Samples have the form of the training: the model standardises them."""
+        """Return one row per sample (N, ...): label, score and class probabilities, or
+        a value. Samples are as in training, not yet normalised."""
         from flatout.engine.predict.predicting import answers_to
 
         return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
@@ -104,7 +105,7 @@ class SampleModel:
 def _load_pyfunc(
     path: str, model_config: dict[str, str] | None = None
 ) -> TextModel | SampleModel:
-    """Load a model; MLflow requires this name."""
+    """Load a model. MLflow requires this function name."""
     if model_config:
         return TextModel(path, model_config["task"])
     from flatout.engine.models.building import load_pretrained
@@ -117,8 +118,7 @@ def _has_adapter(path: str | Path) -> bool:
 
 
 def log_text_model(folder: Path, task: str, run_id: str) -> str:
-    """Log the files of `save_pretrained` of model and tokenizer in `folder` to the run.
-    Return the model's URI."""
+    """Log the saved model and tokenizer in `folder` to the run. Return the URI."""
     from mlflow.models import infer_signature
 
     is_class = task == "text-classification"
@@ -133,8 +133,8 @@ def log_text_model(folder: Path, task: str, run_id: str) -> str:
 
 
 def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
-    """Log a model that `save_pretrained` saved in `folder` to the run, with the array
-    (...) in the file `example`. Return the model's URI."""
+    """Log the saved model in `folder` to the run, and return its URI. The file
+    `example` contains one sample as an array."""
     from mlflow.models import infer_signature
 
     one = np.ascontiguousarray(np.load(example)[None])
@@ -149,8 +149,8 @@ def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
 
 
 def _logged(folder: Path, run_id: str, also: Sequence[str] = (), **options: Any) -> str:
-    """Log `folder` to the run, with flatout's code and pinned requirements. `also`:
-    further packages that it needs. Return the model's URI."""
+    """Log `folder` to the run with flatout's code and pinned requirements, and return
+    its URI. `also` names additional required packages."""
     import mlflow.pyfunc
     from mlflow.models import Model
 
@@ -162,7 +162,7 @@ def _logged(folder: Path, run_id: str, also: Sequence[str] = (), **options: Any)
         loader_module=__name__,
         data_path=str(folder),
         code_paths=[str(Path(flatout.__file__).parent)],
-        # Without this list MLflow would import packages that may not be installed.
+        # Otherwise MLflow would import packages that may not be installed.
         pip_requirements=[f"{name}=={version(name)}" for name in (*REQUIRED, *also)],
         **options,
     )

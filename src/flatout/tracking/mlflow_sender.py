@@ -1,4 +1,4 @@
-"""Transfer of a run's folder to MLflow: in lots, in order, without repetition."""
+"""Send the data of a run's folder to MLflow in batches, in order and only once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flatout.tracking.store import connect, find_run
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
 SYSTEM = "system.jsonl"
-"""File of the machine's load, sampled by the tracking program."""
+"""File in which the tracking program records the load of the machine."""
 
 
 class MlflowSender:
-    """Send new data of one run to one store. The state of the store is read once;
-    exceptions are those of the store."""
+    """Sends new data of one run to one store. The state of the store is read only once.
+    All methods may raise exceptions of the store."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -36,7 +36,6 @@ class MlflowSender:
         self.sent = Sent.load(folder.path, self.uri)
         self._run: Run | None = None
         self._settled: dict[str, str] = {}
-        """Tags of resolved `auto` values, which the engine writes at the start."""
         points = folder.record.points
         self._points = Tail(Path(points)) if points else None
         self._system = Tail(folder.path / SYSTEM)
@@ -49,8 +48,8 @@ class MlflowSender:
         return connect(self.uri, self._record.registry_uri)
 
     def send(self, client: MlflowClient) -> str | None:
-        """Send new data; return the run's id, or None for a training that has not
-        begun: it may be finished already."""
+        """Send new data and return the run's id. Returns None if a training run has not
+        begun yet, because it may turn out to have finished earlier."""
         if self._has_not_begun():
             return None
         run_id = self._open(client)
@@ -59,14 +58,14 @@ class MlflowSender:
                 client.log_batch(run_id, metrics=metrics)
                 self.sent.steps |= {metric.key: metric.step for metric in metrics}
                 self.save()
-        self._send_params_and_tags(client, run_id)  # points may have brought tags
+        self._send_params_and_tags(client, run_id)  # the points may contain tags
         if self._record.model and not self.sent.model:
             self.sent.model = log_and_register(client, self._record.model, run_id)
             self.save()
         return run_id
 
     def end(self, client: MlflowClient, status: str, end_ms: int) -> str:
-        """Send all remaining data of a run that has ended, and end it in MLflow too;
+        """Send all remaining data of a run that has ended, end the run in MLflow, and
         return its id."""
         record, run_id = self._record, self.send(client)
         run_id = run_id or self._open(client)
@@ -94,14 +93,14 @@ class MlflowSender:
         return not any(self._is_of_run(point) for _, point in self._points.new())
 
     def _is_of_run(self, point: dict[str, object]) -> bool:
-        """Return False for points of an earlier training in the file."""
+        """Return False if the point was recorded by an earlier run."""
         time_s = point.get("time_s")
         return isinstance(time_s, (int, float)) and (
             1000 * time_s >= self._record.start_ms
         )
 
     def _open(self, client: MlflowClient) -> str:
-        """Return the store's id of the run, new or, if it continues, RUNNING again."""
+        """Return the run's id in the store. The run is created, or set to RUNNING."""
         if self._run is not None:
             return str(self._run.info.run_id)
         run = find_run(client, self.sent.run_id or self._record.run_id)
@@ -125,8 +124,8 @@ class MlflowSender:
         return str(run.info.run_id)
 
     def _send_params_and_tags(self, client: MlflowClient, run_id: str) -> None:
-        """Send values that the store lacks. A resumed run may have a new value of a
-        parameter: MLflow would refuse it, and keeps the first."""
+        """Send values that the store does not have. If a resumed run has a new value of
+        a parameter, the first one is kept, because MLflow would reject the new one."""
         record = self._record
         params = [
             Param(name, text[:MAX_VALUE_LENGTH])
@@ -147,9 +146,9 @@ class MlflowSender:
         self._tags |= tags
 
     def _metric_batches(self, tail: Tail) -> Iterator[list[Metric]]:
-        """Yield new metrics in lots of a valid size; each is sent before the next is
-        requested. A resumed or restarted training repeats steps: metrics that the store
-        has are skipped."""
+        """Yield batches of new metrics. Each is sent before the next is requested.
+        Metrics that the store has are skipped, because a resumed or restarted run
+        repeats steps."""
         seen, end = dict(self.sent.steps), tail.read_bytes
         batch: list[Metric] = []
         for end_of_line, point in tail.new():
@@ -170,7 +169,7 @@ class MlflowSender:
 
 
 def _experiment(record: RunRecord, client: MlflowClient) -> Experiment:
-    """Return the experiment; create it if missing, restore it if deleted."""
+    """Return the experiment, which is created or restored if necessary."""
     found = client.get_experiment_by_name(record.experiment)
     if found is None:
         made = client.create_experiment(record.experiment, record.artifact_location)

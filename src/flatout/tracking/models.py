@@ -1,4 +1,4 @@
-"""The best model of a run in MLflow, and the champion among registered models."""
+"""Log a run's model to MLflow, and select the champion of a registered model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MORE_SEEDS = (
     ": that may be noise, train both settings with the same 3 values of runtime.seed"
 )
 LOST = "lost"
-"""Result instead of a URI if another training has replaced the model's files."""
+"""Returned instead of a URI if another run has replaced the model's files."""
 
 
 def log_and_register(
     client: MlflowClient, described: dict[str, Any], run_id: str
 ) -> str:
-    """Log a saved model to the run, unless it has one, and register a version. Return
-    the model's URI."""
+    """Log a saved model to the run and register a version, unless this has been done
+    before. Return the model's URI."""
     found, folder = SavedModel(**described), Path(described["folder"])
     logged = _logged(client, run_id)
     if logged:
@@ -48,8 +48,8 @@ def log_and_register(
 
 
 def _logged(client: MlflowClient, run_id: str) -> list[str]:
-    """Return ids of the run's complete models: a kill may leave a partial one. The next
-    model is logged to the run's experiment."""
+    """Return the ids of the models that were logged completely; a kill may leave a
+    partial one. Also set the experiment in which the next model is logged."""
     import mlflow
 
     run = client.get_run(run_id)
@@ -60,9 +60,10 @@ def _logged(client: MlflowClient, run_id: str) -> list[str]:
 
 
 def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
-    """Make `uri` a version of the model, unless it is one. The alias `champion` stays
-    with the first version on these tokens, the latest, until another setting has a
-    lower validation loss under the same seeds beyond noise."""
+    """Register `uri` as a version of the model, unless it is registered already. The
+    alias `champion` is given to the best version on the same tokens. The first setting
+    remains the best until another one has, with the same seeds, a validation loss that
+    is lower by more than noise."""
     import mlflow
 
     name = str(found.registered_model)
@@ -71,7 +72,7 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
     versions = sorted(found_there, key=lambda one: int(one.version))
     made = next((one for one in versions if one.source == uri), None)
     if made is None:
-        with redirect_stderr(StringIO()):  # two lines that repeat ours below
+        with redirect_stderr(StringIO()):  # it would repeat the line below
             made = mlflow.register_model(uri, name, tags=found.tags)
         versions = [*versions, made]
     alike = [one for one in versions if one.tags.get("token_key") == found.token_key]
@@ -95,7 +96,7 @@ def _loss(version: Any) -> float:
 
 
 def _champion(versions: list[Any]) -> Any:
-    """Return the champion of the versions on the same tokens, in their order."""
+    """Return the champion of these versions, which are on the same tokens, in order."""
     settings: dict[Any, list[Any]] = {}
     for one in versions:
         settings.setdefault(one.tags.get("setting"), []).append(one)
@@ -104,7 +105,7 @@ def _champion(versions: list[Any]) -> Any:
     for other in others:
         if _is_better(other, best, pairs):
             best = other
-    return min(best, key=_loss)  # the first of equals
+    return min(best, key=_loss)  # the first one if they are equal
 
 
 def _is_better(versions: list[Any], best: list[Any], pairs: int) -> bool:

@@ -1,4 +1,4 @@
-"""Results of a run in the form of MLflow: figures, tags, nested runs."""
+"""Convert the results of a run to MLflow's metrics, tags and nested runs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ FIGURES = (
     "compile_s",
     "train_wall_s",
 )
-"""Figures that become tags for comparing runs: their charts would be one point."""
+"""Metrics that become tags for comparing runs, as their charts would be one point."""
 
 CURVES = "validation_"
-"""Prefix of figures with one point per evaluation."""
+"""Prefix of metrics that have one point per evaluation."""
 SORTED_BY = "test_accuracy"
 
 TRIAL_SETTINGS = frozenset({*SETTING_BY_COLUMN, "world_size"})
-"""Numbers of a trial that were set, not measured."""
+"""Numbers that were set for a trial, not measured."""
 
 PRUNED = "pruned"
-"""Status of a sweep's trial that was ended early on purpose; not a failure."""
+"""Status of a trial that a sweep ended early on purpose, which is not a failure."""
 
 DESCRIPTION = "mlflow.note.content"
 
@@ -50,7 +50,7 @@ REPORT_TAGS = (
 
 
 def record_node_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
-    """Record a node's outputs, by their names in the catalog."""
+    """Record the outputs of a node, by their catalog names."""
     if report := outputs.get("train_report"):
         chosen_by = record.params.get("train.metric", "")
         record.metrics |= report_metrics(report, f"test_{chosen_by}")
@@ -82,19 +82,20 @@ def _numbers(found: Iterable[tuple[str, Any]]) -> dict[str, float]:
 
 
 def nested_runs(trials: Any) -> list[dict[str, Any]]:
-    """Return one run per row of the table: texts become parameters, numbers metrics.
+    """Return one nested run per row of the table. Texts become parameters, and numbers
+    become metrics.
 
-    Each lasts as long as its trial did. If a table has no start times, runs are put one
-    after the other, and the last one ends now.
+    Each run lasts as long as its trial. If the table has no start times, the runs
+    follow one another, and the last one ends now.
     """
     rows = trials.to_dict("records")
     elapsed_s = [float(row.get("elapsed_s") or 0.0) for row in rows]
-    # An empty cell of a table is NaN.
+    # Empty cells of a table are NaN.
     durations_ms = [int(1000 * s) if math.isfinite(s) else 0 for s in elapsed_s]
     start_ms = int(time.time() * 1000) - sum(durations_ms)
     found = []
     for row, duration_ms in zip(rows, durations_ms, strict=True):
-        begun_s = row.get("begun_s")  # of a sweep, whose trials run in parallel
+        begun_s = row.get("begun_s")  # only in a sweep, whose trials run in parallel
         if begun_s is not None and math.isfinite(begun_s):
             start_ms = int(1000 * begun_s)
         end_ms = start_ms + duration_ms
@@ -105,9 +106,9 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
 
 
 def _points(row: dict[str, Any]) -> str | None:
-    """Return the file of a training's curves; None if it is not here."""
+    """Return the file with a trial's learning curves, or None if it does not exist."""
     log = row.get("log")
-    # A trial that never began has no log: "" or NaN.
+    # If a trial has never begun, its log is "" or NaN.
     there = isinstance(log, str) and log
     file = Path(log).with_name("metrics.jsonl") if there else None
     return str(file) if file and file.is_file() else None
@@ -135,8 +136,8 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """Return `003_compute`: number, and label or kind; for a sweep
-    `003_learning_rate-0.001`: number and swept values."""
+    """Return the number and the label or kind, e.g. `003_compute`. In a sweep, return
+    the number and the swept values, e.g. `003_learning_rate-0.001`."""
     parts = [row.get("trial_id"), row.get("label") or row.get("kind")]
     swept = {name: value for name, value in row.items() if _is_swept(name)}
     parts += [f"{name.rsplit('.')[-1]}-{value}" for name, value in swept.items()]
@@ -144,12 +145,13 @@ def _trial_name(row: dict[str, Any]) -> str:
 
 
 def _is_swept(column: str) -> bool:
-    """Return True for a setting: in a sweep's table its name is its path."""
+    """Return whether the column is a setting. In a sweep's table, settings are
+    paths."""
     return "." in column
 
 
 def _sweep_answer(best: dict[str, Any]) -> str:
-    """Return the run's description."""
+    """Return the description of the run."""
     chosen = ", ".join(f"{name} = {value}" for name, value in best["settings"].items())
     name = best["chosen_by"]
     what = "won" if best["is_winner"] else "has the best mean, no winner"
@@ -157,34 +159,33 @@ def _sweep_answer(best: dict[str, Any]) -> str:
 
 
 def report_tags(report: dict[str, Any]) -> dict[str, str]:
-    """Return the settings in use, with each `auto` resolved, and the versions."""
+    """Return the versions and the settings in use, in which each `auto` is resolved."""
     tags = {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
     versions = report.get("versions", {})
     return tags | {f"version.{name}": text for name, text in versions.items() if text}
 
 
 def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, float]:
-    """Return figures of a train report that are metrics of the run: those of the best
-    model with a curve, and test accuracy and the selecting figure of the test split, by
-    which runs are sorted."""
+    """Return the metrics of a train report by which runs are shown and sorted: the best
+    model's validation metrics, the test accuracy, and the metric `chosen_by`."""
     names = (n for n in report if n.startswith(CURVES) or n in (SORTED_BY, chosen_by))
     return _numbers((name, report[name]) for name in names)
 
 
 def report_figures(report: dict[str, Any]) -> dict[str, float]:
-    """Return the speed and all figures of the validation and test splits."""
+    """Return the speed, and all metrics of the validation and test splits."""
     judged = [name for name in report if name.startswith((CURVES, "test_"))]
     return _numbers((name, report.get(name)) for name in (*FIGURES, *judged))
 
 
 def figure_tags(figures: dict[str, float]) -> dict[str, str]:
-    """Return the figures by which runs are compared."""
+    """Return the metrics by which runs are compared, as tags."""
     compared = [n for n in figures if n in FIGURES or n.startswith("guard_")]
     return {name: f"{figures[name]:.6g}" for name in compared}
 
 
 def description(text: str, record: RunRecord) -> str:
-    """Return Markdown of the run's page: `text`, and a table of final figures."""
+    """Return the Markdown of the run's page: `text` and a table of final metrics."""
     figures = sorted({**record.metrics, **record.figures}.items())
     if not figures:
         return text

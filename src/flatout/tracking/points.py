@@ -1,5 +1,4 @@
-"""New lines of points as MLflow's metrics, in lots of a valid size, and trials of a
-benchmark or a sweep as nested runs."""
+"""Convert new points to MLflow's metrics, and send trials as nested runs."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ Item = TypeVar("Item")
 
 
 class Tail:
-    """Complete lines of a growing file, which a training may also empty."""
+    """Reads the complete lines of a growing file, which a new run may also replace."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.read_bytes = 0
-        """Number of bytes of the file that were read so far."""
+        """Number of bytes that have been read so far."""
         self._first_line = b""
-        """Its time distinguishes a file from the one that it replaced."""
+        """The first line. Its time distinguishes the file from one that replaced it."""
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield unread points, each with the file's length up to its end."""
+        """Yield unread points, each with its end position in the file (bytes)."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
@@ -45,8 +44,8 @@ class Tail:
 
 
 def mlflow_metrics(point: dict[str, Any]) -> list[Metric]:
-    """Return the metrics of an engine's point; empty for a damaged line, and for the
-    test split, which is evaluated only once."""
+    """Return the metrics of a point. Damaged lines have none, and metrics of the test
+    split are left out, because it is evaluated only once."""
     time_ms = int(point.get("time_s", time.time()) * 1000)
     return [
         Metric(name, float(value), time_ms, int(point["step"]))
@@ -70,7 +69,7 @@ def send_trials(
     run_id: str,
     trials: list[dict[str, Any]],
 ) -> None:
-    """Send the trials that the store does not have completely."""
+    """Send the trials that are missing or incomplete in the store."""
     if not trials:
         return
     query = f"tags.{PARENT} = '{run_id}'"
@@ -91,7 +90,7 @@ def _send(
     run = client.create_run(
         experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
     )
-    # Of the trial's training; its final figures are sent after them.
+    # The trial's learning curves are sent first, and its final metrics after them.
     points = read_points(Path(trial["points"])) if trial.get("points") else []
     curves = [metric for point in points for metric in mlflow_metrics(point)]
     step = max((metric.step for metric in curves), default=0)

@@ -1,4 +1,4 @@
-"""The tracking program: its start, and the wait for its end, by a run's process."""
+"""Start the tracking program from a run's process, and wait until it ends."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from flatout.tracking.record import RunFolder, Sent
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 20.0
-"""Seconds for a store to accept the rest of a finished run, with its model."""
+"""Seconds that a store gets to accept the remaining data of a finished run."""
 FAILING_LIMIT_S = 2.0
 """The same limit for a store that accepts no data."""
 POLL_S = 0.05
 
 
 def start(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the program for a run's folder."""
+    """Start the tracking program for a run's folder."""
     return subprocess.Popen(
         [sys.executable, "-m", "flatout.tracking", str(folder)],
         env=child_environment(variables),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # only this process handles Ctrl-C
+        start_new_session=True,  # Ctrl-C must only reach this process
     )
 
 
 class Program:
-    """The program that follows `folder`."""
+    """The tracking program that follows `folder`."""
 
     def __init__(self, folder: RunFolder, variables: Mapping[str, str]) -> None:
-        """`variables`: environment variables, for example a login of the store."""
+        """`variables` are environment variables, e.g. the store's credentials."""
         self._folder = folder
         self._process = start(folder.path, variables)
 
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
-        """Wait at most `limit_s` until MLflow has all data of the run, which has ended.
-        Return a list of the data that MLflow lacks."""
+        """Wait at most `limit_s` seconds until MLflow has all data of the run, which
+        has ended. Return a list of the data that MLflow lacks."""
         begin_s = time.monotonic()
         failing_s: float | None = None
         while self._process.poll() is None and time.monotonic() < begin_s + limit_s:
@@ -85,7 +85,7 @@ class Program:
 
 
 class LevelFormatter(logging.Formatter):
-    """Prefix warnings and errors with their level, but not information."""
+    """Formatter that prefixes warnings and errors, but not info, with the level."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.levelno >= logging.WARNING:

@@ -20,7 +20,7 @@ SENT = "sent.json"
 
 @dataclass
 class Sent:
-    """State of a run's store. Other data of a run are requested from the store."""
+    """What a store already has of a run."""
 
     uri: str
     run_id: str | None = None
@@ -29,9 +29,9 @@ class Sent:
     model: str | None = None
     """URI of the logged model."""
     ended: list[Any] | None = None
-    """Status and end (ms) with which the store has all data of the run."""
+    """Status and end (ms), once the store has all data of the run."""
     fault: str | None = None
-    """Reason why the store accepted no data the last time."""
+    """Reason why the last delivery failed."""
 
     @classmethod
     def load(cls, folder: Path, uri: str) -> Sent:
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 RECORD = "run.json"
 POINTS = "points.jsonl"
 DROPPED = "DROPPED"
-"""Status of a run without training, because it was finished before."""
+"""Status of a run that did not train, because training had already finished."""
 
 ARTIFACTS = (
     "train_report.json",
@@ -69,23 +69,23 @@ ARTIFACTS = (
 
 @dataclass(frozen=True)
 class SavedModel:
-    """Description of a saved model for MLflow; JSON values."""
+    """Description of a saved model for MLflow, with JSON values."""
 
     folder: str
-    """Folder in the form of `save_pretrained`."""
+    """Folder written by `save_pretrained`."""
     saved_ns: int
-    """Time of its newest file: if later, another training has replaced the model."""
+    """Time of the newest file. A newer file means that the model was replaced."""
     example: str | None
-    """File with an array (...), for samples of one shape."""
+    """File with one sample as an array, for models of samples."""
     task: str | None
-    """The pipeline's tag; None: a model for samples of one shape."""
+    """Name of the transformers pipeline, or None for models of samples."""
     registered_model: str | None
     """Name in the registry under which a version is created."""
     validation_loss: float
     token_key: str
-    """Versions compete if they were trained and validated on the same tokens."""
+    """Only versions that were trained and validated on the same tokens compete."""
     setting: str | None = None
-    """Digest of the parameters that decide the training, without its seed."""
+    """Digest of the parameters that determine training, except for the seed."""
     seed: int | None = None
 
     @property
@@ -96,8 +96,8 @@ class SavedModel:
 
 
 def newest_ns(folder: Path) -> int:
-    """Return the time of the newest file in `folder`, in ns; 0 without any. Those
-    that are written after the training do not count: calibration and model card."""
+    """Return the time (ns) of the newest file in `folder`, or 0 if there is none. The
+    calibration and the model card, which are written after training, do not count."""
     later = (CALIBRATION, "README.md")
     files = (f for f in folder.glob("*") if f.is_file() and f.name not in later)
     return max((f.stat().st_mtime_ns for f in files), default=0)
@@ -113,42 +113,42 @@ class RunRecord:
     registry_uri: str | None = None
     artifact_location: str | None = None
     reporting: str | None = None
-    """Folder of the reports that the run sends."""
+    """Folder of the reports that are sent as artifacts."""
     points: str | None = None
-    """File of the run's points; None: the run does not train."""
+    """File with the points of the run, or None if it does not train."""
     run_id: str | None = None
-    """Id of a run that MLflow already has."""
+    """Id of an existing run in MLflow that this run continues."""
     status: str = "RUNNING"
     start_ms: int = field(default_factory=lambda: int(time.time() * 1000))
     end_ms: int | None = None
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Final values of figures with a curve, and those by which runs are sorted."""
+    """Final values of metrics that have a curve or by which runs are sorted."""
     figures: dict[str, float] = field(default_factory=dict)
-    """All other final figures: a table in the run's description."""
+    """All other final metrics, shown as a table in the run's description."""
     trials: list[dict[str, Any]] = field(default_factory=list)
     """Nested runs: name, status, params, metrics, tags, start_ms, end_ms, points."""
     model: dict[str, Any] | None = None
     """Fields of a SavedModel."""
     baseline: dict[str, Any] | None = None
-    """Earlier run of the same work: name, rate, healthy_low_pct."""
+    """An earlier run of the same work: name, rate, healthy_low_pct."""
     system_metrics: bool = False
 
 
 class RunFolder:
-    """A run's record on disk. Only the run's process writes `run.json`; only the
+    """A run's record on disk. Only the run's process writes `run.json`, and only the
     tracking program writes the other files."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
         self.earlier: RunFolder | None = None
-        """The finished training with the same points, if there is one."""
+        """The finished run with the same file of points, if there is one."""
 
     @classmethod
     def load(cls, path: Path) -> RunFolder | None:
-        """Return the run in `path`; None if it has no readable record."""
+        """Return the run in `path`, or None if it has no readable record."""
         try:
             stored = json.loads((path / RECORD).read_text(encoding="utf-8"))
             known = {f.name for f in fields(RunRecord)} & {*stored}
@@ -160,7 +160,7 @@ class RunFolder:
             return None
 
     def save(self) -> None:
-        """Write the record atomically. Faults are logged and do not end a run."""
+        """Write the record atomically. Errors are logged and do not end the run."""
         try:
             text = json.dumps(asdict(self.record), indent=1)
             write_text(self.path / RECORD, text)
@@ -168,7 +168,7 @@ class RunFolder:
             logger.warning("%s could not be written: %s", self.path / RECORD, error)
 
     def is_complete(self) -> bool:
-        """Return True if the store has all data of an ended run."""
+        """Return whether the run has ended and the store has all of its data."""
         record = self.record
         ended = Sent.load(self.path, record.tracking_uri).ended
         if record.end_ms is not None:
@@ -186,7 +186,7 @@ class RunFolder:
         return [p for p in named if p.is_file() and p.stat().st_mtime >= start_s]
 
     def set_aside(self) -> None:
-        """Copy points and reports, before another run writes its own."""
+        """Copy points and reports before another run writes its own."""
         record = self.record
         for file in self.artifacts():
             if file.parent != self.path:
@@ -198,7 +198,7 @@ class RunFolder:
         self.save()
 
     def forget_earlier(self) -> None:
-        """Remove the folders of earlier runs with the same points that MLflow has."""
+        """Remove earlier runs with the same file of points that MLflow has."""
         for other in run_folders(self.path.parent):
             is_older = other.record.start_ms < self.record.start_ms
             alike = other.record.points == self.record.points
@@ -207,30 +207,30 @@ class RunFolder:
 
 
 def _found_at(folder: Path, points: str) -> tuple[str, str]:
-    """Return points and reports of the run in `folder`, which may have moved."""
+    """Return the paths of points and reports of the run, which may have moved."""
     is_aside = Path(points).parent.name == folder.name
     place = folder if is_aside else folder.parent.parent
     return str(place / Path(points).name), str(place)
 
 
 def run_folders(parent: Path) -> list[RunFolder]:
-    """Return the last runs and those that MLflow may lack, the oldest first."""
+    """Return the latest runs and all runs that MLflow may lack, oldest first."""
     loaded = [RunFolder.load(file.parent) for file in parent.glob(f"*/{RECORD}")]
     found = [f for f in loaded if f and f.record.status != DROPPED]
     return sorted(found, key=lambda f: f.record.start_ms)
 
 
 def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
-    """Return the folder below `parent` of a run that starts now.
+    """Return the folder below `parent` for a run that starts now.
 
-    With `goes_on` the run continues the last one of the same points, if that did not
-    finish; otherwise data of that one that MLflow lacks are copied.
+    If `goes_on` is True and the last run with the same file of points did not finish,
+    that run is continued. Otherwise its data that MLflow lacks are copied first.
     """
     earlier = [f for f in run_folders(parent) if f.record.points == record.points]
     if earlier and goes_on and earlier[-1].record.status != "FINISHED":
         return _continued(earlier[-1], record)
     points = Path(record.points) if record.points else None
-    if points and points.is_file() and not earlier:  # from a training outside Kedro
+    if points and points.is_file() and not earlier:  # left by a run without Kedro
         os.replace(points, points.with_suffix(f".earlier{points.suffix}"))
     for folder in earlier:
         if not folder.is_complete():

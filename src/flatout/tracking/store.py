@@ -1,4 +1,4 @@
-"""The tracking store: limits of its client, and faults that users can correct."""
+"""The tracking store: timeouts of its client, and errors that users can fix."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from flatout.engine.files.writable import ELSEWHERE
 from flatout.engine.machine.environment import preserve_tracking_uri, set_defaults
 from flatout.engine.parameters.faults import first_line
 
-if TYPE_CHECKING:  # a run's process avoids these imports
+if TYPE_CHECKING:  # the process of a run should not import them
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
 
-# MLflow's own defaults wait for minutes on a dead server.
+# With its own defaults, MLflow waits for a dead server for minutes.
 CLIENT_LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -31,26 +31,27 @@ CLIENT_LIMITS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Without git (as in a container) MLflow would log 48 lines per training.
+    # Without git, as in a container, MLflow would log 48 lines per run.
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
 
 def prepare(tracking_uri: str) -> None:
-    """Set short limits for this process's MLflow client; create a SQLite folder."""
+    """Set short timeouts for MLflow's clients, and create the folder of a SQLite
+    store."""
     set_defaults(CLIENT_LIMITS)
-    # MLflow would log the tables of a new SQLite file, and a hundred lines for each
-    # error, which it raises as well.
+    # Otherwise MLflow logs the tables of a new SQLite file, and a hundred lines for
+    # each error, although it also raises it.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     file = _sqlite_file(tracking_uri)
     if file is not None:
-        with suppress(OSError):  # the store then reports the fault
+        with suppress(OSError):  # the store will report the error
             file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
-    """Return a client with short limits. Code that calls MLflow without a client, for
-    example its flavors, uses the same store."""
+    """Return a client with short timeouts. MLflow code that does not use a client, such
+    as its flavors, will use the same store."""
     import mlflow
     from mlflow import MlflowClient
 
@@ -71,14 +72,14 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def default_artifact_location(tracking_uri: str) -> str | None:
-    """Return the folder for files of a SQLite store: MLflow would use the working
-    directory. None: the store decides."""
+    """Return the artifact folder of a SQLite store, or None if the store decides.
+    Without it, MLflow would use the working directory."""
     file = _sqlite_file(tracking_uri)
     return None if file is None else str(file.parent.absolute() / "mlartifacts")
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text, short enough for a warning."""
+    """Return the first line of an error message, shortened for use in a warning."""
     text = first_line(error)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -89,11 +90,11 @@ LOGIN = (
     "(server.credentials of conf/base/mlflow.yml)"
 )
 UNWRITABLE = ("attempt to write a readonly database", "unable to open database file")
-"""SQLite's messages for a file or folder that is not writable."""
+"""SQLite's messages if the file or folder is not writable."""
 
 
 def cause(error: BaseException) -> str:
-    """Return why a store fails in one line, with a remedy if one is known."""
+    """Return in one line why a store fails, with a suggested fix if one is known."""
     text = one_line(error)
     if any(said in str(error) for said in UNWRITABLE):
         return f"this user cannot write it; another place: {ELSEWHERE}"
@@ -105,7 +106,7 @@ def cause(error: BaseException) -> str:
 
 
 def process_tags() -> dict[str, str]:
-    """Return tags by which a later process can check whether this one is alive."""
+    """Return tags by which another process can check whether this one is alive."""
     started_s = psutil.Process().create_time()
     return {
         HOST_TAG: socket.gethostname(),
@@ -115,7 +116,8 @@ def process_tags() -> dict[str, str]:
 
 
 def process_lives(tags: Mapping[str, Any]) -> bool:
-    """Return True if the process of `process_tags` runs, or is on another host."""
+    """Return whether the process described by `process_tags` is running. Processes on
+    other hosts are assumed to be."""
     if tags.get(HOST_TAG) != socket.gethostname():
         return HOST_TAG in tags
     try:
@@ -125,7 +127,7 @@ def process_lives(tags: Mapping[str, Any]) -> bool:
 
 
 def find_run(client: MlflowClient, run_id: str | None) -> Run | None:
-    """Return the run; None if the store does not have it, or has deleted it."""
+    """Return the run, or None if the store does not have it or has deleted it."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""Load of the machine during a run, measured by MLflow's monitors."""
+"""Load of the machine during a run, measured with MLflow's monitors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from flatout.engine.machine.environment import gpu_names
 logger = logging.getLogger(__name__)
 
 SLOWED_LIMIT_PCT = 10.0
-"""Share of the samples in which heat or power reduced the clock."""
+"""Percentage of samples with a clock slowed by heat or power that is reported."""
 OTHERS_LIMIT_GIB = 1.0
 PREFIX = "system/"
 """MLflow shows metrics with this prefix on a separate page."""
 
 
 class GpuWatch:
-    """Watch of all GPUs that a run may use. `nvml`: the driver's library; `root_pid`:
-    process that started all training processes."""
+    """Watches all GPUs that a run may use. `nvml` is the driver's library, and
+    `root_pid` is the process that started all training processes."""
 
     def __init__(self, nvml: Any, root_pid: int) -> None:
         self._nvml, self._root_pid = nvml, root_pid
@@ -34,7 +34,7 @@ class GpuWatch:
         self._held_down = (
             nvml.nvmlClocksThrottleReasonHwSlowdown
             | nvml.nvmlClocksThrottleReasonSwThermalSlowdown
-        )  # not the power cap, which a busy GPU always reaches
+        )  # the power cap is ignored, because a busy GPU always reaches it
 
     def _handle(self, name: str) -> Any:
         if name.isdigit():
@@ -42,11 +42,11 @@ class GpuWatch:
         return self._nvml.nvmlDeviceGetHandleByUUID(name)
 
     def sample(self) -> list[str]:
-        """Return the findings that are new since the last call."""
+        """Return findings that are new since the last call."""
         root, found = psutil.Process(self._root_pid), {}
         ours = {root.pid, *(child.pid for child in root.children(recursive=True))}
         for name, gpu in self._gpus.items():
-            with suppress(self._nvml.NVMLError):  # a driver may not report it
+            with suppress(self._nvml.NVMLError):  # some drivers do not report this
                 found |= self._findings(name, gpu, ours)
         new = [text for key, text in found.items() if key not in self._reported]
         self._reported |= found.keys()
@@ -71,7 +71,8 @@ class GpuWatch:
         return found
 
     def _others_gib(self, gpu: Any, ours: set[int]) -> float:
-        """Return GiB used by others; 0 in a container, which sees other process ids."""
+        """Return GPU memory (GiB) used by other programs. Returns 0 in a container,
+        because process ids differ there."""
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
         if not any(process.pid in ours for process in found):
             return 0.0
@@ -80,7 +81,7 @@ class GpuWatch:
 
 
 def watch_gpus(root_pid: int) -> GpuWatch | None:
-    """Return the watch; None without a GPU, or without a driver that answers."""
+    """Return a watch, or None if there is no GPU or the driver does not respond."""
     if not gpu_names():
         return None
     import pynvml
@@ -92,18 +93,17 @@ def watch_gpus(root_pid: int) -> GpuWatch | None:
 
 
 class SystemMetrics:
-    """Cores, memory, disk and network of this machine, and its NVIDIA GPUs, if any."""
+    """Load of the CPU, memory, disk, network and NVIDIA GPUs of this machine."""
 
     def __init__(self, root_pid: int) -> None:
-        """`root_pid`: process that started all training processes."""
+        """`root_pid` is the process that started all training processes."""
         self._monitors = _monitors()
         self._gpus = watch_gpus(root_pid)
-        self.sample()  # the load of cores is relative to the last sample
+        self.sample()  # the CPU load is relative to the last sample
 
     def sample(self) -> dict[str, float]:
-        """Return the load since the last call, and log new findings about GPUs; costs
-        a few milliseconds."""
-        with suppress(psutil.Error):  # the run's process is gone
+        """Return the load since the last call, and log new findings about the GPUs."""
+        with suppress(psutil.Error):  # the process of the run is gone
             for text in self._gpus.sample() if self._gpus else ():
                 logger.warning("%s", text)
         found: dict[str, Any] = {}
@@ -124,6 +124,6 @@ def _monitors() -> list[Any]:
     for kind in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
         try:
             monitors.append(kind())
-        except Exception as error:  # no GPU, or a system without this figure
+        except Exception as error:  # no GPU, or not available on this system
             logger.debug("no %s: %s", kind.__name__, error)
     return monitors
