@@ -11,7 +11,7 @@ from flatout.engine.families import family_of_type
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import ModelSettings, SettingsError
-from flatout.engine.train.setup.resolved_config import resolve
+from flatout.engine.train.setup.resolved_config import resolve, slow_devices
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from tests.engine.runs import make_job
 
@@ -125,6 +125,12 @@ def test_gradients_travel_at_once_where_asked_to_and_between_graphs(
     job = make_job(tmp_path, **options)
     assert resolve(job, PAIR, config).flat_all_reduce is at_once
     assert not resolve(job, H200, config).flat_all_reduce
+
+
+def test_a_gpu_that_is_slower_than_the_others_is_named():
+    assert slow_devices([700.0, 690.0, 650.0, 705.0]) == ()
+    (note,) = slow_devices([700.0, 690.0, 400.0, 705.0])
+    assert "rank 2 computes 400 TFLOP/s, the median of all ranks is 695" in note
 
 
 @pytest.mark.parametrize(("batch", "multiple"), [(16, 256), (1_818, 256), (1_819, 512)])

@@ -24,6 +24,7 @@ from flatout.engine.models.adapters import (
 )
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
+from flatout.engine.models.flops import measured_tflops
 from flatout.engine.models.memory import Demand
 from flatout.engine.models.model import TaskModel
 from flatout.engine.models.row_faults import check_ends, check_padding
@@ -43,7 +44,12 @@ from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import Fit, combine_ranks, needs_whole_steps
 from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.job import TrainJob, check_rows
-from flatout.engine.train.setup.resolved_config import ResolvedConfig, resolve
+from flatout.engine.train.setup.resolved_config import (
+    PROBE_S,
+    ResolvedConfig,
+    resolve,
+    slow_devices,
+)
 from flatout.engine.train.setup.step_data import step_rows
 from flatout.engine.train.step import Stepper
 
@@ -157,6 +163,9 @@ def _resolved(
     resolved = resolve(job, runtime, config, planned)
     if group:
         resolved = group.all_gather(resolved)[0]  # all divide batches equally
+        if runtime.is_cuda:
+            rates = group.all_gather(measured_tflops(runtime, PROBE_S))
+            resolved = replace(resolved, notes=resolved.notes + slow_devices(rates))
         group.check_equal({"runtime.precision (auto)": runtime.precision})
     return resolved
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from flatout.engine.families import family_of
@@ -131,3 +133,22 @@ def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")
+
+
+PROBE_S = 0.2
+"""The time for matrix products on each GPU, in seconds."""
+SLOW_SHARE = 0.85
+"""A GPU whose rate is below this share of the median is reported."""
+
+
+def slow_devices(rates: Sequence[float]) -> tuple[str, ...]:
+    """Return a note for each slow GPU. `rates` are the TFLOP/s that each rank reached
+    with large matrix products."""
+    usual = median(rates)
+    return tuple(
+        f"the GPU of rank {rank} computes {rate:,.0f} TFLOP/s, the median of all ranks "
+        f"is {usual:,.0f}, and all ranks wait for the slowest: check it for other "
+        "programs, heat and power limits (nvidia-smi)"
+        for rank, rate in enumerate(rates)
+        if rate < SLOW_SHARE * usual
+    )
