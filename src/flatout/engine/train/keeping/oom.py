@@ -1,4 +1,4 @@
-"""Reaction to a lack of memory: a smaller token budget, or a proposal for one."""
+"""Handle a lack of memory: use a smaller token budget, or suggest one."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ Found = TypeVar("Found")
 
 
 class OutOfMemory(RuntimeError):
-    """A micro-batch does not fit, and no smaller one may be tried here."""
+    """A micro-batch does not fit in memory, and no smaller one may be tried."""
 
     exit_code = 4
 
     def __init__(self, message: str, to_try: dict[str, Any] | None) -> None:
         super().__init__(message)
         self.to_try = to_try
-        """Training settings to try, by name; None: there are no others."""
+        """Training settings to try instead, by name, or None if there are none."""
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
-    """Give up CUDA graphs, which have separate memory; then halve the token budget: the
-    global batch stays the same, in more micro-batches. Raises OutOfMemory if the
-    settings do not allow it, or with several ranks; any other error unchanged."""
+    """Reduce the memory of steps after `error`. First, give up CUDA graphs, which need
+    separate memory. Then, halve the token budget, which splits the same global batch
+    into more micro-batches. Raises OutOfMemory if the settings do not allow this, or if
+    there are several ranks. Other errors are re-raised."""
     if not is_out_of_memory(error):
         raise error
     how = f"out of memory at step {step}"
@@ -56,10 +57,10 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
 def evaluate_within_memory(
     trainer: Trainer, rows: SplitRows, evaluate: Callable[[int], Found]
 ) -> Found:
-    """Run `evaluate` with the tokens of a micro-batch of `rows`, which may be longer
-    than the training rows; if memory runs out, repeat it with half of them, only for
-    evaluations, since training steps fit; then without CUDA graphs. Raises the errors
-    of `shrink`."""
+    """Call `evaluate` with the maximum number of tokens per micro-batch. `rows` may be
+    longer than the training rows. If memory runs out, the call is repeated with half
+    the tokens, and at last without CUDA graphs. The token budget of training steps is
+    kept, because they fit. Raises the errors of `shrink`."""
     how = "out of memory in an evaluation"
     while True:
         most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
@@ -88,7 +89,7 @@ def _drop_graphs(trainer: Trainer, error: BaseException, how: str) -> None:
 
 def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
     forget_failed_pass(trainer.model)
-    traceback.clear_frames(error.__traceback__)  # they keep the activations
+    traceback.clear_frames(error.__traceback__)  # frames keep activations
     if trainer.runtime.is_cuda:
         torch.cuda.empty_cache()
 
@@ -96,8 +97,9 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
 def _halved(
     trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
-    """Return half of `budget`. Raises OutOfMemory for one of several ranks, for which
-    the others wait in the step: the launcher restarts all of them."""
+    """Return half of `budget`. Raises OutOfMemory if a row does not fit, or if there
+    are several ranks: the others wait in the step, so the launcher restarts them all.
+    """
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
         remedy = (
@@ -115,7 +117,7 @@ def _halved(
 
 
 def _longest(trainer: Trainer, rows: SplitRows) -> int:
-    """Minimum tokens of a micro-batch: those of the longest of `rows`."""
+    """Return the number of tokens in the longest row, the minimum per micro-batch."""
     if trainer.resolved.strategy == "fixed":
         return trainer.data.planner.max_length
     return rows.facts.longest

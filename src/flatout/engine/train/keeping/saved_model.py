@@ -1,6 +1,7 @@
-"""Saving models with `save_pretrained`, and loading them back into training.
+"""Save models with `save_pretrained`, and load their weights back into a run.
 
-A sharded model is gathered first, so that any saved one loads with `from_pretrained`.
+Sharded models are gathered first, so that every saved model loads with
+`from_pretrained`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class SaveError(OSError):
 
 
 def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
-    """Save to `folder` with `save_pretrained`, atomically. All ranks must call it, and
-    wait for it. Raises SaveError on all of them."""
+    """Save the model to `folder` with `save_pretrained`, atomically. All ranks must
+    call this, and wait until it is done. Raises SaveError on all ranks if it fails."""
     fault, is_main = None, trainer.runtime.ranks.is_main
     weights = _gathered(trainer.model.model, is_main)
     if is_main:
@@ -47,7 +48,8 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
 
 
 def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
-    """All weights on the host, tied ones shared; None for unsharded models."""
+    """Return all weights on the main rank's host, with tied weights shared, or None if
+    the model is not sharded."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
         return None
@@ -61,19 +63,20 @@ def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
 
 
 def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
-    """Read a saved model's weights on the main rank and copy them to the training's."""
+    """Read the weights of a saved model on the main rank, and copy them into the model
+    of every rank."""
     model = trainer.model.model
     targets = named_tensors(model)
     values: dict[str, Tensor] | None = None
     if has_adapter(model):
         targets = {name: t for name, t in targets.items() if t.requires_grad}
     if trainer.runtime.ranks.is_main:
-        values = {}  # by their names in the files, which needs no model
+        values = {}  # by their names in the files, without building a model
         for file in sorted(folder.glob("*.safetensors")):
             values |= load_file(file)
         if has_adapter(model):
             values = {name: values[name_in_file(name)] for name in targets}
-        if values.keys() != targets.keys():  # mixtures of experts are saved in parts
+        if values.keys() != targets.keys():  # experts are saved separately
             trusts = trainer.job.settings.model.trust_remote_code
             values = named_tensors(load_pretrained(folder, trust_remote_code=trusts))
     fill_tensors(targets, values, trainer.runtime, control)

@@ -1,4 +1,4 @@
-"""Keeps a run from being lost: resume, checkpoints, signals, heartbeat."""
+"""Protect a run against loss: resume it, save checkpoints, and react to signals."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from flatout.engine.train.setup.identity import identity
 logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 10.0
-"""Ranks of a failed attempt may need this time to exit."""
+"""The time that ranks of a failed attempt may need to exit."""
 FIRST_MINUTES = 1.0
-"""Maximum time to the first checkpoint, which limits the loss by an early kill."""
+"""The maximum time until the first checkpoint, so that an early kill loses little."""
 
 
 class Session:
-    """A run on this rank, from its resume to its end, as a context manager."""
+    """Context manager for a run on this rank, from resuming it to its end."""
 
     def __init__(
         self, trainer: Trainer, recorder: Recorder, group: ProcessGroup | None
@@ -91,8 +91,8 @@ class Session:
             raise Interrupted(self._signals.received, "stopped after the last step")
 
     def resume(self) -> int:
-        """Restore the state of a checkpoint; return the next step, 0 for a new run.
-        Raises CheckpointError for a run that must not be resumed."""
+        """Restore the state of a checkpoint, if there is one. Return the next step, or
+        0 for a new run. Raises CheckpointError if the run must not be resumed."""
         found = self._find()
         step = 0
         if broadcast(found is not None, self._control):
@@ -107,11 +107,11 @@ class Session:
         return step
 
     def step_done(self, done: int) -> None:
-        """Call it after each step: beats, and saves if it is due. Raises Interrupted on
-        all ranks at the same step if one of them received a signal to stop."""
+        """Send a heartbeat after each step, and save a checkpoint if one is due. Raises
+        Interrupted on all ranks at the same step if one of them received a signal."""
         heartbeat.beat(done)
         if done == self._first_step + 1 and self.trainer.runtime.is_cuda:
-            self._snapshots.take()  # allocate its locked host memory during warm-up
+            self._snapshots.take()  # allocates pinned host memory during warm-up
         if not self._agreement.is_due(done):
             return
         stop, save = self._agreement.reach(
@@ -124,7 +124,7 @@ class Session:
         self._report_saved()
 
     def keep_best(self, done: int, result: Evaluation) -> None:
-        """Save the model as the best so far; on failure the previous best one stays."""
+        """Save the model as the best so far. If that fails, keep the previous one."""
         name = best_folder(done)
         try:
             save_model(self.trainer, self.folder / name, self._control)
@@ -137,7 +137,7 @@ class Session:
             prune(self.folder, self._settings.checkpoint.keep, name)
 
     def end_with_best(self) -> None:
-        """Save the model as the last one; load the best one."""
+        """Save the model as the last one, then load the weights of the best one."""
         save_model(self.trainer, self.last_model, self._control)
         load_weights(self.trainer, self.best_model, self._control)
 
@@ -146,7 +146,7 @@ class Session:
         return self.folder / (self.recorder.best_folder or "last")
 
     def _wait_for_mirror(self) -> str:
-        """Wait for the upload; return the reason if it has failed."""
+        """Wait for the upload. Return the reason if it failed, or an empty string."""
         fault = self._mirror.wait(heartbeat.beat) if self._mirror else ""
         if fault and fault not in self._faults:
             logger.warning(fault)
@@ -154,7 +154,8 @@ class Session:
         return fault
 
     def _claim_folder(self) -> None:
-        """Raises CheckpointError if it is not writable or used by another run."""
+        """Create and lock the folder. Raises CheckpointError if it is not writable or
+        is used by another run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_WAIT_S)
@@ -171,7 +172,8 @@ class Session:
             ) from None
 
     def _find(self) -> Checkpoint | None:
-        """Find a checkpoint on the main rank; raise its error on all ranks."""
+        """Return the checkpoint to resume, on the main rank. An error that occurs there
+        is raised on all ranks."""
         found, reason = None, None
         if self._ranks.is_main:
             try:
@@ -192,13 +194,14 @@ class Session:
         return found
 
     def _check_best(self) -> None:
-        """Forget a best model without a folder; the next evaluation creates one."""
+        """Forget the best model if its folder is missing. The next evaluation saves a
+        new one."""
         there = self.best_model.is_dir() and self.recorder.best_folder is not None
         if not broadcast(there, self._control):
             self.recorder.best = self.recorder.best_folder = None
 
     def _save_is_due(self, done: int) -> bool:
-        """Return whether to save now; delayed while the previous write continues."""
+        """Return whether to save now. Saving waits until the previous write is done."""
         if not self._ranks.is_main or self._writer.busy:
             return False
         settings = self._settings.checkpoint
@@ -212,7 +215,7 @@ class Session:
         return time.monotonic() - self._saved_s > 60 * minutes
 
     def _save(self, done: int) -> None:
-        """Begin to write the state after `done` steps; all ranks must call it."""
+        """Start to write the state after `done` steps. All ranks must call this."""
         with self.recorder.phase("checkpoint"):
             self._writer.wait()
             snapshot = self._snapshots.take()
@@ -250,7 +253,7 @@ class Session:
         raise Interrupted(signum, message)
 
     def _report_saved(self) -> None:
-        """Report a checkpoint that was completed since the last call to callbacks."""
+        """Notify callbacks of a checkpoint that was completed since the last call."""
         newest, before = self._writer.newest, self.recorder.last_checkpoint
         self._note_saved()
         if newest is not None and newest.folder != before:

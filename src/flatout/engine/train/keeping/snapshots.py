@@ -1,8 +1,8 @@
-"""State of a run, written to the disk and read back, without blocking the device.
+"""Write the state of a run to disk without blocking the device, and read it back.
 
-A checkpoint has everything that later steps depend on: weights, optimizer, loss scale,
-every rank's generators and sums, and the records. The rows of a step and its learning
-rate are functions of the step's number, so no data is stored.
+A checkpoint contains everything that later steps depend on: weights, optimizer state,
+loss scale, the random generators and sums of every rank, and the records. It contains
+no data, because a step's rows and learning rate are functions of the step number.
 
     model.safetensors      parameters and buffers, fp32, by the model's own names
     optimizer.safetensors  `<parameter>/<key of its state>`, such as exp_avg and step
@@ -10,7 +10,7 @@ rate are functions of the step's number, so no data is stored.
     state.json             history, best evaluation, initial loss, and the plain numbers
                            that a custom optimizer keeps
 
-The main rank writes and reads it. Sharded tensors are gathered one by one.
+The main rank writes and reads these files. Sharded tensors are gathered one by one.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ GROUPS, NUMBERS = "optimizer_groups", "optimizer_numbers"
 
 
 class UnsoundStateError(ValueError):
-    """The state must not be saved."""
+    """The state must not be saved, because it contains values that are not finite."""
 
 
 @dataclass
 class Snapshot:
-    """A run's state, as a copy on the host of the main rank."""
+    """A copy of a run's state in the host memory of the main rank."""
 
     files: dict[str, Named]
-    """Tensors of MODEL, OPTIMIZER and RANKS."""
+    """The tensors of each of the files MODEL, OPTIMIZER and RANKS."""
     state: dict[str, Any]
     first_bad_step: Tensor
     ready: Any = None
-    """Event after the copies from the device; None if they are done."""
+    """A CUDA event after the copies from the device, or None if they are complete."""
 
     def write(self, folder: Path) -> list[str]:
-        """Write the files of a checkpoint; return their names. Raises UnsoundStateError
-        and OSError."""
+        """Write the files of a checkpoint and return their names. Raises
+        UnsoundStateError if values are not finite, and OSError if writing fails."""
         if self.ready is not None:
             self.ready.synchronize()
         self._check()
@@ -83,17 +83,18 @@ class Snapshot:
 
 @dataclass
 class Snapshots:
-    """Copies the state of one run into host memory that is reused."""
+    """Copies the state of one run into host memory, which is reused."""
 
     trainer: Trainer
     recorder: Recorder
     control: Any = None
-    """Process group for host data; None with one rank."""
+    """The process group for host data, or None if there is only one rank."""
     _buffers: Named = field(default_factory=dict)
 
     def take(self) -> Snapshot | None:
-        """Copy the state (all ranks must call it); return it on the main rank. The
-        device copies before the next step changes the state; the host does not wait."""
+        """Copy the state, and return the copy on the main rank. All ranks must call
+        this. The device copies the state before the next step changes it, and the host
+        does not wait."""
         trainer = self.trainer
         shared = {**self._gather_generators(), "sums": _gather_sums(trainer)}
         files = {
@@ -113,7 +114,7 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """State of the recorder, and plain numbers of the optimizer."""
+        """Return the recorder's state, and the plain numbers in the optimizer's."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))
@@ -131,7 +132,7 @@ class Snapshots:
         return self._buffers[key].copy_(whole, non_blocking=True)
 
     def _gather_generators(self) -> Named:
-        """Generators of all ranks."""
+        """Return the states of the random generators of all ranks."""
         runtime = self.trainer.runtime
         mine = generator_state(runtime)
         everybody: list[Any] = [mine]
@@ -150,23 +151,24 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    """Host tensor, page-locked for a GPU so that copies do not block."""
+    """Return an empty host tensor, pinned if `tensor` is on a GPU, so that copies do
+    not block."""
     try:
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    except RuntimeError:  # the host cannot lock this amount
+    except RuntimeError:  # the host cannot pin this much memory
         return torch.empty_like(tensor, device="cpu")
 
 
 def named_tensors(module: nn.Module) -> Named:
-    """Parameters (tied ones once), and buffers of the state dict."""
+    """Return the parameters (tied ones once) and buffers of the state dict, by name."""
     stored = set(module.state_dict())
     buffers = {n: b for n, b in module.named_buffers() if n in stored}
     return {**dict(module.named_parameters()), **buffers}
 
 
 def saved_tensors(module: nn.Module) -> Named:
-    """`named_tensors`; with an adapter, without the frozen weights of the base, which
-    are read from its checkpoint."""
+    """Return `named_tensors`. If there is an adapter, the frozen weights of its base
+    model are left out, because they are read from the base model's checkpoint."""
     tensors = named_tensors(module)
     if not has_adapter(getattr(module, "model", module)):
         return tensors
@@ -175,7 +177,7 @@ def saved_tensors(module: nn.Module) -> Named:
 
 
 def _optimizer_tensors(trainer: Trainer) -> Named:
-    """Moments and step counts by parameter; the loss scale."""
+    """Return the moments and step counts of each parameter, and the loss scale."""
     states = trainer.optimizer.state
     found = {
         f"{name}/{key}": value
@@ -192,7 +194,8 @@ def _scale_tensors(trainer: Trainer) -> Named:
 
 
 def _gather_sums(trainer: Trainer) -> Tensor:
-    """Sums (ranks, 3) float64 since the last log point: loss, hits, judged."""
+    """Return the sums of loss, hits and judged of all ranks since the last log point,
+    as a float64 tensor (ranks, 3)."""
     sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
     mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
     if world_size == 1:
@@ -203,7 +206,8 @@ def _gather_sums(trainer: Trainer) -> Tensor:
 
 
 def generator_state(runtime: Runtime) -> Named:
-    """State of PyTorch's (CPU and this rank's GPU), NumPy's and Python's generators."""
+    """Return the states of the random generators of PyTorch (on the CPU and this rank's
+    GPU), NumPy and Python."""
     numpy_state: Any = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     gauss_or_nan = float("nan") if gauss is None else gauss
@@ -237,8 +241,8 @@ def _set_generators(state: Named, runtime: Runtime) -> None:
 def restore(
     checkpoint: Checkpoint | None, trainer: Trainer, recorder: Recorder, control: Any
 ) -> int:
-    """Restore the state of `checkpoint` (known to the main rank) on all ranks. Returns
-    its step. Raises CheckpointError if it is of another model."""
+    """Restore the state of `checkpoint`, which only the main rank has, on all ranks.
+    Return its step. Raises CheckpointError if it belongs to another model."""
     runtime = trainer.runtime
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
     model = saved_tensors(trainer.model)
@@ -270,7 +274,7 @@ def _restore_numbers(trainer: Trainer, state: dict[str, Any]) -> None:
 
 def _load_state(checkpoint: Checkpoint) -> dict[str, Any]:
     text = (checkpoint.folder / STATE).read_text(encoding="utf-8")
-    # A name that becomes a path: use the manifest's, which has been checked.
+    # This name becomes a path, so use the one in the manifest, which was checked.
     return {**json.loads(text), "best_folder": checkpoint.manifest.best}
 
 
@@ -291,8 +295,8 @@ def broadcast(value: Any, control: Any) -> Any:
 def fill_tensors(
     targets: Named, values: Named | None, runtime: Runtime, control: Any
 ) -> None:
-    """Copy `values` (of the main rank) into `targets` on every rank, in place, one at a
-    time. Raises CheckpointError if names or shapes differ."""
+    """Copy `values`, which only the main rank has, into `targets` on every rank, in
+    place and one by one. Raises CheckpointError if names or shapes differ."""
     _check_shapes(targets, values, control)
     for name, target in targets.items():
         whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
@@ -305,7 +309,8 @@ def fill_tensors(
 
 
 def _check_shapes(targets: Named, found: Named | None, control: Any) -> None:
-    """Compare with `found`, which only the main rank has. Raises CheckpointError."""
+    """Raise CheckpointError if names or shapes differ between `targets` and `found`,
+    which only the main rank has."""
     faults = differing(_shapes(targets if found is None else found), _shapes(targets))
     if faults := broadcast(faults, control):
         shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
@@ -319,8 +324,8 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
-    """Create the state that the optimizer would create at its first step, for the
-    entries in a checkpoint."""
+    """Create the state that the optimizer would create at its first step, for each
+    entry of a checkpoint, and return it by entry."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, like in stored.items():
@@ -337,13 +342,13 @@ def _empty_state(trainer: Trainer, parameter: Tensor, key: str, like: Tensor) ->
         return torch.zeros_like(parameter, dtype=like.dtype, requires_grad=False)
     resolved, device = trainer.resolved, parameter.device
     counts_on_device = resolved.fused_optimizer or resolved.cuda_graphs
-    if not like.dim() and not counts_on_device:  # on the CPU, like PyTorch's
+    if not like.dim() and not counts_on_device:  # PyTorch keeps counts on the CPU
         device = torch.device("cpu")
     return torch.zeros_like(like, device=device)
 
 
 def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
-    """Restore this rank's generators; ranks without a state get a separate seed."""
+    """Restore this rank's random generators, or seed them if they were not stored."""
     me = trainer.runtime.ranks.rank
     prefix = f"{me}/"
     mine = {n.removeprefix(prefix): t for n, t in ranks.items() if n.startswith(prefix)}
@@ -355,7 +360,8 @@ def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
 
 
 def _restore_sums(trainer: Trainer, stored: Tensor) -> None:
-    """Restore sums of `stored` (ranks, 3); for other rank counts on the main rank."""
+    """Restore the sums `stored` (ranks, 3). If the number of ranks has changed, the
+    main rank gets all of them."""
     ranks, sums = trainer.runtime.ranks, trainer.stepper.sums
     if len(stored) == ranks.world_size:
         mine = stored[ranks.rank]
