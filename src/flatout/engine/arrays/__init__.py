@@ -1,1 +1,1 @@
-"""Converts raw samples of a fixed shape, numbers or images, to rows in Arrow."""
+"""Convert raw samples of a fixed shape (numbers or images) to Arrow rows."""

@@ -1,4 +1,4 @@
-"""Numbers in Parquet, CSV, .npz and HDF5 files; opens raw samples of all kinds."""
+"""Read numbers from Parquet, CSV, .npz and HDF5 files, and open sources of any kind."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ ENDINGS = (*tables.ENDINGS, ".npz", *HDF5)
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """A file, or a folder of files of one kind, with one sample per row."""
+    """A file, or a folder of files of the same type, with one sample per row."""
 
     path: Path
     inputs: tuple[str, ...]
-    """Columns of a table, or the array of .npz and HDF5; empty: all but the label."""
+    """Columns of a table, or the array of a .npz or HDF5 file. If empty, everything
+    except the label is used."""
     label: str | None
-    """Column or array."""
+    """Name of the column or array with the labels."""
     is_labelled: bool = True
-    """True if labels are required; if they are optional, they are not read."""
+    """Whether labels are required. If not, they are not read."""
     kind: ClassVar = "arrays"
 
     @property
@@ -115,7 +116,7 @@ class ArrayFiles:
                 if numbers is None:
                     why = f"the values are {values.dtype}, no numbers"
                     raise ArraysError(f"{file}: {why}")
-                if numbers.ndim == 1:  # one number per sample
+                if numbers.ndim == 1:  # Each sample is a single number.
                     numbers = numbers[:, None]
                 own = None if labels is None else labels[start:stop].tolist()
                 yield Window(name_in(self.path, file), start, numbers, own)
@@ -138,7 +139,7 @@ class ArrayFiles:
 
 
 def _labels_one_dim(file: Path, labels: Any) -> Any:
-    """Labels (N,), also from (N, 1). Raises ArraysError."""
+    """Return labels (N,), also from (N, 1). Raises ArraysError for other shapes."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0]
     if labels.ndim != 1:
@@ -152,7 +153,8 @@ def _labels_one_dim(file: Path, labels: Any) -> Any:
 
 @contextmanager
 def _arrays(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Arrays by name; those of HDF5 are read in slices. Raises ArraysError."""
+    """Context manager that opens a file and yields its arrays by name. HDF5 arrays are
+    read in slices. Raises ArraysError if the file cannot be read."""
     if file.suffix.lower() not in (".npz", *HDF5):
         raise ArraysError(
             f"{file} is of no known kind ({', '.join(ENDINGS)}): use numpy.savez"
@@ -187,8 +189,8 @@ def open_source(
     *,
     is_labelled: bool = True,
 ) -> ArraySource:
-    """Open a file or a folder. `label`: column of the labels, which are required if
-    `is_labelled`, else optional."""
+    """Open a file or folder of samples. `label` is the name of the label column. Labels
+    are required if `is_labelled` is True, otherwise they are not read."""
     if isinstance(own, ArraySettings):
         return ArrayFiles(path, tuple(own.inputs), label, is_labelled)
     from flatout.engine.arrays.image_files import ImageFiles

@@ -1,4 +1,4 @@
-"""Images in a folder of class folders, or listed in a manifest."""
+"""Read images from a folder of class folders, or images listed in a manifest."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ SPLIT_NAMES = frozenset(
 
 @dataclass
 class ImageFiles:
-    """Images, decoded in threads, one window at a time."""
+    """A source of images, which are decoded by threads, one window at a time."""
 
     path: Path
     label: str | None
     image_column: str
     decoder: Decoder
     is_labelled: bool = True
-    """True if labels are required; if they are optional, they are not read."""
+    """Whether labels are required. If not, they are not read."""
     keeps_files: bool = False
-    """True if rows store the files' bytes instead of pixels."""
+    """Whether rows store the bytes of the files instead of pixels."""
     kind: ClassVar = "images"
 
     @property
@@ -66,8 +66,8 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def facts(self) -> dict[str, Any]:
-        """Slow transforms; for a folder also class folders without an image, and the
-        number of files of other types."""
+        """Return the time of slow transforms and, for a folder, the class folders
+        without images and the number of other files."""
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():
             return found
@@ -105,8 +105,8 @@ class ImageFiles:
 
     @cached_property
     def _listed(self) -> list[tuple[Path, Any, str | None]]:
-        """Return the files, their labels and why a row of a manifest names no file.
-        Raises ArraysError."""
+        """The files, their labels, and for rows of a manifest without a file the
+        reason. Raises ArraysError if there are no images."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
             classes = list(map(self._class_of, files))
@@ -118,8 +118,9 @@ class ImageFiles:
         raise ArraysError(f"{self.path} names no image: it has columns but no rows")
 
     def _manifest(self) -> Iterator[tuple[Path, Any, str | None]]:
-        """Yield file, label and fault of each row of a table. The file of a row without
-        one is the manifest and the row's number. Raises ArraysError, RawTextsError."""
+        """Yield the file, the label and the fault (or None) of each row of the
+        manifest. A row with a fault has a placeholder with its number as its file.
+        Raises ArraysError or RawTextsError if the manifest cannot be used."""
         table, places = TextFiles(self.path), {"images.image_column": self.image_column}
         places |= {"split.label_column": self.label} if self.label else {}
         for parameter, name in places.items():
@@ -140,14 +141,14 @@ class ImageFiles:
                 yield file_below(self._root, own), label, fault
 
     def _class_of(self, file: Path) -> str | None:
-        """Top folder of a file below the root; None if it is in no folder."""
+        """Return the class folder of a file, or None if it is not in a subfolder."""
         parts = file.relative_to(self.path).parts
         return parts[0] if len(parts) > 1 else None
 
     def _decode_into(
         self, pixels: npt.NDArray[np.uint8], files: Sequence[Path]
     ) -> dict[int, str]:
-        """Decode `files` (n,) into `pixels` (n, ...); return errors by row."""
+        """Decode `files` (n,) into `pixels` (n, ...). Return error messages by row."""
         faults: dict[int, str] = {}
         with ThreadPoolExecutor(usable_cores()) as pool:
             for row, one in enumerate(pool.map(self._decode, files)):
@@ -165,7 +166,7 @@ class ImageFiles:
 
 
 def _check_classes(path: Path, names: set[str]) -> None:
-    """Raise ArraysError if the folders are splits instead of classes."""
+    """Raise ArraysError if the folder names are those of splits instead of classes."""
     if len(names) > 1 and {name.casefold() for name in names} <= SPLIT_NAMES:
         raise ArraysError(
             f"{path} has the folders {sorted(names)}, which are splits, not classes: "
@@ -175,7 +176,7 @@ def _check_classes(path: Path, names: set[str]) -> None:
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """Path of a file in a manifest, checked to be below `root`. Raises ArraysError."""
+    """Return the path of a manifest's file. Raises ArraysError if not below `root`."""
     file = (root / str(name)).resolve()
     if not file.is_relative_to(root.resolve()):
         raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")

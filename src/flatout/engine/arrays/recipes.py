@@ -1,4 +1,4 @@
-"""Recipes of rows of a fixed shape, with keys of all that determines them."""
+"""Recipes of rows of a fixed shape, with keys of all that affects these rows."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ from flatout.engine.rows.encoded_images import EncodedFacts
 from flatout.engine.tasks import make_task
 
 FORMAT_VERSION = 4
-"""Increase it if the same input would give other rows."""
+"""Increase it if the same input would give different rows."""
 
 
 @dataclass(frozen=True)
 class SamplesRecipe(PlanRecipe, ArrowRecipe):
-    """Recipe of the rows of one split: `inputs`, optional `labels`, `source`."""
+    """Recipe of the rows of a split, with `inputs`, `source` and optional `labels`."""
 
     split: str
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Shape, means, deviations and rows per class, from the last pass."""
+        """Return the shape, means, standard deviations and class counts of the rows,
+        computed while they were read last."""
         return self._facts
 
     @cached_property
     def schema(self) -> Any:
-        """Schema of the first batch."""
+        """Arrow schema of the rows, taken from the first batch."""
         return next(self.plan.rows(self.split)).schema
 
     def batches(self) -> Iterator[Any]:
-        """RecordBatches in the order of the rows. Raises SplitError, ArraysError."""
+        """Yield the rows as RecordBatches, in order. Raises SplitError or ArraysError
+        if they cannot be used."""
         facts = EncodedFacts()
         for batch in self.plan.rows(self.split):
             facts.add(batch)
@@ -62,7 +64,8 @@ def array_recipes(
     model: ModelSettings,
 ) -> dict[str, Any]:
     """Return the recipes of the three splits, the rejected rows and the report, and the
-    label names. Raises ArraysError, SplitError, SettingsError."""
+    label names. Raises ArraysError or SplitError if the samples cannot be used, and
+    SettingsError if the parameters do not fit them."""
     source = open_source(raw, split.label_column, own)
     names = label_names_of(source, make_task(model))
     if len(names) == 1:
@@ -83,7 +86,7 @@ def array_recipes(
 def changes_since(
     stored: ContentKey, source: ArraySource, split: SplitSettings, model: ModelSettings
 ) -> list[str]:
-    """List changes since the rows with the key `stored` were made."""
+    """Describe what has changed since the rows with the key `stored` were created."""
     key = _key(stored.fields.get("result"), source, split, model)
     return [] if key.describes(stored) else key.changes_since(stored)
 

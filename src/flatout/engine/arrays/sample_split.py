@@ -1,4 +1,4 @@
-"""Checks and splits samples of one shape."""
+"""Validate and split samples that have the same shape."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from flatout.engine.rows.rows import array_of, values_in
 from flatout.engine.tasks import Task
 
 FINE = 1e-3
-"""Maximum step between numbers: a share of the range of a value."""
+"""Coarsest acceptable step between stored numbers, as a share of an input's range."""
 INPUTS, LABEL = "inputs", "label"
 
 
 class SampleSplit(SplitPlan):
-    """Assigns each sample to a split; repeated samples are all kept."""
+    """Assigns each sample to a split. Repeated samples are kept."""
 
     def __init__(
         self, source: ArraySource, settings: SplitSettings, task: Task
@@ -63,14 +63,14 @@ class SampleSplit(SplitPlan):
                     spool.add(batch)
         spool.close()
         if not values.have_final_dtype:
-            # Equal numbers are equal samples, whatever type stores them.
+            # Samples with equal numbers must be equal, even if their dtypes differ.
             hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
             collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
 
     def _labels_and_faults(
         self, window: Window, shape: tuple[int, ...] | None
     ) -> tuple[Any, dict[int, str]]:
-        """Return labels (n,) of a window's rows, and why rows are unusable."""
+        """Return the labels (n,) of a window's rows, and why rows are rejected."""
         count, kind = len(window.values), self.task.label_type
         faults = window.faults_for(shape)
         if kind is None:
@@ -91,7 +91,7 @@ class SampleSplit(SplitPlan):
         )
 
     def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
-        """Return record batches of `rows` (n,) of a window."""
+        """Return the record batches to store for `rows` (n,) of a window."""
         columns = {}
         if self.task.label_type is not None:
             columns["labels"] = self.task.encode_labels(labels)
@@ -103,7 +103,7 @@ class SampleSplit(SplitPlan):
         return with_files(pa.record_batch(columns), files, window.values.shape)
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """Select rows without Arrow's filter, which processes each value singly."""
+        """Select rows with NumPy, because Arrow's filter handles values one by one."""
         if INPUTS not in batch.schema.names:
             return super()._chosen(batch, mask)
         values = values_in(batch.column(INPUTS))[mask]
@@ -114,7 +114,7 @@ class SampleSplit(SplitPlan):
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """Counts by split, reason and label."""
+        """The report, with row counts by split, rejection reason and label."""
         facts, codes = self.facts, self.codes
         each = {
             name: Counter(facts.labels[codes == code].tolist())
@@ -133,7 +133,7 @@ class SampleSplit(SplitPlan):
 
 
 class _Values:
-    """Shape and range of the samples, updated with each window."""
+    """Tracks the shape and range of the samples, window by window."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] | None = None
@@ -142,14 +142,14 @@ class _Values:
         self._high: Any = -np.inf
 
     def shape_with(self, window: Window) -> tuple[int, ...] | None:
-        """Shape of a sample, from the first window with a readable sample. None: no
-        sample has been read yet."""
+        """Return the shape of a sample, set by the first window with a readable sample,
+        or None if no sample has been read yet."""
         if self.shape is None and len(window.faults) < len(window.values):
             self.shape = window.values.shape[1:]
         return self.shape
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Add samples (n, ...) without an error."""
+        """Update the range with n usable samples (n, ...)."""
         self._dtypes.add(values.dtype)
         if values.dtype == np.float64:
             self._low = np.minimum(self._low, values.min(0))
@@ -157,9 +157,9 @@ class _Values:
 
     @property
     def dtype(self) -> Any:
-        """Bytes if all files have bytes; fp64 if fp32 would make different values
-        equal, for example Unix times: if the fp32 step at the largest value is not
-        small compared with the range of the values; else fp32."""
+        """The dtype of the stored samples: uint8 if all files have this dtype, float64
+        if float32 is too coarse (as for Unix times, where its step at the largest value
+        is not small compared with the range of the values), otherwise float32."""
         spread = np.maximum(self._high - self._low, 0)
         largest = np.maximum(np.abs(self._high), np.abs(self._low))
         step = np.finfo(np.float32).eps * np.where(spread > 0, largest, 0)
@@ -170,12 +170,12 @@ class _Values:
 
     @property
     def have_final_dtype(self) -> bool:
-        """True if all samples were hashed as numbers of the final type."""
+        """Whether all samples were hashed with the final dtype."""
         return {stored_as(found) for found in self._dtypes} <= {self.dtype}
 
 
 def stored_as(dtype: Any) -> Any:
-    """Type of the stored numbers of a file if fp32 can represent them."""
+    """Return the dtype for storing numbers of `dtype`, if float32 is precise enough."""
     return dtype if dtype == np.uint8 else np.dtype(np.float32)
 
 
@@ -186,8 +186,8 @@ def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
 
 
 def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
-    """Return labels (n,) as an array of the type `kind`, and their errors, with the
-    rules for texts."""
+    """Return labels (n,) as an Arrow array of type `kind`, and their faults. The rules
+    are the same as for labels of texts."""
     labels, kinds = column_of_mixed([_plain(label) for label in given])
     batch = RawBatch("", np.arange(len(labels)), {LABEL: labels}, {LABEL: kinds})
     faults = Faults()
@@ -195,20 +195,21 @@ def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
 
 
 def _plain(label: Any) -> Any:
-    """Convert HDF5's bytes to text, and remove spaces around names."""
+    """Decode bytes, as HDF5 stores them, and strip white space around names."""
     if isinstance(label, bytes):
         label = label.decode(errors="replace")
     return str(label).strip() if isinstance(label, (str, bool)) else label
 
 
 def label_names_of(source: ArraySource, task: Task) -> list[str]:
-    """Distinct names, sorted; by value if all are numbers. Empty for numbers."""
+    """Return the distinct label names, sorted, in numeric order if all are integers. If
+    labels are not names, return an empty list."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
     labels, faults = _read_labels(list(source.labels()), task.label_type)
     good = np.setdiff1d(np.arange(len(labels)), list(faults.reasons))
     names = pc.unique(labels.take(pa.array(good))).to_pylist()
     try:
-        return sorted(names, key=lambda name: (int(name), name))  # 01 differs from 1
+        return sorted(names, key=lambda name: (int(name), name))  # 01 and 1 differ
     except ValueError:
         return sorted(names)

@@ -1,4 +1,4 @@
-"""Interface of all sources of raw samples."""
+"""The interface of sources of raw samples, and code that they share."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ from flatout.engine.machine.environment import usable_cores
 logger = logging.getLogger(__name__)
 
 WINDOW_ROWS = 8_192
-"""Maximum number of rows that are read and checked at a time."""
+"""Maximum number of rows to read and validate at a time."""
 WINDOW_BYTES = 2**26
-"""Maximum total size of these rows."""
+"""Maximum total size of these rows in bytes."""
 
 
 NO_VALUES = "a sample without values"
 
 
 class ArraysError(ValueError):
-    """Raw samples that cannot be used; the message names them and the remedy."""
+    """Raised if raw samples cannot be used. The message names them and a fix."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive rows of a file."""
+    """A window of n consecutive rows of a source."""
 
     source: str
     first_row: int
     values: npt.NDArray[Any]
-    """(n, ...); any value for rows with an error."""
+    """The samples (n, ...). Rows with a fault may have any values."""
     labels: Sequence[Any] | None
-    """(n,) in the form of the file."""
+    """The labels (n,) as read from the file."""
     faults: Mapping[int, str] = field(default_factory=dict)
-    """Row of the window -> why it cannot be used."""
+    """Reasons why rows cannot be used, by their index in the window."""
     names: Sequence[str] | None = None
-    """(n,) file names of rows that are separate files."""
+    """File names (n,) if each row is a separate file."""
     files: Sequence[Path] | None = None
-    """(n,) files whose bytes rows store instead of `values`."""
+    """Files (n,) whose bytes are stored instead of `values`."""
 
     def faults_for(self, shape: tuple[int, ...] | None) -> dict[int, str]:
-        """Row -> why it is not a sample of `shape`; None: not known yet."""
+        """Return, by row, why rows are not valid samples of `shape`. If `shape` is None
+        because it is not known yet, any shape is valid."""
         found, values = dict(self.faults), self.values
         if shape is not None and values.shape[1:] != shape:
             other = f"of shape {values.shape[1:]}, others are of {shape}"
@@ -58,7 +59,7 @@ class Window:
         if not values[:1].size:
             return {row: found.get(row, NO_VALUES) for row in range(len(values))}
         if values.dtype.kind == "f":
-            with np.errstate(over="ignore"):  # values beyond fp32 become infinite
+            with np.errstate(over="ignore"):  # Values beyond float32 become infinite.
                 flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
             for row in np.flatnonzero(~np.isfinite(flat).all(1)).tolist():
                 why = "NaN" if np.isnan(flat[row]).any() else "an infinite value"
@@ -66,28 +67,28 @@ class Window:
         return found
 
     def place(self, row: int) -> tuple[str, int]:
-        """File of a row of the window, and its number there."""
+        """Return the file of a row of the window, and the row's number in the file."""
         if self.names is not None:
             return self.names[row], 0
         return self.source, self.first_row + row
 
     def name(self, row: int) -> str:
-        """Name of a row in reports."""
+        """Return the name of a row of the window, used in reports."""
         source, number = self.place(row)
         return source if self.names else f"{source}:{number}"
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files below `root`."""
+    """A list of files below the folder `root`."""
 
     root: Path
     paths: Sequence[Path]
 
     @cached_property
     def state(self) -> str:
-        """Hash of name, size, both times and inode of each file. It changes if a file
-        is replaced, even by one of the same size and modification time."""
+        """Hash of the name, size, mtime, ctime and inode of each file. It changes if a
+        file is replaced, even by a file of the same size and modification time."""
         stats = ((name_in(self.root, file), file.stat()) for file in self.paths)
         facts = [
             (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
@@ -97,7 +98,7 @@ class Files:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the name and the bytes of each file."""
+        """Hash of the name and the contents of each file."""
         names = [name_in(self.root, file) for file in self.paths]
         with ThreadPoolExecutor(usable_cores()) as pool:
             digests = list(pool.map(_bytes_digest, self.paths))
@@ -105,7 +106,8 @@ class Files:
 
 
 def _bytes_digest(file: Path) -> str:
-    """Hash of a file; the error text if it cannot be read: its row is rejected."""
+    """Return the hash of a file. If it cannot be read, its row will be rejected, and
+    the error message is returned instead."""
     try:
         return file_hash(file)
     except OSError as error:
@@ -114,13 +116,13 @@ def _bytes_digest(file: Path) -> str:
 
 @dataclass(frozen=True)
 class FilesKey(ContentKey):
-    """Key of a result that was also made from `files`. Their bytes are not read if
+    """Key of a result that also depends on `files`. Their contents are not read if
     their sizes, times and inodes are unchanged."""
 
     files: Files
 
     def stored(self) -> dict[str, Any]:
-        """See ContentKey.stored; reads the bytes of the files."""
+        """See ContentKey.stored. Reads the contents of the files."""
         return {**self.fields, FILES: self.files.digest, STATE: self.files.state}
 
     def describes(self, stored: ContentKey) -> bool:
@@ -131,32 +133,32 @@ class FilesKey(ContentKey):
 
 
 class ArraySource(Protocol):
-    """Raw samples, read again at each pass."""
+    """A source of raw samples. Each method reads the files again."""
 
     kind: ClassVar[str]
-    """Value of `train.rows`."""
+    """The value of `train.rows` for these samples."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Parameters that determine how rows are read, by their path."""
+        """The parameters that determine how rows are read, by their path."""
 
     @property
     def files(self) -> Files:
-        """All files that are read."""
+        """All files that the source reads."""
 
     def facts(self) -> dict[str, Any]:
-        """Facts for the report, after all rows were read."""
+        """Return entries for the report, once all rows have been read."""
 
     def labels(self) -> Iterator[Any]:
-        """Labels of all rows, without reading the samples; empty without labels."""
+        """Yield the labels of all rows, if any, without reading the samples."""
 
     def windows(self) -> Iterator[Window]:
-        """All rows, in order. Raises ArraysError."""
+        """Yield all rows, in order. Raises ArraysError if they cannot be read."""
 
 
 def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
-    """Return the file, or files with these endings anywhere in a folder, by name.
-    Raises ArraysError."""
+    """Return `path` if it is a file, or all files below it with one of the `endings`,
+    sorted. Raises ArraysError if there are none."""
     if path.is_file():
         return [path]
     kinds = f"of a known kind ({', '.join(endings)})"
@@ -169,9 +171,9 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
 
 
 def files_below(path: Path) -> Iterator[Path]:
-    """Files anywhere in a folder, including linked folders; without hidden files and
-    hidden folders, which contain thumbnails and checkpoints of notebooks. Raises
-    ArraysError."""
+    """Yield all files below a folder, following links to folders. Hidden files and
+    folders are skipped because they contain thumbnails or checkpoints of notebooks.
+    Raises ArraysError if a folder cannot be read."""
     seen = set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
         place = Path(folder).resolve()
@@ -182,7 +184,7 @@ def files_below(path: Path) -> Iterator[Path]:
         seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from filter(Path.is_file, files)  # a link may be broken
+        yield from filter(Path.is_file, files)  # Skips broken links.
 
 
 def _raise(error: OSError) -> None:
@@ -190,20 +192,20 @@ def _raise(error: OSError) -> None:
 
 
 def name_in(path: Path, file: Path) -> str:
-    """Name of a file in messages."""
+    """Return the name of a file below `path`, used in messages."""
     return file.name if path == file else file.relative_to(path).as_posix()
 
 
 def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Bounds of the windows of `total` rows of `row_bytes`."""
+    """Yield the start and stop of windows of `total` rows of `row_bytes` each."""
     size = max(1, min(WINDOW_ROWS, WINDOW_BYTES // max(1, row_bytes)))
     for start in range(0, total, size):
         yield start, min(start + size, total)
 
 
 def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """uint8 unchanged, other numbers as float32 if it represents them all, else
-    float64; None if the values are not numbers."""
+    """Convert numbers to float32, or to float64 if their dtype does not fit into
+    float32. uint8 is unchanged. Return None if the values are not numbers."""
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind not in "biuf":

@@ -1,4 +1,4 @@
-"""Tables of numbers: Parquet, and CSV in usual export formats."""
+"""Read tables of numbers from Parquet and CSV files in common export formats."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HEAD_BYTES = 64 << 10
 
 
 def table(file: Path) -> TextFiles:
-    """Return a reader that uses the most frequent delimiter of a CSV's header."""
+    """Return a reader of a table. For CSV, the delimiter is guessed from the header."""
     with file.open("rb") as opened:
         head = opened.readline(HEAD_BYTES).decode(errors="replace")
     return TextFiles(file, Format(delimiter=max(DELIMITERS, key=head.count)))
 
 
 def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Return (n, ...) from one column of lists, or one column per number; and errors by
-    row. Raises ArraysError."""
+    """Return samples (n, ...) from a column of lists, or from one column per number,
+    and error messages by row. Raises ArraysError if the columns cannot be used."""
     if broken := batch.broken:
         raise ArraysError(
             f"{file} cannot be read: row {broken[0].row} has {broken[0].reason}"
@@ -51,8 +51,8 @@ def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, st
 
 
 def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
-    """Return a column (n,) as numbers, and the mask of those that are missing. Raises
-    ArraysError if most values at the start are not numbers."""
+    """Return a column as numbers (n,), and a mask (n,) of missing or invalid values.
+    Raises ArraysError if at least half of the first batch are not numbers."""
     column = batch.columns[name]
     if is_text(column.type):
         numbers = read_number(batch, name, Faults()).to_numpy()
@@ -72,7 +72,8 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Lists of any depth; rows with another shape than most have an error."""
+    """Return samples from a column of lists of any depth, and error messages of rows
+    whose shape is not the most common one."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = Counter(row.shape for row in rows if row is not None)
     shape = shapes.most_common(1)[0][0] if shapes else (0,)
@@ -93,7 +94,7 @@ def _array(value: Any) -> npt.NDArray[Any] | None:
         return None
     try:
         found = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):  # ragged, or contains text
+    except (TypeError, ValueError):  # The list is ragged or contains text.
         return None
     return as_numbers(found)
 

@@ -207,8 +207,8 @@ class ChatEncoder:
         return found["input_ids"], found["assistant_masks"]
 
     def _check_end(self, ids: list[int], mask: list[int], row: int) -> None:
-        """Raise TokensError if no end token is a target: generation would never
-        stop."""
+        """Raise TokensError if no end token is a target, because generation would never
+        stop (trl#5988)."""
         last = int(np.flatnonzero(mask)[-1]) if any(mask) else -1
         # A line break may follow the token that ends a message.
         end = {ids[n] for n in range(max(0, last - 2), last + 1) if mask[n]}
