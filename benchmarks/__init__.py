@@ -1,1 +1,1 @@
-"""Scripts that repeat the published comparisons from a checkout."""
+"""Scripts that reproduce the published comparisons. They need a checkout."""

@@ -1,9 +1,9 @@
-"""LoRA on Qwen3-0.6B's shape, compared with peft and transformers' Trainer.
+"""LoRA on a model of Qwen3-0.6B's shape, compared with peft and transformers' Trainer.
 
     python -m benchmarks.adapters
     python -m benchmarks.adapters --small --turns 1
 
-The base has random weights. All sides adapt all linear layers of the blocks.
+The base model has random weights. All programs adapt all linear layers of the blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHAPES = {
     "96 tokens, batch 256": replace(
         language_models.SHAPES["96 tokens, batch 256"],
         micro_batch=128,
-        token_budget=12_288,  # as many tokens as 128 rows have
+        token_budget=12_288,  # as many tokens as in 128 rows
     )
 }
 
@@ -47,7 +47,7 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 
 def adapted(shape: Shape) -> Any:
-    """The model with peft's adapter; the base in bf16 on a GPU, as is usual."""
+    """Return the model with peft's adapter. On a GPU, the base is in bf16 as usual."""
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
 
@@ -68,7 +68,7 @@ def trainer(given: argparse.Namespace) -> Figures:
 
 
 def trainer_flattened(given: argparse.Namespace) -> Figures:
-    """Without padding, and with Liger's kernels if liger-kernel is installed."""
+    """Train without padding, and with Liger's kernels if liger-kernel is installed."""
     from transformers import DataCollatorWithFlattening
 
     shape, liger = shape_of(given), find_spec("liger_kernel") is not None

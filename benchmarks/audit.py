@@ -1,10 +1,10 @@
-"""`train.audit` on wrong labels that are known, compared with cleanlab's ranking.
+"""Ranking of wrong labels by `train.audit`, compared with cleanlab's ranking.
 
     python -m benchmarks.audit trec.csv --model FOLDER --epochs 4 --learning-rate 1e-4
 
-The CSV file has the columns text and label. Some labels are replaced by another one at
-random. The audit ranks the rows of one training; cleanlab ranks them by probabilities
-of the same model for rows that it has not seen, from one training per fold.
+The CSV file has the columns text and label. Some labels are replaced by random wrong
+ones. The audit ranks the rows of one training run. cleanlab ranks them by the
+predictions of the same model for unseen rows, which takes one training run per fold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FEW = 200
-"""Rows of the validation and test splits, which decide nothing here."""
+"""Rows in the validation and test splits, which do not influence the result."""
 
 
 def parsed() -> argparse.Namespace:
@@ -43,7 +43,7 @@ def parsed() -> argparse.Namespace:
 
 
 def flipped(labels: Any, classes: int, given: argparse.Namespace) -> Any:
-    """Labels (N,), a share of them replaced by another class."""
+    """Return the labels (N,), some of which are replaced by other classes."""
     chance = np.random.default_rng(given.seed)
     rows = chance.choice(len(labels), int(given.wrong * len(labels)), replace=False)
     found = labels.copy()
@@ -94,14 +94,14 @@ def trained(job: Any) -> Any:
 
 
 def audited(job: Any, count: int) -> Any:
-    """The `count` most suspect rows."""
+    """Return the `count` most suspect rows according to `train.audit`."""
     trained(job)
     path = job.metrics_file.with_name("suspect_rows.parquet")
     return pq.read_table(path).column("row").to_numpy()[:count]
 
 
 def by_cleanlab(table: pa.Table, count: int, make: Any, folds: int) -> Any:
-    """The `count` rows of the lowest self-confidence, cleanlab's default ranking."""
+    """Return the `count` rows that cleanlab's default score ranks as most suspect."""
     from cleanlab.rank import get_label_quality_scores
 
     labels = table.column("labels").to_numpy()

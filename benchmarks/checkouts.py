@@ -1,9 +1,9 @@
-"""Training rates of this checkout and of another one, by turns.
+"""Training throughput of this checkout, compared with another checkout.
 
     python -m benchmarks.checkouts --against ../before
     python -m benchmarks.checkouts --against ../before --small --turns 1
 
-Both sides run the scripts of this checkout, with the engine of their own.
+Both run the scripts of this checkout, but each uses its own engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCES = {
     **dict.fromkeys(images.MODELS, images.flatout),
     **dict.fromkeys(lstms.SCRIPT.cases, lstms.flatout),
 }
-"""By case: the side whose rate is compared."""
+"""The program whose throughput is compared in each case."""
 
 
 def rate(given: argparse.Namespace) -> Figures:

@@ -1,11 +1,12 @@
-"""Seconds from the command to the saved model, beside a Trainer script of the same job.
+"""Time from the command to the saved model, compared with a Trainer script.
 
     python -m benchmarks.commands
     python -m benchmarks.commands --small --turns 1
 
-About 13,000 short texts, batch 32, 5 epochs, a checkpoint of 6 layers of 384 whose
-weights are drawn. Cold: only texts and checkpoint are there. Warm: a first command
-has left its tokens and its compiled code, and the seed is another one.
+The job trains on about 13,000 short texts for 5 epochs at batch size 32. The checkpoint
+has 6 layers of width 384 and random weights. In the cold case only the texts and the
+checkpoint exist. In the warm case an earlier command with another seed has left its
+tokens and compiled code.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ WORDS, CLASSES, LENGTH = 4_000, 10, 128
 
 
 def write_texts(file: Path, rows: int) -> None:
-    """Texts of about 20 words; some of these words belong to the class."""
+    """Write texts of about 20 words, some of which are typical of the text's class."""
     chance = np.random.default_rng(0)
     words = [f"word{number}" for number in range(WORDS)]
     with file.open("w", newline="", encoding="utf-8") as target:
@@ -72,7 +73,7 @@ def prepared(folder: Path, *, small: bool) -> None:
 
 
 def _flatout(folder: Path, given: argparse.Namespace) -> Any:
-    """The command, as a function of the seed; its report's figures."""
+    """Return a function that runs the command with a given seed and returns metrics."""
     parameters = {
         "model": {"name_or_path": str(folder / "checkpoint")},
         "tokenize": {"max_length": LENGTH},
@@ -120,7 +121,7 @@ def _script(flags: dict[str, Any], folder: Path, given: argparse.Namespace) -> A
 
 
 def side(make: Any, given: argparse.Namespace) -> Figures:
-    """Cold, or the second of two commands."""
+    """Measure a cold command, or the second of two commands."""
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
         prepared(folder, small=given.small)

@@ -1,13 +1,14 @@
-"""Embeddings and rerankers, compared with the trainers of sentence-transformers.
+"""Embedding models and rerankers, compared with sentence-transformers.
 
     python -m benchmarks.embeddings
     python -m benchmarks.embeddings --small --turns 1
 
-Both train the same loss on the same pairs: a question of about 24 tokens and a passage
-of about 92. The negatives are all other passages of the global batch. The trainer of
-sentence-transformers tokenizes in its loader's processes, as it always does. It has the
-rows in random order and the whole global batch as one batch, because smaller batches
-have fewer negatives. A reranker reads a question and a passage as one row.
+Both train with the same loss on the same pairs: a question of about 24 tokens and a
+passage of about 92. The negatives are all other passages in the global batch. The
+trainer of sentence-transformers tokenizes in its loader's worker processes, as it
+always does. It trains on rows in random order, and on the global batch as a whole,
+because smaller batches have fewer negatives. A reranker reads a question and a passage
+as one row.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SHAPES = {
 }
 TEMPERATURE = 0.05
 FLAGS = {"torch_compile": IS_CUDA, "dataloader_num_workers": 8 if IS_CUDA else 0}
-"""Further flags of sentence-transformers, whose loader tokenizes."""
+"""Additional flags of sentence-transformers, whose loader tokenizes."""
 QUESTION_TOKENS, LONGEST_QUESTION = 24, 64
 
 
@@ -54,7 +55,7 @@ def shape_of(given: argparse.Namespace) -> Shape:
 
 
 def pair_table(shape: Shape) -> pa.Table:
-    """Pairs as flatout's rows: both texts' tokens, and the length of each."""
+    """Return pairs in flatout's format: the tokens and the lengths of both texts."""
     short = replace(shape, mean_tokens=QUESTION_TOKENS, longest=LONGEST_QUESTION)
     sides = [
         training.token_table(one, labels=False)["input_ids"].to_pylist()
@@ -76,7 +77,7 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 
 def text_pairs(shape: Shape) -> Any:
-    """The same pairs as texts: a word is a token's number."""
+    """Return the same pairs as texts, in which each word is the number of a token."""
     from datasets import Dataset
 
     words = np.array([f"w{number}" for number in range(shape.vocabulary)])
@@ -90,7 +91,7 @@ def text_pairs(shape: Shape) -> Any:
 
 
 def save_model(shape: Shape, folder: Path, auto: Any, **config: Any) -> None:
-    """A model with random weights, and a tokenizer that knows the words."""
+    """Save a model with random weights, and a tokenizer that knows these words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -110,7 +111,7 @@ def save_model(shape: Shape, folder: Path, auto: Any, **config: Any) -> None:
 
 
 def clock(watch: Stopwatch) -> Any:
-    """A callback that stops the training when the stopwatch has its windows."""
+    """Return a callback that stops training after the last window of the stopwatch."""
     import transformers
 
     class Clock(transformers.TrainerCallback):
@@ -143,12 +144,12 @@ def peer(given: argparse.Namespace) -> Figures:
 
 
 def passages_of(shape: Shape) -> Shape:
-    """The passages of rows that also contain a question."""
+    """Return the shape of passages in rows that also contain a question."""
     return replace(shape, longest=shape.longest - LONGEST_QUESTION)
 
 
 def rank_table(shape: Shape) -> pa.Table:
-    """Question and passage as one row, its score and the number of its question."""
+    """Return rows of question and passage, with a score and the question's number."""
     pairs = pair_table(passages_of(shape))
     chance = np.random.default_rng(0)
     labels = np.stack([chance.integers(0, 2, len(pairs)), np.arange(len(pairs)) // 4])

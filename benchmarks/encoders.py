@@ -1,10 +1,11 @@
-"""BERT-base, rows of 92 tokens: flatout, the Trainer, a packed and compiled loop.
+"""BERT-base on rows of 92 tokens: flatout, the Trainer, and a packed, compiled loop.
 
     python -m benchmarks.encoders
     python -m benchmarks.encoders --small --turns 1
 
-The Trainer has its rows in random order, or balances them (`batch_rebalance`), which
-keeps the order random between steps. It sorts no rows: that is faster and learns less.
+The Trainer reads its rows in random order, or balances batches with `batch_rebalance`,
+which keeps the order of steps random. It does not sort rows by length, because that is
+faster but learns less.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MODERNBERT_ROWS = "ModernBERT-base's shape, 1,200 tokens, batch 32"
 SHAPES = {
     "batch 16": Shape(BERT, 16, steps=200, warm_steps=100),
     "batch 256": Shape(BERT, 256, steps=40),
-    # In one piece the Trainer runs out of 80 GB.
+    # With a larger micro-batch, the Trainer runs out of memory on an 80 GB GPU.
     "batch 704": Shape(BERT, 704, token_budget=65_536, micro_batch=352),
     MODERNBERT_ROWS: Shape(
         MODERNBERT, 32, 1_200, 2_048, token_budget=65_536, steps=10, warm_steps=12
@@ -100,7 +101,7 @@ SIDES = {
     "Trainer, batch_rebalance, compiled": trainer_compiled,
 }
 MODERNBERT_SIDES = {name: SIDES[name] for name in SIDES if "loop" not in name}
-"""The loop knows BERT's pooler, which ModernBERT does not have."""
+"""Without the loop, which needs BERT's pooler; ModernBERT does not have one."""
 SCRIPT = Script(
     "benchmarks.encoders",
     "BERT-base compared with the Trainer and a packed loop",

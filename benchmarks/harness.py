@@ -1,9 +1,11 @@
-"""The harness of all scripts: sides by turns, each in a process of its own.
+"""Harness of all scripts. It runs the compared programs in turns, each in a new
+process.
 
-A script names its cases and the sides of each case, and calls `main`. A side is a
-function that returns figures by name. The order of the sides is turned round from turn
-to turn, so that a machine that becomes slower favours none. The result is a table in
-Markdown, and a JSON file with every run, the hardware, the versions and the commit.
+A script defines cases and the programs ("sides") of each case, and calls `main`. A side
+is a function that returns metrics by name. The order of the sides is reversed in every
+other turn, so that a machine that slows down does not favour one of them. The result is
+a table in Markdown, and a JSON file with all runs, the hardware, the versions and the
+commit.
 """
 
 from __future__ import annotations
@@ -24,27 +26,27 @@ from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
 MARK = "FIGURES "
-"""Begins the line with which a side's process tells its figures."""
+"""Start of the line in which the process of a side prints its metrics."""
 Figures = dict[str, Any]
 Side = Callable[[argparse.Namespace], Figures]
 Cases = Mapping[str, Mapping[str, Side]]
-"""By case: the sides by name. Ratios are those of the first side to each other one."""
+"""The sides of each case by name. Ratios are those of the first side to the others."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a script measures."""
+    """Description of what a script measures."""
 
     module: str
-    """As `python -m` accepts it."""
+    """Name of the module for `python -m`."""
     description: str
     cases: Cases
     figure: str = "samples_per_s"
-    """The figure that is compared; each side returns it."""
+    """The metric that is compared. Each side returns it."""
     checkouts: Mapping[str, str] = field(default_factory=dict)
-    """By side: an argument that names the checkout whose code it imports."""
+    """The argument that names the checkout whose code a side imports, by side."""
     small_cases: tuple[str, ...] = ()
-    """Cases of `--small`; all of them if empty."""
+    """Cases that are run with `--small`; all cases if empty."""
 
 
 def parser_of(script: Script) -> argparse.ArgumentParser:
@@ -61,8 +63,8 @@ def parser_of(script: Script) -> argparse.ArgumentParser:
 
 
 def main(script: Script, parser: argparse.ArgumentParser | None = None) -> int:
-    """Run a side if the command names one, else all of them by turns; the exit status
-    is 1 if a side failed."""
+    """Run a single side if the command names one, or else all sides in turns. Return
+    the exit code, which is 1 if a side failed."""
     given = (parser or parser_of(script)).parse_args()
     if given.side:
         given.case, name = given.side
@@ -81,7 +83,7 @@ def main(script: Script, parser: argparse.ArgumentParser | None = None) -> int:
 def _by_turns(
     script: Script, case: str, given: argparse.Namespace
 ) -> dict[str, list[Figures]]:
-    """By side: the figures of each run. A side that failed is not run again."""
+    """Return the metrics of each run, by side. A side that failed is not run again."""
     names = [name for name in script.cases[case] if name not in given.without]
     found: dict[str, list[Figures]] = {name: [] for name in names}
     for turn in range(given.turns):
@@ -98,8 +100,8 @@ def _by_turns(
 
 
 def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figures:
-    """One side in a fresh process, with the code of `checkout` and the variables of
-    threads that a training of flatout has: they make a step on shared cores quicker."""
+    """Run a side in a new process with the code of `checkout`. It has the thread
+    settings of a training run of flatout, which speed up steps on shared cores."""
     from flatout.engine.machine.environment import training_environment
     from flatout.engine.parameters import RuntimeSettings
 
@@ -131,7 +133,7 @@ def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figure
 
 
 def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
-    """A line a side: medians, lowest and highest run, ratio by turns."""
+    """Return a table with the median, range and ratio of each side."""
     lines = [
         f"{case}:",
         "",
@@ -154,7 +156,7 @@ def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
 
 
 def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> str:
-    """Of each turn, so that what slows a whole turn falls out."""
+    """Return the median of the ratios by turn, in which slow turns cancel out."""
     if runs is first or any("error" in run for run in first):
         return ""
     ratios = [a[figure] / b[figure] for a, b in zip(first, runs, strict=False)]
@@ -162,7 +164,7 @@ def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> st
 
 
 def _more(runs: Sequence[Figures], figure: str) -> str:
-    """Medians of the other numbers that each run has."""
+    """Return the medians of all other numbers that the runs returned."""
     hidden = {figure, "process_s"}
     names = [n for n, v in runs[0].items() if isinstance(v, (int, float))]
     return ", ".join(
@@ -173,7 +175,7 @@ def _more(runs: Sequence[Figures], figure: str) -> str:
 
 
 def conditions() -> dict[str, Any]:
-    """Hardware, versions and commit."""
+    """Return the date, the commit, the hardware and the versions."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(PROJECT),

@@ -1,10 +1,10 @@
-"""ViT-S/16 and ResNet-50: flatout beside a plain compiled loop.
+"""ViT-S/16 and ResNet-50, compared with a plain compiled loop.
 
     python -m benchmarks.images
     python -m benchmarks.images --small --turns 1
 
-flatout reads decoded images, crops, mirrors and standardises them. The loop does none
-of it: its pixels lie on the device.
+flatout reads decoded images, and crops, flips and normalises them. The plain loop does
+none of this, because its images are already on the device.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Job:
-    """Images of a training."""
+    """Images and settings of a training run."""
 
     config: dict[str, Any]
     images: int = 6_400
     size: int = 224
-    """Height and width, pixels."""
+    """Height and width in pixels."""
     batch: int = 512
     steps: int = 600
 
@@ -72,7 +72,7 @@ def job_of(given: argparse.Namespace) -> Job:
 
 
 def write_images(folder: Path, job: Job) -> None:
-    """JPEG files of noise, a folder a class."""
+    """Write JPEG files of noise, with one folder per class."""
     from PIL import Image
 
     chance = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def write_images(folder: Path, job: Job) -> None:
 
 
 def flatout(given: argparse.Namespace) -> Figures:
-    """Images/s by the report of `kedro run`: over wall time behind the warm-up."""
+    """Return images/s from the report of `kedro run`: wall time without the warm-up."""
     job = job_of(given)
     parameters = {
         "images": {"size": job.size, "channels": 3},
@@ -118,7 +118,7 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 
 def plain(given: argparse.Namespace) -> Figures:
-    """A loop as one writes it by hand, its images on the device."""
+    """Train with a typical hand-written loop, whose images are on the device."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     job = job_of(given)

@@ -1,9 +1,10 @@
-"""Qwen3-0.6B's shape from random weights: flatout, the Trainer, a packed loop.
+"""Qwen3-0.6B's shape with random weights: flatout, the Trainer, and a packed loop.
 
     python -m benchmarks.language_models
     python -m benchmarks.language_models --small --turns 1
 
-The flattened Trainer has no padding, and Liger's kernels if liger-kernel is installed.
+The flattened Trainer has no padding, and uses Liger's kernels if liger-kernel is
+installed.
 """
 
 from __future__ import annotations

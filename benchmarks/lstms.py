@@ -3,8 +3,8 @@
     python -m benchmarks.lstms
     python -m benchmarks.lstms --small --turns 1
 
-Each side is compared with the loop that public implementations have: `nn.LSTM`, a
-DataLoader, Adam. Sessions and words are drawn; rates do not ask for their values.
+Each is compared with a loop as in public implementations: `nn.LSTM`, a DataLoader and
+Adam. Sessions and words are random, because throughput does not depend on their values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.harness import Figures, Script, main
 from benchmarks.training import DEVICE, FIRST_ID, IS_CUDA, Shape, Stopwatch
 
 WINDOW = 10
-"""Keys that a prediction of DeepLog looks back on."""
+"""Number of preceding keys from which DeepLog predicts the next one."""
 KEYS = 29
 DEEPLOG = Shape(
     {
@@ -39,7 +39,7 @@ DEEPLOG = Shape(
     warm_steps=20,
 )
 DEEPLOG_BATCH = 2_048
-"""Windows of a step of the plain loop, as in public implementations."""
+"""Number of windows per step in the plain loop, as in public implementations."""
 BILM = Shape(
     {
         "model_type": "bilm",
@@ -71,7 +71,7 @@ def shape_of(given: argparse.Namespace) -> Shape:
 
 
 def _tokens(shape: Shape, found: Figures, each: float) -> Figures:
-    """With tokens/s in place of samples/s; `each`: tokens of a sample."""
+    """Convert samples/s to tokens/s. `each` is the number of tokens per sample."""
     rate = found.pop("samples_per_s") * each
     return {"tokens_per_s": rate, **found}
 
@@ -83,13 +83,13 @@ def flatout(given: argparse.Namespace) -> Figures:
     task = "next-key" if causal else "bidirectional-lm"
     mean = len(table["input_ids"].combine_chunks().values) / len(table)
     train = {"weight_decay": 0.0, "learning_rate": 5e-3, "compile": False}
-    # The first key of a session is predicted by none.
+    # The first key of a session is not predicted.
     return _tokens(shape, training.flatout(shape, task, table, **train), mean - 1)
 
 
 @dataclass
 class WindowModel:
-    """DeepLog as public implementations write it: a key is one number."""
+    """DeepLog as in public implementations, in which a key is a single number."""
 
     keys: int
 
@@ -107,7 +107,7 @@ class WindowModel:
 
 
 def deeplog_loop(given: argparse.Namespace) -> Figures:
-    """Keys/s of a loop over windows of 10 keys."""
+    """Return the keys/s of a plain loop over windows of 10 keys."""
     shape = shape_of(given)
     column = training.token_table(shape, labels=False)["input_ids"].combine_chunks()
     ids, bounds = column.values.to_numpy(), column.offsets.to_numpy()
@@ -137,7 +137,8 @@ def deeplog_loop(given: argparse.Namespace) -> Figures:
 
 
 class Bilm(nn.Module):
-    """(B, T) words -> logits (B, T, words) of the next one, and of the one before."""
+    """Bidirectional language model. For words (B, T), it returns two tensors of logits
+    (B, T, words): one for the next word, one for the previous word."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -157,7 +158,7 @@ class Bilm(nn.Module):
 
 
 def bilm_loop(given: argparse.Namespace) -> Figures:
-    """Tokens/s of a loop over blocks of words."""
+    """Return the tokens/s of a plain loop over blocks of words."""
     shape = shape_of(given)
     config, length = shape.config, shape.longest
     chance = torch.Generator().manual_seed(0)

@@ -1,7 +1,8 @@
-"""A packed and compiled training loop as one writes it by hand, in about 100 lines.
+"""A packed and compiled training loop as written by hand, in about 100 lines.
 
-Rows lie end to end in a buffer of a fixed size, so that nothing is padded but its end,
-and the compiled model sees one shape. It has no checkpoints, logs or evaluation.
+Rows are concatenated in a buffer of fixed size. Only the end of the buffer is padding,
+and the compiled model always sees the same shape. The loop has no checkpoints, logs or
+evaluation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.training import (
 
 
 class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
-    """Global batches in random order, each one buffer; its end are rows of padding."""
+    """Random global batches, each in one buffer that ends with rows of padding."""
 
     def __init__(self, shape: Shape, table: Any) -> None:
         self.shape = shape
@@ -39,7 +40,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         usual = shape.batch * lengths.mean() + 3 * shape.batch**0.5 * lengths.std()
         self.size = -(-min(most, int(usual)) // 64) * 64 + 64
         self.more = -(-self.size // shape.longest)
-        """Rows of padding, none longer than a real one: as many in each batch."""
+        """Number of padding rows in each batch. None is longer than a real row."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         info = torch.utils.data.get_worker_info()
@@ -48,7 +49,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
             rows = chance.integers(0, len(self.bounds) - 1, self.shape.batch)
             parts = [self.ids[self.bounds[r] : self.bounds[r + 1]] for r in rows]
             lengths = [len(part) for part in parts]
-            if sum(lengths) >= self.size:  # rare: three standard deviations
+            if sum(lengths) >= self.size:  # rare: beyond three standard deviations
                 continue
             used = sum(lengths)
             lengths += map(len, np.array_split(np.arange(self.size - used), self.more))
@@ -57,7 +58,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
             bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             places = np.arange(self.size) - np.repeat(bounds[:-1], lengths)
             batch = {"ids": ids, "bounds": bounds, "places": places}
-            if self.labels is None:  # what follows each token; nothing behind a row
+            if self.labels is None:  # the next token, except at the end of a row
                 following = np.roll(ids, -1)
                 following[bounds[1:] - 1] = -100
                 following[used:] = -100
@@ -68,7 +69,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
 
 
 def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
-    """Mean cross entropy: of rows by their first token, or of each next token."""
+    """Return the mean cross entropy of rows (by first token) or of next tokens."""
     given = {
         "input_ids": batch["ids"][None],
         "position_ids": batch["places"][None],
@@ -86,7 +87,7 @@ def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
 
 
 def packed_loop(shape: Shape, model: Any, table: Any) -> dict[str, Any]:
-    """The rate of the loop."""
+    """Return the throughput of the loop."""
     model.set_attn_implementation(register_packed_attention())
     model.to(DEVICE).train()
     torch.set_float32_matmul_precision("high")

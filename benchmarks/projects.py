@@ -1,4 +1,4 @@
-"""Whole commands of flatout in folders of their own, as a user types them."""
+"""Run whole flatout commands in separate folders, as a user would type them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import yaml
 import flatout
 
 CHECKOUT = Path(flatout.__file__).resolve().parents[2]
-"""The checkout whose code is imported: its configuration belongs to its code."""
+"""The checkout whose code is imported. Its configuration is used, too."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """The project's configuration with one environment of its own, `job`."""
+    """Copy of the project's configuration, with one additional environment, `job`."""
 
     folder: Path
 
@@ -35,8 +35,9 @@ class Project:
         parameters: Mapping[str, Any],
         catalog: Mapping[str, Any] | None = None,
     ) -> Project:
-        """`like`: an environment whose catalog `job` takes over; its parameters are
-        those given, and `catalog` its only entries."""
+        """Create the environment `job` with these parameters. If `like` names an
+        environment, its catalog is copied. If `catalog` is given, it replaces that
+        catalog."""
         ignored = shutil.ignore_patterns("local", "tuned", "best")
         shutil.copytree(CHECKOUT / "conf", folder / "conf", ignore=ignored)
         (folder / "conf" / "local").mkdir()
@@ -50,8 +51,8 @@ class Project:
         return cls(folder)
 
     def run(self, pipelines: str | None = None, **params: Any) -> float:
-        """`kedro run`; the seconds that it took, seen from outside. Raises
-        RuntimeError with the end of what a command that failed has printed."""
+        """Run `kedro run`, and return its duration in seconds, measured from outside.
+        If it fails, raise RuntimeError with the end of its output."""
         given = {"data_dir": self.folder / "data", **params}
         told = ",".join(f"{name}={value}" for name, value in given.items())
         command = [sys.executable, "-m", "kedro", "run", "--env=job"]
@@ -61,14 +62,15 @@ class Project:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Of the last training."""
+        """Report of the last training run."""
         file = self.folder / "data" / "08_reporting" / "train_report.json"
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
 
 def timed(command: list[str], folder: Path) -> float:
-    """Seconds of a command whose caches lie in `folder`. Raises RuntimeError."""
+    """Return the seconds that a command takes, with caches in `folder`. Raises
+    RuntimeError if the command fails."""
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
         "HF_DATASETS_CACHE": str(folder / "datasets"),

@@ -1,11 +1,11 @@
-"""Trainings on 1, 2, ... devices with the same number of rows per device.
+"""Throughput on 1, 2, ... devices with the same number of rows per device.
 
     python -m benchmarks.scaling --devices 1 2 4
     python -m benchmarks.scaling --small --turns 1
 
-Several devices run with DDP and with FSDP. Without a GPU, devices are processes that
-share the cores: their rates do not predict those of machines with one device per
-process.
+Several devices are measured with DDP and with FSDP. Without a GPU, devices are
+processes that share the cores, so their throughput does not predict that of machines
+with one device per process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SHAPES = {
     "BERT-base, 64 rows": Shape(BERT, 64, token_budget=65_536, steps=60),
     "Qwen3-0.6B's shape, 128 rows": Shape(QWEN3, 128, token_budget=32_768, steps=8),
 }
-"""Shapes with the rows of one device."""
+"""Shapes with the number of rows per device."""
 
 
 def flatout(devices: int, strategy: str, given: argparse.Namespace) -> Figures:
-    """Samples/s over all devices, from the report of a training."""
+    """Return samples/s over all devices, from the report of a training run."""
     from flatout.engine.launch.launch import run_job
 
     each = SHAPES[given.case]

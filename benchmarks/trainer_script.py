@@ -1,9 +1,9 @@
-"""A training with transformers' Trainer as people write it, from texts to the model.
+"""A typical training script with transformers' Trainer, from texts to the saved model.
 
     python -m benchmarks.trainer_script JOB.json
 
-Imports nothing of flatout, so that its seconds are the Trainer's alone. JOB has all
-that a script would have written into it.
+It imports nothing from flatout, so that only the Trainer's time is measured. JOB
+contains the settings that would normally be written into the script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main(job: dict[str, Any]) -> None:
-    """Train, evaluate, save; `result` has the accuracy and the number of samples."""
+    """Train, evaluate and save. The accuracy and number of samples go to `result`."""
     import torch
     import transformers
     from datasets import load_dataset
@@ -65,7 +65,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
-    """Of logits (N, C) and labels (N,)."""
+    """Return the accuracy of logits (N, C) and labels (N,)."""
     logits, labels = predicted
     return {"accuracy": float((logits.argmax(-1) == labels).mean())}
 

@@ -1,7 +1,7 @@
-"""What the sides of the scripts share: rows, a stopwatch, flatout, the Trainer.
+"""Code that the scripts share: rows, a stopwatch, and runs of flatout and the Trainer.
 
-Every side trains the same rows of random tokens for as many steps, under the same
-stopwatch, which stands outside of flatout and of the Trainer.
+All programs train on the same rows of random tokens for the same number of steps. They
+are measured with the same stopwatch, which is not part of flatout or the Trainer.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from torch import Tensor
 IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
 FIRST_ID, PAD = 5, 0
-"""Ids below FIRST_ID are special."""
+"""Ids below FIRST_ID are special tokens."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, its rows and its global batch."""
+    """A model, its rows and its global batch size."""
 
     config: dict[str, Any]
     batch: int
-    """Rows of an optimizer step."""
+    """Rows per optimizer step."""
     mean_tokens: float = 92
     longest: int = 320
     token_budget: int | str = "auto"
     steps: int = 20
-    """Optimizer steps of a window."""
+    """Optimizer steps per window."""
     warm_steps: int = 30
-    """Steps before the first window; compiled code of a Trainer needs many."""
+    """Steps before the first window. The Trainer needs many if it is compiled."""
     micro_batch: int | None = None
-    """Rows that a side without token budgets computes at a time; None: the batch."""
+    """Rows per micro-batch of programs without token budgets. None: the whole batch."""
 
     @property
     def vocabulary(self) -> int:
@@ -53,7 +53,7 @@ LABELS = 12
 
 @dataclass
 class Stopwatch:
-    """Samples/s of windows behind the warm-up."""
+    """Measures samples/s in windows after the warm-up."""
 
     shape: Shape
     marks: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Stopwatch:
     first_step_s: float = 0.0
 
     def step(self) -> bool:
-        """After every optimizer step; True if it was the last one."""
+        """Count an optimizer step, and return whether it was the last one."""
         self.steps += 1
         behind = self.steps - self.shape.warm_steps
         if self.steps == 1 or (behind >= 0 and behind % self.shape.steps == 0):
@@ -89,8 +89,8 @@ class Stopwatch:
 
 
 def token_table(shape: Shape, *, labels: bool) -> pa.Table:
-    """Rows of random tokens whose lengths are lognormal, as those of texts are; enough
-    for some windows."""
+    """Return rows of random tokens with lognormal lengths, like those of real texts.
+    There are enough rows for several windows."""
     chance = np.random.default_rng(2)
     count = max(2 * shape.steps, 40) * shape.batch
     draws = np.exp(0.7 * chance.standard_normal(count))
@@ -111,7 +111,7 @@ def flatout_job(
     train: Mapping[str, Any],
     model: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A training of flatout on these rows. `train` and `model`: further parameters."""
+    """Return a training job on these rows. `train` and `model` add parameters."""
     from flatout.engine.parameters import parse_settings
     from flatout.engine.rows.tokens import TokenRows
     from flatout.engine.rows.vocabulary import Vocabulary
@@ -152,7 +152,7 @@ def flatout(
     model: Mapping[str, Any] | None = None,
     **train: Any,
 ) -> dict[str, Any]:
-    """flatout's own loader, step and log points under the stopwatch."""
+    """Measure training with flatout's own loader, step and logging."""
     from flatout.engine.batches.loader import StepLoader
     from flatout.engine.benchmark.measuring.driver import Driver
     from flatout.engine.machine.environment import apply
@@ -180,7 +180,7 @@ def flatout(
 
 
 def best_flags(shape: Shape) -> dict[str, Any]:
-    """Flags of a Trainer, also of sentence-transformers', that are best for speed."""
+    """Return the fastest flags for the Trainer, also that of sentence-transformers."""
     micro = shape.micro_batch or shape.batch
     return {
         "per_device_train_batch_size": micro,
@@ -205,8 +205,8 @@ def best_flags(shape: Shape) -> dict[str, Any]:
 def trainer(
     shape: Shape, model: Any, table: pa.Table, collator: Any, **flags: Any
 ) -> dict[str, Any]:
-    """transformers' Trainer with the best flags for speed, and `flags`. Rows
-    come in random order if no flag says otherwise."""
+    """Measure transformers' Trainer with the fastest flags and `flags`. Rows are in
+    random order unless a flag changes this."""
     import transformers
     from datasets import Dataset
 
@@ -228,7 +228,8 @@ def trainer(
 
 
 def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
-    """Rows padded to the longest one; a causal row is its own label."""
+    """Return a collator that pads rows to the longest one. In causal tasks, the rows
+    are also the labels."""
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         ids = [torch.tensor(row["input_ids"]) for row in rows]
@@ -244,8 +245,8 @@ def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
 
 
 def register_packed_attention() -> str:
-    """PyTorch's flash kernel for rows that lie end to end, among transformers'
-    implementations; its name. Elsewhere than on a GPU, attention row by row."""
+    """Register PyTorch's flash attention for concatenated rows with transformers, and
+    return its name. Without a GPU, attention is computed row by row."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register("packed_rows", _packed_attention)
@@ -256,7 +257,8 @@ def register_packed_attention() -> str:
 def _packed_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
 ) -> tuple[Tensor, None]:
-    """(1, H, P, D), (1, G, P, D) twice -> (1, P, H, D)."""
+    """Compute attention of `query` (1, H, P, D) to `key` and `value` (1, G, P, D). The
+    result has the shape (1, P, H, D)."""
     bounds, longest = kw["cu_seq_lens_q"], int(kw["max_length_q"])
     causal = bool(getattr(module, "is_causal", False))
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
