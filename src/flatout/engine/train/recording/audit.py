@@ -1,9 +1,9 @@
-"""Statistics of each train row over all passes (`train.audit`), to find wrong labels.
+"""Find wrong labels by statistics of each training row over all passes (`train.audit`).
 
-Sums by row number stay on the device; a step adds to them without waiting. The margin
-of a row is the logit of its label less the highest other logit; its mean over the
-passes is low for wrong labels (Pleiss et al. 2020, "Identifying Mislabeled Data using
-the Area Under the Margin Ranking").
+The sums of each row stay on the device, and steps add to them without waiting. The
+margin of a row is the logit of its label minus the highest other logit. Its mean over
+the passes is low for wrong labels (Pleiss et al. 2020, "Identifying Mislabeled Data
+using the Area Under the Margin Ranking").
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ FILE_NAME = "suspect_rows.parquet"
 MISLABELLED, AMBIGUOUS = "probably mislabelled", "ambiguous"
 NEVER_LEARNT, TWICE = "never learnt", "duplicate with another label"
 SHOWN, CHARACTERS = 50, 200
-"""Rows of the page, and most characters of a text in it."""
+"""The number of rows on the page, and the maximum length of a text on it."""
 MOST_SUSPECT = 0.2
-"""Share of suspect rows above which the model, not the labels, is at fault."""
+"""If a larger share of the rows is suspect, the model is at fault, not the labels."""
 
 
 def check_audit(job: TrainJob) -> None:
-    """Raise SettingsError if the task's rows do not have one class each."""
+    """Raise SettingsError if `train.audit` is set for a task whose rows do not have one
+    class each."""
     task = job.settings.model.task
     if job.settings.train.audit and not names_classes(task):
         raise SettingsError(
@@ -48,24 +49,24 @@ def check_audit(job: TrainJob) -> None:
 
 
 class RowAudit:
-    """Sums of the `num_rows` rows that this rank has trained since it started."""
+    """Sums for each of `num_rows` rows over the steps of this rank since it started."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
-        # One more place for the padding of a micro-batch.
+        # The last place is for the padding of micro-batches.
         sums = torch.zeros(4, num_rows + 1, device=device)
         self.seen, self.right, self.margin, self.steady = sums
         self.sums = sums
-        # -1: not seen, which differs from every class.
+        # -1 means that a row was not seen. It differs from every class.
         self.likely = torch.full((num_rows + 1,), -1, device=device)
 
     def reset(self) -> None:
-        """Forget the steps that measured memory."""
+        """Reset the sums, because passes that measured memory added to them."""
         self.sums.zero_()
         self.likely.fill_(-1)
 
     def add(self, rows: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add rows (K,) with logits (K, classes) and labels (K,). Padding has the row
-        number `num_rows`."""
+        """Add rows (K,) with their logits (K, classes) and labels (K,). Padding has the
+        row number `num_rows`."""
         rows, labels = rows[: len(logits)], labels[: len(logits)].clamp(min=0)
         found = logits.float()
         own = found.gather(1, labels[:, None])
@@ -80,8 +81,8 @@ class RowAudit:
         self.likely.index_copy_(0, rows, likely)
 
     def gathered(self, world_size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the sums (4, rows) and the likely classes (rows,) of all ranks; all
-        ranks call it. A class is that of the rank with the most passes."""
+        """Return the sums (4, rows) and the likely classes (rows,) over all ranks, all
+        of which must call this. The class comes from the rank with the most passes."""
         sums, likely = self.sums[:, :-1].clone(), self.likely[:-1].clone()
         if world_size > 1:
             most = sums[0].clone()
@@ -93,8 +94,8 @@ class RowAudit:
 
 
 def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
-    """Write the suspect rows and a page with the worst next to the metrics, and log how
-    many there are; all ranks call it."""
+    """Write the suspect rows, and a page with the worst ones, next to the metrics file,
+    and log how many there are. All ranks must call this."""
     sums, likely = audit.gathered(world_size)
     if not main:
         return
@@ -112,7 +113,7 @@ def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) 
 
 
 def _page(table: Any, found: str) -> str:
-    """Return the rows of `table` in Markdown."""
+    """Return a Markdown page with the rows of `table`."""
     names = [name for name in table.column_names if name != TEXT_HASH]
     rows = [[row[name] for name in names] for row in table.to_pylist()]
     lines = [names, ["---"] * len(names), *rows]
@@ -127,7 +128,8 @@ def _cell(value: Any) -> str:
 
 
 def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
-    """Return the table of suspect rows, from sums (4, rows), classes (rows,)."""
+    """Return a table of the suspect rows, given the sums (4, rows) and the likely
+    classes (rows,) of all rows."""
     seen, right, margin, steady = sums
     labels = job.train.labels_of(np.arange(len(job.train)))
     passes = np.maximum(seen, 1)
@@ -136,12 +138,12 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
     wrong = (seen > 0) & (likely != labels)
     kinds[(seen > 0) & (share > 0) & (share < 1) & wrong] = AMBIGUOUS
     kinds[(seen > 0) & (share == 0)] = NEVER_LEARNT
-    # Mostly the same other class from pass to pass.
+    # The model prefers another class, mostly the same one from pass to pass.
     kinds[wrong & (score > 0) & (share <= 0.5) & (steady >= passes / 2)] = MISLABELLED
     kinds[_twice(job, labels)] = TWICE
     rows = np.flatnonzero(kinds != "")
     rows = rows[np.argsort(-score[rows], kind="stable")]
-    decode, names = decoder(job), (*job.label_names, None)  # -1 is the last
+    decode, names = decoder(job), (*job.label_names, None)  # -1 gives None
     columns = {
         "row": rows,
         "kind": pa.array(kinds[rows], pa.string()),
@@ -157,7 +159,8 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
 
 
 def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:
-    """Return (rows,) bool: the same inputs are there with another label."""
+    """Return whether each row's inputs also occur with another label, as a boolean
+    array (rows,)."""
     hashes = np.unique(row_hashes(job.train), return_inverse=True)[1]
     low, high = np.full(len(labels), 2**62), np.full(len(labels), -1)
     np.minimum.at(low, hashes, labels)

@@ -1,5 +1,5 @@
-"""Health of a run: loss at chance level, gradients in the usual band, finite values,
-and the state of the machine."""
+"""Check the health of a run: its loss compared with chance, its gradient norms, and the
+state of the machine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ if TYPE_CHECKING:
     from flatout.engine.train.recording.recorder import Recorder
 
 INITIAL_LOSS_TOLERANCE = 0.5
-"""Maximum first loss above chance of a model from scratch, in nats."""
+"""How far the first loss of a model from scratch may be above chance, in nats."""
 DIVERGED = 3.0
-"""Loss of a log point, in units of chance, from which on the training diverges."""
+"""A run has diverged if the loss of a log point exceeds this multiple of chance."""
 GRAD_NORM_BAND = (0.1, 10.0)
-"""Usual norms are 0.1 to 1.0; more is tolerated because clipping bounds updates."""
+"""Usual norms are 0.1 to 1.0. Larger ones are tolerated, because clipping bounds the
+updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
-"""Measured on two cores: below 10 without other programs, 32 to 45 with one, when one
-thread trained two to six times as fast as two."""
+"""On two cores, the wait was below 10 % without other programs and 32 to 45 % with one.
+In the second case, one thread trained two to six times as fast as two."""
 LOADER_WAIT_LIMIT_PCT = 25.0
-"""Share of step time spent waiting for batches. On two cores, which workers share with
-the steps, 2 to 15 is usual."""
+"""The share of step time that may be spent waiting for batches. On two cores, which the
+workers share with the steps, 2 to 15 % is usual."""
 FEW_ROWS = 5
-"""Minimum test rows per class: below, one row changes accuracy by over a fifth."""
+"""The minimum number of test rows per class. With fewer rows, each one changes the
+accuracy of its class by more than a fifth."""
 
 CLOCK_EVERY_S = 10.0
 """The interval between clock readings. Querying the driver costs about 1 ms."""
@@ -41,13 +43,14 @@ SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
 class NonFiniteError(RuntimeError):
-    """Loss or gradient is NaN or infinite; the step was not applied."""
+    """The loss or gradient is NaN or infinite, so the step was not applied."""
 
     exit_code = 5
 
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
-    """Warn if the first loss is far above chance: wrong head, labels or rate."""
+    """Return a warning if the first loss is far above chance, which suggests a wrong
+    tokenizer, model or labels."""
     if chance is None or not loss > chance + INITIAL_LOSS_TOLERANCE:
         return None  # the loss of a first step without a target is NaN
     return (
@@ -57,7 +60,7 @@ def initial_loss_warning(loss: float, chance: float | None) -> str | None:
 
 
 def divergence_warning(history: Sequence[LogPoint], chance: float | None) -> str | None:
-    """Warn if the loss of a log point is far above chance."""
+    """Return a warning if the loss of a log point is far above chance."""
     worst = max(history, key=lambda point: point.loss, default=None)
     if not chance or worst is None or not worst.loss > DIVERGED * chance:
         return None
@@ -69,14 +72,14 @@ def divergence_warning(history: Sequence[LogPoint], chance: float | None) -> str
 
 
 def has_learned(history: Sequence[LogPoint], chance: float | None) -> bool:
-    """Return whether the loss is below half of chance, or of its first value: small
-    gradients are normal then."""
+    """Return whether the loss has fallen below half of its first value or of chance,
+    whichever is higher. After that, small gradients are normal."""
     first = max(history[0].loss, chance or 0.0) if history else 0.0
     return bool(history) and history[-1].loss < first / 2
 
 
 def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str | None:
-    """Warn if the median gradient norm of the log points is outside the usual band."""
+    """Return a warning if the median gradient norm of the log points is unusual."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:
         return None
@@ -97,7 +100,7 @@ def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str |
 
 
 def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
-    """Warn if steps wait for batches, which leaves the device idle."""
+    """Return a warning if steps wait for batches, which leaves the device idle."""
     if wait_pct < LOADER_WAIT_LIMIT_PCT:
         return None
     return (
@@ -110,9 +113,9 @@ def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
 def few_rows_warning(
     counts: Mapping[str, int], label_names: Sequence[str]
 ) -> str | None:
-    """Warn if the rarest class has too few test rows for a meaningful accuracy.
-    `counts` has the rows of each class, by its number as text; empty without classes.
-    """
+    """Return a warning if the rarest class has too few test rows for a meaningful
+    accuracy. `counts` maps class numbers, as strings, to their numbers of rows. It is
+    empty if there are no classes."""
     rows = {name: counts.get(str(n), 0) for n, name in enumerate(label_names)}
     rarest = min(rows, key=rows.__getitem__, default="")
     if not counts or not rows or rows[rarest] >= FEW_ROWS:
@@ -124,7 +127,8 @@ def few_rows_warning(
 
 
 def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str | None:
-    """Warn if threads wait for cores: one delayed thread delays the whole product."""
+    """Return a warning if threads wait for cores. A single late thread delays a whole
+    matrix product."""
     if not on_cpu or threads < 2 or (wait_pct or 0.0) < CPU_WAIT_LIMIT_PCT:
         return None
     return (
@@ -135,13 +139,15 @@ def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str 
 
 
 FIRST_POINTS = 5
-"""Number of log points that are checked at once; later checks are at evaluations."""
+"""The number of log points that are checked at once. Later checks are at evaluations.
+"""
 FEWEST_POINTS = 3
-"""Minimum number of log points for a median gradient norm or a wait share."""
+"""The minimum number of log points for a median gradient norm or a wait share."""
 
 
 def find_problems(recorder: Recorder) -> dict[str, str | None]:
-    """Return a warning, or None, for each kind of problem of a running training."""
+    """Return a warning for each kind of problem of a run in progress, or None if it
+    does not have the problem."""
     history, windows = recorder.history, recorder.windows
     runtime, chance = recorder.trainer.runtime, recorder.chance_loss
     norms = [point.grad_norm for point in history]
@@ -160,7 +166,8 @@ def find_problems(recorder: Recorder) -> dict[str, str | None]:
 
 
 class Conditions:
-    """Takes samples at log points, when the host has already waited for the device."""
+    """Samples the state of the machine at log points, when the host has waited for the
+    device anyway."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -169,7 +176,7 @@ class Conditions:
         self.start()
 
     def start(self) -> None:
-        """Begin the period in which the waiting time is measured."""
+        """Start the period over which waiting for cores is measured."""
         self._begin_s, self._begin_wait_s = time.perf_counter(), waited_for_core_s()
         self._wait_pct: float | None = None
 
@@ -180,7 +187,7 @@ class Conditions:
             self._wait_pct = 100 * (wait_s - self._begin_wait_s) / wall_s
         if self._runtime.is_cuda and now_s >= self._next_clock_s:
             self._next_clock_s = now_s + CLOCK_EVERY_S
-            with suppress(Exception):  # the driver does not report the clock rate
+            with suppress(Exception):  # some drivers do not report the clock rate
                 clock_mhz = torch.cuda.clock_rate(self._runtime.device)
                 self._clocks_mhz.append(float(clock_mhz))
 

@@ -1,4 +1,4 @@
-"""Live points of a run on disk, which a program forwards to a tracking store."""
+"""Write live metrics of a run to a file, from which a tracking store is filled."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MetricsFile:
-    """Live points, one JSON line each, flushed at once. Other programs forward them to
-    a tracking store, so that a slow or lost store delays no step."""
+    """A file of live metrics, with a JSON line per point that is flushed at once. Other
+    programs forward the points to a tracking store, so that a slow or lost store does
+    not delay steps."""
 
     path: Path
     enabled: bool = True
 
     _written: set[tuple[int, str]] = field(default_factory=set)
-    """(step, metric) of points already written by an interrupted session."""
+    """The (step, metric) pairs that an interrupted session has already written."""
     _waiting: list[str] = field(default_factory=list)
 
     def start(self, start_step: int) -> None:
-        """Begin an empty file for a new run. A resumed run appends, without points that
-        are already in the file."""
+        """Create an empty file for a new run. A resumed run appends to the existing
+        file, but does not repeat points that are already in it."""
         if not self.enabled:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,18 +47,18 @@ class MetricsFile:
             logger.warning("%s: %d damaged lines are skipped", self.path, damaged)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        # Only whole points: rates missing in a warm-up would be out of order later.
+        # Skip the whole point: rates that a warm-up left out would be out of order.
         repeated = any((step, name) in self._written for name in metrics)
         if metrics and not repeated:
             self._append({"step": step, "metrics": metrics})
 
     def note_resolved(self, step: int, resolved: dict[str, Any]) -> None:
-        """Write the settings from `step` on, after all `auto` are resolved, also for
-        runs that are killed before their report."""
+        """Write the settings used from `step` on, with every `auto` resolved. So they
+        are known even if the run is killed before its report."""
         self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:
-        """Write a line; if the disk is full, it waits until there is space."""
+        """Write a line. If the disk is full, the line is kept for the next attempt."""
         if not self.enabled:
             return
         self._waiting.append(json.dumps({**line, "time_s": time.time()}) + "\n")
@@ -74,13 +75,13 @@ class MetricsFile:
 
 
 def read_points(path: Path) -> list[dict[str, Any]]:
-    """Return the points of a file, without damaged lines; none if it is missing."""
+    """Return the points of a file, except damaged lines. A missing file has none."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [point for point in map(parse_point, lines) if point]
 
 
 def parse_point(line: bytes) -> dict[str, Any]:
-    """Parse a line of the file; a damaged line gives an empty dict."""
+    """Parse a line of the file. Return an empty dict if the line is damaged."""
     try:
         point = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Progress of a training for people: one line, with the estimated time left."""
+"""Show the progress of a run to users, as a line with the estimated time left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from flatout.engine.train.setup.assemble import Trainer
 logger = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""Seconds between two lines."""
+"""The number of seconds between two lines."""
 EVALUATION_SPEEDUP = 3.0
-"""Assumed speed of evaluation relative to a step, until it is measured."""
+"""The assumed throughput of evaluation relative to training, until it is measured."""
 WINDOWS_TO_JUDGE = 2
-"""Windows after the warm-up before a projection is compared with the deadline."""
+"""The number of windows after the warm-up before the estimate is compared with the
+deadline."""
 
 
 class Progress:
-    """Logs progress on the main rank: one line every 10 s, the first and the last."""
+    """Logs progress on the main rank: the first and last line, and one every 10 s."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -37,8 +38,8 @@ class Progress:
         start: int,
         evaluate_s: float,
     ) -> None:
-        """Update after each log point of a session that began at step `start` and spent
-        `evaluate_s` seconds on evaluations."""
+        """Log a line after a log point, if one is due. The session began at step
+        `start` and has spent `evaluate_s` seconds on evaluations."""
         if not self._trainer.runtime.ranks.is_main:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
@@ -54,7 +55,8 @@ class Progress:
     def _left_s(
         self, done: int, windows: Sequence[Window], start: int, evaluate_s: float
     ) -> float:
-        """Seconds for remaining steps, evaluations and the test; NaN without a rate."""
+        """Return the estimated seconds for the remaining steps and evaluations, and the
+        test split, or NaN if there is no rate yet."""
         job, total = self._trainer.job, self._trainer.total_steps
         chosen = steady(list(windows))
         steps = sum(window.steps for window in chosen)
@@ -94,7 +96,7 @@ def progress_line(
     memory_gib: float,
     left_s: float,
 ) -> str:
-    """For example `step 40/900  18 s left  loss 1.2345  512 samples/s (mean 498)`."""
+    """Return a line such as `step 40/900  18 s left  loss 1.2345  512 samples/s`."""
     begin, loss = f"step {point.step}/{total_steps}", f"loss {point.loss:.4f}"
     if not windows:
         return f"{begin}  {loss}  {memory_gib:.1f} GiB  (no rate yet)"
@@ -115,7 +117,7 @@ def progress_line(
 
 
 def duration(seconds: float) -> str:
-    """Format as `45 s`, `3 min 20 s` or `5 h 07 min`."""
+    """Format `seconds` as `45 s`, `3 min 20 s` or `5 h 07 min`."""
     minutes, rest_s = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
@@ -123,7 +125,8 @@ def duration(seconds: float) -> str:
 
 
 def evaluation_interval(trainer: Trainer) -> int | None:
-    """Steps between two evaluations; None: only at the end."""
+    """Return the number of steps between two evaluations, or None if the only one is
+    after the last step."""
     every = trainer.job.settings.train.evaluate_every
     if every == "epoch":
         return trainer.data.batches.steps_per_epoch
@@ -131,13 +134,14 @@ def evaluation_interval(trainer: Trainer) -> int | None:
 
 
 def evaluation_due(trainer: Trainer, done: int) -> bool:
-    """Return whether the validation split must be evaluated after `done` steps."""
+    """Return whether the validation split is to be evaluated after `done` steps."""
     total, every = trainer.total_steps, evaluation_interval(trainer)
     return evaluations(done - 1, done, total, every) == 1
 
 
 def evaluations(after: int, until: int, total: int, every: int | None) -> int:
-    """Number of evaluations in steps `after` + 1 to `until`, with the last step's."""
+    """Return the number of evaluations in the steps from `after` + 1 to `until`. The
+    last step of the run always has one."""
     multiples = until // every - after // every if every else 0
     last = after < total <= until and not (every and total % every == 0)
     return multiples + int(last)

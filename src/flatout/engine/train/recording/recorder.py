@@ -1,7 +1,7 @@
-"""Records a running training: windows, history, live points, health.
+"""Record a run in progress: its windows, history, live metrics and health.
 
-Between two log points this never waits for the device; in `log` the host reads the sums
-kept by the device.
+Nothing here waits for the device between two log points. At log points, `log` reads the
+sums that the device has kept.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ logger = logging.getLogger(__name__)
 
 ROWS_SHOWN = 8
 LOGGED = ("loss", "accuracy")
-"""Evaluation figures in the log line; all others are only in the file."""
+"""The evaluation metrics in the log line. All others are only in the metrics file."""
 
 
 @dataclass
 class Recorder:
-    """State of a session except model and optimizer."""
+    """The state of a session, apart from the model and the optimizer."""
 
     trainer: Trainer
     begin_s: float
@@ -63,26 +63,26 @@ class Recorder:
     samples: int = 0
     first_batch_s: float = 0.0
     compiled_before_s: float = 0.0
-    """Compilation before the first step, while memory was measured."""
+    """Compilation time before the first step, while memory was measured."""
     compiled_first_s: float = 0.0
-    """Compilation until the end of the first step."""
+    """Compilation time until the end of the first step."""
     initial_loss: float = float("nan")
     best: Evaluation | None = None
     best_folder: str | None = None
-    """Folder name of the best model so far."""
+    """The folder name of the best model so far."""
     evaluations_without_best: int = 0
-    """Number of evaluations since the best one."""
+    """The number of evaluations since the best one."""
     exit_reason: str = "finished"
     last_checkpoint: Path | None = None
     warnings: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    """Warnings about the health of the run by kind, in the order of detection."""
+    """Warnings about the health of the run by kind, in the order they were found."""
     table: Any = None
-    """One line per step, if `train.history` is `dataframe`."""
+    """A DataFrame with a row per step, if `train.history` is `dataframe`."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Time of phases outside of steps (evaluate, checkpoint), by name."""
+    """The seconds of each phase outside of steps, such as evaluate and checkpoint."""
     progress: Progress | None = None
-    """Progress display; None: no display."""
+    """The progress display, or None to show none."""
 
     def __post_init__(self) -> None:
         runtime = self.trainer.runtime
@@ -97,7 +97,7 @@ class Recorder:
         self._elapsed_before_s = 0.0
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint: JSON values and frozen results."""
+        """Return the state for a checkpoint, as JSON values and frozen results."""
         return {
             "history": list(self.history),
             "best": self.best,
@@ -109,9 +109,9 @@ class Recorder:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the output of `state`."""
+        """Restore a `state` that the method of this name returned."""
         self.history = [LogPoint(**point) for point in state["history"]]
-        best = state["best"]  # an older one also has a confusion matrix
+        best = state["best"]  # old checkpoints also have a confusion matrix
         self.best = Evaluation(best["loss"], best["metrics"]) if best else None
         self.best_folder = state["best_folder"]
         self.evaluations_without_best = state.get("evaluations_without_best", 0)
@@ -120,11 +120,11 @@ class Recorder:
         self._elapsed_before_s = state["elapsed_s"]
 
     def _elapsed_s(self) -> float:
-        """Seconds over all sessions of the run."""
+        """Return the seconds over all sessions of the run."""
         return self._elapsed_before_s + time.perf_counter() - self.begin_s
 
     def start(self, start_step: int, loader: StepLoader | None = None) -> None:
-        """Begin the loop at `start_step`; rates are measured from here on."""
+        """Begin the loop at `start_step`. Rates are measured from here on."""
         self.start_step, self.loader = start_step, loader
         self.metrics.start(start_step)
         self.compiled_before_s = compile_clock.seconds
@@ -134,24 +134,25 @@ class Recorder:
 
     @property
     def setup_s(self) -> float:
-        """Seconds before the loop began: model, optimizer, and reading a checkpoint."""
+        """The seconds before the loop began, which include building the model and
+        reading a checkpoint."""
         return self._loop_begin_s - self.begin_s
 
     @property
     def chance_loss(self) -> float | None:
-        """Loss of random guesses."""
+        """The loss of random guesses, or None if the task does not define it."""
         job = self.trainer.job
         pieces = job.vocabulary.size if job.vocabulary else 1
         return job.task.chance_loss(len(job.label_names) or pieces)
 
     def check_health(self) -> None:
-        """Warn of new problems, once each."""
+        """Log a warning about each new problem."""
         for kind, text in find_problems(self).items():
             if text:
                 self.warn(kind, text)
 
     def warn(self, kind: str, text: str) -> None:
-        """Log a warning, once per `kind`."""
+        """Log and record a warning, unless there was one of the same `kind`."""
         if kind not in self.problems and self.trainer.runtime.ranks.is_main:
             logger.warning(text)
         self.problems.setdefault(kind, text)
@@ -160,13 +161,14 @@ class Recorder:
         self.clock.step_begins()
 
     def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
-        """Record a step, after it, with the time that the host waited for its batch."""
+        """Record a step after it. `wait_s` is the time that the host waited for its
+        batch."""
         self.clock.step_ends(batch, wait_s)
         self.samples += batch.num_samples
         self._steps_since_log += int(batch.num_targets > 0)
         done_here = batch.step + 1 - self.start_step
         if done_here == 1:
-            # The only wait outside of log points, for the duration of the first step.
+            # The only wait outside of log points, to measure the first step.
             loss = read_loss(self.trainer)
             self.first_batch_s = time.perf_counter() - self._loop_begin_s
             self.compiled_first_s = compile_clock.seconds
@@ -178,7 +180,8 @@ class Recorder:
         self._slow_habits(batch.step, learning_rate)
 
     def _slow_habits(self, step: int, learning_rate: float) -> None:
-        """Habits of slow loops after each step, which conf/slow uses as a reference."""
+        """Do what slow training loops do after each step. conf/slow enables this, as a
+        reference."""
         train = self.trainer.job.settings.train
         if train.synchronize_every_step:
             loss = read_loss(self.trainer)
@@ -196,8 +199,8 @@ class Recorder:
         return done % every == 0 or done == self.trainer.total_steps
 
     def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
-        """Read the device's sums, close the window, add a point to the history. Raises
-        NonFiniteError."""
+        """Read the device's sums, close the window and add a point to the history.
+        Raises NonFiniteError if a step was not finite."""
         # The host waits for the device here.
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
@@ -213,7 +216,7 @@ class Recorder:
         self._write(point)
         self._steps_since_log = 0
         every = self.trainer.job.settings.train.log_every
-        if point.step - self.start_step <= FIRST_POINTS * every:  # a resumed run's too
+        if point.step - self.start_step <= FIRST_POINTS * every:  # also if resumed
             self.check_health()
         done, total = point.step, self.trainer.total_steps
         logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
@@ -225,13 +228,13 @@ class Recorder:
         return point
 
     def notify(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Call the callbacks, if there are any, outside of step time."""
+        """Call the callbacks, if there are any. Their time is excluded from steps."""
         if self.callbacks is not None:
             with self.paused("callbacks"):
                 self.callbacks.call(event, step, values)
 
     def _write(self, point: LogPoint) -> None:
-        """Write a point; a mean over no target is no loss: warn and omit it."""
+        """Write a point. If no step had a target, omit the loss and log a warning."""
         metrics = point.as_metrics()
         if not self._steps_since_log:
             del metrics["train_loss"]
@@ -244,7 +247,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to `seconds`."""
+        """Context manager that adds the time of its block to `seconds[name]`."""
         begin = time.perf_counter()
         try:
             yield
@@ -253,7 +256,7 @@ class Recorder:
 
     @contextmanager
     def paused(self, phase: str) -> Iterator[None]:
-        """Exclude evaluations and checkpoints from step time."""
+        """Context manager that excludes its block, e.g. evaluation, from step time."""
         self.trainer.runtime.synchronize()
         self.clock.pause()
         with self.phase(phase), heartbeat.phase(phase):
@@ -262,7 +265,7 @@ class Recorder:
         self.clock.resume()
 
     def note_validation(self, done: int, result: Evaluation) -> bool:
-        """Record a result; return whether it is the best so far."""
+        """Record the result of an evaluation. Return whether it is the best so far."""
         named = result.named("validation")
         self.metrics.write(done, named)
         self.check_health()
@@ -275,14 +278,14 @@ class Recorder:
         return self._is_best(result)
 
     def _is_best(self, result: Evaluation) -> bool:
-        """Compare by `train.metric`, or by the loss if the metric has no value here;
-        also count evaluations since the best one."""
+        """Return whether `result` is the best so far by `train.metric`, or by the loss
+        if the metric has no value. Also count the evaluations since the best one."""
         name = self._metric_of(result)
         job = self.trainer.job
         higher = higher_is_better(job.settings, type(job.task), name or "loss")
         sign = -1.0 if higher else 1.0
         found = sign * result.value(name)
-        # No value is less than NaN, which the first evaluation's best may be.
+        # The best value so far may be NaN, and no value is less than NaN.
         best = math.nan if self.best is None else sign * self.best.value(name)
         is_best = math.isnan(best) or found < best
         if not math.isnan(found):  # a missing value does not count for early stopping
@@ -303,19 +306,19 @@ class Recorder:
 
     @property
     def lost_patience(self) -> bool:
-        """Return whether evaluations have failed to improve for too long."""
+        """Whether too many evaluations in a row have brought no improvement."""
         patience = self.trainer.job.settings.train.early_stopping_patience
         return patience is not None and self.evaluations_without_best >= patience
 
     def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """End the training with `batch`, whose window becomes a log point."""
+        """End the run after the step of `batch`, whose window becomes a log point."""
         done = batch.step + 1
         if not self.log_due(done):
             self.log(batch, learning_rate)
         self.end_at(done)
 
     def end_at(self, done: int) -> None:
-        """End the training after `done` steps."""
+        """End the run after `done` steps."""
         if done < self.trainer.total_steps:
             self.trainer.total_steps = done
             self.exit_reason = "early stopping"
@@ -330,7 +333,7 @@ class Recorder:
         self, figures: dict[str, float], batch: StepBatch, learning_rate: float
     ) -> LogPoint:
         done = batch.step + 1
-        rates = Rates.over(self.windows[-1:])  # NaN in the warm-up
+        rates = Rates.over(self.windows[-1:])  # NaN during the warm-up
         judged = figures["judged"]
         return LogPoint(
             step=done,
@@ -352,7 +355,7 @@ class Recorder:
         rate = learning_rate(trainer.job.settings.train, step, trainer.total_steps)
         shown = ", ".join(map(str, rows[:ROWS_SHOWN].tolist()))
         more = ", ..." if len(rows) > ROWS_SHOWN else ""
-        kept = self.last_checkpoint  # known to the main rank
+        kept = self.last_checkpoint  # only the main rank knows it
         saved = f"; the newest checkpoint is {kept}" if kept else ""
         return NonFiniteError(
             f"step {step}: loss or gradient is not finite (last loss "
@@ -363,7 +366,7 @@ class Recorder:
 
 
 def read_loss(trainer: Trainer) -> float:
-    """Mean loss of the last step over all ranks; waits for the device."""
+    """Return the mean loss of the last step over all ranks. Waits for the device."""
     loss = trainer.stepper.sums.last_loss.detach().clone()
     if trainer.runtime.ranks.world_size > 1:
         torch.distributed.all_reduce(loss)
@@ -371,8 +374,8 @@ def read_loss(trainer: Trainer) -> float:
 
 
 def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, float]:
-    """Read all figures in one transfer; summed over ranks. `compiles` and `batch_s` of
-    this rank are replaced by the maximum over ranks."""
+    """Read and reset the sums, in a single device-to-host transfer. They are summed
+    over ranks. `compiles` and `batch_s` are replaced by their maxima over ranks."""
     sums = trainer.stepper.sums
     shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
     bad = sums.first_bad_step.double()

@@ -1,4 +1,4 @@
-"""Frozen results; every name includes the unit."""
+"""Results of a run, as frozen dataclasses. The names of quantities include the unit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LogPoint:
-    """One line of train_history.csv: figures of the window that ends at `step`."""
+    """A line of train_history.csv: the metrics of the window that ends at `step`."""
 
     step: int
     epoch: float
     loss: float
-    """Mean over the window's steps with targets; 0 without such steps."""
+    """The mean over the window's steps that have targets, or 0 if there are none."""
     learning_rate: float
     grad_norm: float
     samples_per_s: float
@@ -25,7 +25,8 @@ class LogPoint:
     train_accuracy: float | None = None
 
     def as_metrics(self) -> dict[str, float]:
-        """Metrics by their names in a tracking store, without rates of a warm-up."""
+        """Return the metrics by their names in a tracking store. Rates of the warm-up
+        are left out."""
         metrics = {
             "train_samples_per_second": self.samples_per_s,
             "train_tokens_per_second": self.tokens_per_s,
@@ -41,32 +42,34 @@ class LogPoint:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss over all targets of a split, and the task's metrics."""
+    """The mean loss over all targets of a split, and the task's metrics."""
 
     loss: float
     metrics: dict[str, float] = field(default_factory=dict)
-    """Task metrics by name; `accuracy` is in [0, 1]."""
+    """The task's metrics by name. `accuracy` is in [0, 1]."""
 
     def named(self, split: str) -> dict[str, float]:
-        """Loss and metrics as `<split>_loss`, `<split>_accuracy`."""
+        """Return loss and metrics by names such as `<split>_loss`."""
         figures = {"loss": self.loss, **self.metrics}
         return {f"{split}_{name}": value for name, value in figures.items()}
 
     def value(self, metric: str | None) -> float:
-        """Value of a metric by its name, or of the loss (None); NaN if missing."""
+        """Return a metric by name, or the loss if `metric` is None. Missing metrics are
+        NaN."""
         named = {"loss": self.loss, **self.metrics}
         return named.get(metric or "loss", math.nan)
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right predictions; None for tasks without right and wrong."""
+        """The share of correct predictions, or None if the task has no accuracy."""
         return self.metrics.get("accuracy")
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """Results of a training run. Rates are global, over all ranks, between two
-    synchronisations, including loader wait, without warm-up and compilation."""
+    """The results of a training run. Rates are summed over all ranks and measured
+    between two synchronisations. They include the time spent waiting for the loader,
+    but neither warm-up nor compilation."""
 
     samples_per_s: float
     tokens_per_s: float
@@ -74,10 +77,10 @@ class TrainReport:
     padding_pct: float
     loader_wait_pct: float
     mfu_pct: float | None
-    """Share of the peak in the device's data sheet: dense bf16, 989.5 TFLOP/s for an
-    H100 or H200 (`PEAK_BF16_TFLOPS`); None for an unknown device."""
+    """The share of the peak in the device's data sheet for dense bf16, e.g. 989.5
+    TFLOP/s for an H100 or H200 (`PEAK_BF16_TFLOPS`), or None for an unknown device."""
     tflops_per_s: float
-    """Model FLOPs per second and device, as defined in flops.py."""
+    """The model FLOPs per second and device, in TFLOP/s, as defined in flops.py."""
     step_ms_p50: float
     step_ms_p90: float
     peak_allocated_gib: float
@@ -85,15 +88,15 @@ class TrainReport:
     allocation_retries: int
     compile_s: float
     recompiles: int
-    """Compilations, and captures of CUDA graphs, after the first step."""
+    """The number of compilations and captures of CUDA graphs after the first step."""
     first_batch_s: float
     evaluate_s: float
     checkpoint_s: float
     train_wall_s: float
     samples: int
-    """Samples trained on in this session."""
+    """The number of samples trained on in this session."""
     steps: int
-    """Total number of steps, including those before a resume."""
+    """The total number of steps, including those before the run was resumed."""
     epochs: float
     world_size: int
     global_batch_size: int
@@ -101,7 +104,7 @@ class TrainReport:
     strategy: str
     precision: str
     residual: str
-    """Type of blocks' outputs: bf16 or fp32."""
+    """The dtype of the residual stream between blocks: bf16 or fp32."""
     attention: str
     compile: bool
     cuda_graphs: bool
@@ -118,24 +121,26 @@ class TrainReport:
     test_accuracy: float | None
     resumed_from_step: int | None
     compile_reason: str = ""
-    """Reason for `compile` and `cuda_graphs`, with the estimated seconds."""
+    """The reason for `compile` and `cuda_graphs`, with the estimated seconds."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """All task metrics, such as `validation_f1_macro` of the best model."""
+    """All metrics of the task, such as `validation_f1_macro`, for the best model."""
     cpu_wait_pct: float | None = None
-    """Share of wall time in which the training thread was ready but had no core."""
+    """The share of wall time in which the training thread was ready but had no core."""
     gpu_clock_mhz: float | None = None
-    """Median clock of the main rank's device, at log points."""
+    """The median clock rate of the main rank's device at log points."""
     peak_tflops_measured: float | None = None
-    """Rate of large products in the run's precision on this GPU, after training."""
+    """The rate of large matrix products in the run's precision, on this GPU, measured
+    after training."""
     share_of_measured_peak_pct: float | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Parts of `train_wall_s`, which add up to it. In the file of a whole command the
-    parts of its total time, since the process began."""
+    """The parts that add up to `train_wall_s`. In the report of a whole command, they
+    add up to its total time since the process started."""
     exit_reason: str = "finished"
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Fields of the report's file, with each of `metrics` under its own name."""
+        """Return the fields of the report file, in which each of `metrics` has its own
+        key."""
         found = asdict(self)
         return {**found.pop("metrics"), **found}

@@ -1,4 +1,4 @@
-"""Builds the report of a run from its records."""
+"""Build the report of a run from its records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PEAK_SECONDS = 0.1
 def build_report(
     recorder: Recorder, loader: StepLoader, test: Evaluation
 ) -> TrainReport:
-    """Build the report of a session; also log warnings about its health."""
+    """Build the report of a session, and log warnings about its health."""
     trainer = recorder.trainer
     runtime = trainer.runtime
     best = recorder.best or Evaluation(float("nan"))
@@ -69,7 +69,8 @@ def build_report(
 
 
 def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
-    """Parts of `wall_s`; blocks compile in the first step, other shapes later."""
+    """Return the parts of `wall_s`. Compilation is separate from the first step, during
+    which most of it happens."""
     seconds, compile_s = recorder.seconds, compile_clock.seconds
     early_s = recorder.compiled_before_s
     first_s = recorder.compiled_first_s - early_s
@@ -86,7 +87,7 @@ def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
 
 
 def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
-    """Settings of the run, after all `auto` were resolved."""
+    """Return the settings of the run, with every `auto` resolved."""
     runtime, resolved = trainer.runtime, trainer.resolved
     return {
         "steps": trainer.total_steps,
@@ -108,8 +109,8 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
 
 
 def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
-    """Model TFLOPs per second and device over steady windows, and the share of the data
-    sheet's peak."""
+    """Return the model TFLOP/s per device over steady windows, and their share of the
+    data sheet's peak."""
     chosen = steady(windows)
     model_flops = flops.ModelFlops.of(trainer.model.model)
     total = sum(
@@ -122,8 +123,9 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
-    """Rate of plain products on this GPU after the last step, and the run's share of
-    it; None on a CPU, on which it takes seconds, and if memory is full."""
+    """Measure the rate of plain matrix products on this GPU, and return it with the
+    run's share of it. Both are None if memory is full, or on a CPU, where it takes
+    seconds."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):
@@ -137,7 +139,7 @@ def _share_pct(tflops: float, peak: float | None) -> float | None:
 
 
 def _warnings(recorder: Recorder) -> list[str]:
-    """Warnings during the run, and those that are known only at its end."""
+    """Return the warnings of the run, also those that are known only at its end."""
     recorder.check_health()
     job, notes = recorder.trainer.job, recorder.trainer.resolved.notes
     few = health.few_rows_warning(job.test.facts.label_counts, job.label_names)

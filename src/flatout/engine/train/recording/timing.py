@@ -1,8 +1,9 @@
-"""Windows between two synchronisations, and rates over them.
+"""Measure windows between two synchronisations, and compute rates over them.
 
-A rate is samples over wall time, or over the loader's time for the same batches if that
-is longer, because some batches were ready before. This module never waits for the
-device; the caller must synchronise before it closes a window.
+A rate is the number of samples divided by the wall time. If the loader needs longer
+than that for the same batches, some of them were ready before, and the loader's time is
+the divisor. This module never waits for the device, so the caller must synchronise
+before it closes a window.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import torch
 from flatout.engine.batches.collation import StepBatch
 
 COUNTED = ("samples", "tokens", "padded_tokens", "attention_pairs", "targets")
-"""Sums of a window over its batches."""
+"""The quantities that a window sums over its batches."""
 WARMUP_STEPS = 3
-"""Steps before the first window: allocator, autotuning, first compilation."""
+"""The number of steps before the first window. They include memory allocation,
+autotuning and the first compilation."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +40,30 @@ class Window:
     wait_s: float
     step_ms: list[float]
     clean: bool
-    """No compilation or graph capture during the window."""
+    """Whether nothing was compiled or captured during the window."""
     loader_s: float = 0.0
-    """Seconds that the loader's workers need for this number of batches."""
+    """The seconds that the loader's workers need for this number of batches."""
 
 
 class WindowClock:
-    """Collects steps; `close` returns the window and begins the next one."""
+    """Collects steps. `close` returns the window and begins the next one."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self.begin()
 
     def begin(self) -> None:
-        """Start a new window; the device must be idle."""
+        """Begin a new window. The device must be idle."""
         self._steps: list[tuple[Any, Any, Any, float]] = []
-        """Device timestamps (end of the step before, begin, end), the host's wait."""
+        """For each step, device timestamps (end of the previous step, begin, end) and
+        the host's waiting time in seconds."""
         self._counts = [0] * len(COUNTED)
         self._wall_s = 0.0
         self._compiles = compile_clock.count
         self.resume()
 
     def pause(self) -> None:
-        """Exclude the time until `resume`; the device must be idle."""
+        """Exclude the time until `resume`. The device must be idle."""
         self._wall_s += time.perf_counter() - self._running_since
 
     def resume(self) -> None:
@@ -71,7 +74,7 @@ class WindowClock:
         self._step_begin = self._mark()
 
     def step_ends(self, batch: StepBatch, wait_s: float) -> None:
-        """Add a step; `wait_s` is the time that the host waited for its batch."""
+        """Add a step. `wait_s` is the time that the host waited for its batch."""
         end = self._mark()
         self._steps.append((self._last_end, self._step_begin, end, wait_s))
         self._last_end = end
@@ -86,13 +89,13 @@ class WindowClock:
 
     @property
     def compiles(self) -> int:
-        """Number of compilations and captures of this process in this window."""
+        """The number of compilations and captures of this process in this window."""
         return compile_clock.count - self._compiles
 
     def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
-        """Return the window up to now. `compiles`, and the loader's `batch_s`, are
-        maxima over ranks, because all ranks wait for the slowest. The caller must have
-        synchronised with the device."""
+        """Return the window up to now, and begin the next one. `compiles` and the
+        loader's `batch_s` are maxima over ranks, because all ranks wait for the slowest
+        one. The caller must have synchronised with the device."""
         self.pause()
         clean = (self.compiles if compiles is None else compiles) == 0
         window = self._window(clean, batch_s)
@@ -104,7 +107,7 @@ class WindowClock:
             steps=len(self._steps),
             **dict(zip(COUNTED, self._counts, strict=True)),
             wall_s=self._wall_s,
-            # Without waits while the device computes.
+            # Waits during which the device computes do not count.
             wait_s=sum(
                 min(self._elapsed_s(before, begin), host_wait_s)
                 for before, begin, _, host_wait_s in self._steps
@@ -128,7 +131,8 @@ class WindowClock:
 
 
 class CompileClock:
-    """Seconds and number of compilations in this process (TorchDynamo's callbacks)."""
+    """The number and total time of compilations in this process, as TorchDynamo reports
+    them to callbacks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -152,14 +156,14 @@ class CompileClock:
 
     @property
     def recompiles(self) -> int:
-        """Number of compilations and captures after the first step."""
+        """The number of compilations and captures after the first step."""
         return self.count - self._in_first_step
 
     def first_step_done(self) -> None:
         self._in_first_step = self.count
 
     def add(self, seconds: float) -> None:
-        """Add the time of a similar event: the capture of a CUDA graph."""
+        """Add the time of a similar event, such as the capture of a CUDA graph."""
         self.seconds += seconds
         self.count += 1
 
@@ -173,12 +177,12 @@ class CompileClock:
 
 
 compile_clock = CompileClock()
-"""The clock of this process; TorchDynamo's callbacks are global, too."""
+"""The clock of this process. It is global because TorchDynamo's callbacks are."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Figures over windows; only clean ones, if there are any."""
+    """Rates over windows without compilation, or over all windows if none is clean."""
 
     samples_per_s: float
     tokens_per_s: float
@@ -208,12 +212,14 @@ class Rates:
 
 
 def steady(windows: Sequence[Any]) -> list[Any]:
-    """Windows (or pairs of them) without compilation, or all if each has one."""
+    """Return the windows (or pairs of windows) without compilation, or all of them if
+    each one has compilation."""
     return [window for window in windows if window.clean] or list(windows)
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """Divisor of a rate, over all windows at once: if workers finish together, one
-    window gets several batches and the next one has no batch."""
+    """Return the divisor of rates over `windows`. It is computed for all of them
+    together, because if workers finish at the same time, one window gets several
+    batches and the next one none."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")
