@@ -126,7 +126,7 @@ def test_questions_about_what_is_not_there(tmp_path):
     job = make_job(tmp_path)
     with pytest.raises(SettingsError, match="the run has the steps 1 to 12"):
         rows_of_steps(job, [13])
-    with pytest.raises(SettingsError, match="have the numbers 0 to 59"):
+    with pytest.raises(SettingsError, match="are numbered 0 to 59"):
         row_lines(job, step=None, row=60, replays=False, most=5)
     with pytest.raises(SettingsError, match="no checkpoint and no model"):
         row_lines(job, step=1, row=None, replays=True, most=5)
@@ -189,7 +189,7 @@ def test_a_file_names_the_rows_to_skip(tmp_path, name):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([60], "there is no row 60; the train rows have the numbers 0 to 59"),
+        ([60], "there is no row 60; the training rows are numbered 0 to 59"),
         (list(range(60)), "leaves no row in step 1: skip fewer"),
         ("no-such-file.txt", "cannot be read"),
         ("words.txt", "cannot be read .*number per line"),

@@ -57,7 +57,7 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
     count = len(job.train)
     if not 0 <= row < count:
         raise SettingsError(
-            f"--row {row}: the train rows have the numbers 0 to {count - 1}"
+            f"--row {row}: the training rows are numbered 0 to {count - 1}"
         )
     if row in job.batches.skipped:
         return []

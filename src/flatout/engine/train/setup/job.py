@@ -96,8 +96,8 @@ def skipped_rows(given: Sequence[int] | str, num_rows: int) -> Ints:
     outside = rows[(rows < 0) | (rows >= num_rows)]
     if len(outside):
         raise SettingsError(
-            f"train.skip_rows: there is no row {outside[0]}; the train rows have the "
-            f"numbers 0 to {num_rows - 1}. Were they made again since?"
+            f"train.skip_rows: there is no row {outside[0]}; the training rows are "
+            f"numbered 0 to {num_rows - 1}. Have they been rebuilt since?"
         )
     return rows
 
@@ -113,8 +113,9 @@ def _read(path: Path) -> Sequence[int]:
         return [int(number) for number in found]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(
-            f"train.skip_rows: {path} cannot be read ({first_line(error)}): name a "
-            f"text with a row's number per line, or Parquet with a column {ROW_COLUMN}"
+            f"train.skip_rows: {path} cannot be read ({first_line(error)}): give a "
+            f"text file with one row number per line, or a Parquet file with a column "
+            f"{ROW_COLUMN}"
         ) from error
 
 
