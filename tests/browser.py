@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over its debugging pipe: one for many pages."""
+"""Headless Chromium, controlled over its debugging pipe. One is used for many pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = (
 
 
 class Browser:
-    """One tab. Chromium reads commands from its descriptor 3 and answers on 4."""
+    """A browser tab. Chromium reads commands from descriptor 3 and replies on 4."""
 
     def __init__(self, profile: Path) -> None:
         commands, self._commands = os.pipe()
@@ -50,12 +50,12 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def value(self, script: str) -> Any:
-        """What the expression gives in the page."""
+        """Return the value of a JavaScript expression in the page."""
         asked = {"expression": script, "returnByValue": True}
         return self._call("Runtime.evaluate", **asked)["result"].get("value")
 
     def shows(self, script: str, limit_s: float = 60) -> bool:
-        """Whether the expression becomes true."""
+        """Return whether the expression becomes true within `limit_s` seconds."""
         end = time.monotonic() + limit_s
         while not self.value(script):
             if time.monotonic() > end:
@@ -80,7 +80,7 @@ class Browser:
                 return message["result"]
 
     def _message(self) -> dict[str, Any]:
-        """The next answer or event."""
+        """Return the next reply or event."""
         while b"\0" not in self._buffer:
             part = os.read(self._answers, 1 << 16)
             assert part, "the browser has ended"
@@ -90,12 +90,12 @@ class Browser:
 
 
 def _high(descriptor: int) -> int:
-    """A copy of it that is neither 3 nor 4."""
+    """Return a copy of the descriptor that is neither 3 nor 4."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
 
 
 def _streams(commands: int, answers: int) -> list[tuple]:
-    """Commands at 3, answers at 4; what Chromium says goes nowhere."""
+    """Map commands to descriptor 3 and replies to 4, and discard other output."""
     quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (1, 2)]
     moved = [(os.POSIX_SPAWN_DUP2, commands, 3), (os.POSIX_SPAWN_DUP2, answers, 4)]
     return [*quiet, *moved]

@@ -1,4 +1,4 @@
-"""Reads the project's Markdown: commands, names and tables, with file and line."""
+"""Read commands, names and tables from the project's Markdown, with their position."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAMS = frozenset(
 
 @dataclass(frozen=True)
 class Line:
-    """A piece of a document and where it stands."""
+    """A piece of text with its position in a document."""
 
     text: str
     file: str
@@ -35,21 +35,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Fence:
-    """A block between two lines of backticks."""
+    """A fenced code block."""
 
     language: str
     lines: list[Line]
 
     @property
     def is_shell(self) -> bool:
-        """Said so, or a block of plain text that begins with a program."""
+        """Whether this is a block of shell commands, marked as one or starting with
+        one."""
         first = self.lines[0].text.split()[:1] if self.lines else []
         plain = self.language in ("", "text") and bool(set(first) & PROGRAMS)
         return self.language in SHELL or plain
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the project but HISTORY; none that a run has written."""
+    """Return all Markdown files of the project, except HISTORY and those runs write."""
     inside = [path for name in FOLDERS for path in (PROJECT / name).rglob("*.md")]
     found = [path for path in inside if "egg-info" not in str(path)]
     folders = ("docs", "docs/guides", "docs/pipelines")
@@ -80,7 +81,7 @@ def fences_and_prose(path: Path) -> tuple[list[Fence], list[Line]]:
 
 
 def spans(path: Path) -> list[Line]:
-    """What stands between backticks in the prose."""
+    """Return all code spans in the prose."""
     return [
         Line(text, line.file, line.number)
         for line in fences_and_prose(path)[1]
@@ -89,7 +90,7 @@ def spans(path: Path) -> list[Line]:
 
 
 def fenced_commands(path: Path) -> list[Line]:
-    """Lines of shell blocks, continued ones joined, comments left out."""
+    """Return the commands in shell blocks, without comments and line continuations."""
     found: list[Line] = []
     for fence in fences_and_prose(path)[0]:
         if not fence.is_shell:
@@ -104,7 +105,7 @@ def fenced_commands(path: Path) -> list[Line]:
 
 
 def commands(path: Path) -> list[Line]:
-    """Commands of shell blocks, and those named inside of a sentence or a table."""
+    """Return the commands in shell blocks, and those in code spans of the prose."""
     named = [
         span
         for span in spans(path)
@@ -114,7 +115,7 @@ def commands(path: Path) -> list[Line]:
 
 
 def table_cells(path: Path, header: str) -> list[Line]:
-    """First cells of every table whose first heading is `header`."""
+    """Return the first column of all tables whose first heading is `header`."""
     found: list[Line] = []
     inside = False
     for line in fences_and_prose(path)[1]:
@@ -131,7 +132,7 @@ def table_cells(path: Path, header: str) -> list[Line]:
 
 @cache
 def sentences_of_the_code() -> tuple[str, ...]:
-    """Every text in src, what is filled in shown as an ellipsis."""
+    """Return all strings in src, with an ellipsis for each placeholder."""
     return tuple(
         " ".join(text.split())
         for path in (PROJECT / "src").rglob("*.py")

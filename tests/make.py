@@ -1,4 +1,4 @@
-"""Settings, rows and trainings that many test modules make."""
+"""Settings, rows and training jobs that many test modules use."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tests.engine.families import LABEL_NAMES, MAX_LENGTH, NAMED, token_rows
 from tests.engine.runs import make_job
 
 SPLITS = {"train": 60, "validation": 20, "test": 21}
-"""Rows of each, of trainings on token rows."""
+"""Number of token rows in each split."""
 
 
 def samples_settings(kind: str, model: Mapping[str, Any], **groups: Any) -> Settings:
-    """Of a training on `kind` (arrays, images), 16 samples a step, in one process."""
+    """Return settings for training on `kind` (arrays or images) with batch size 16."""
     train = {
         "rows": kind,
         "global_batch_size": 16,
@@ -58,7 +58,7 @@ def samples_settings(kind: str, model: Mapping[str, Any], **groups: Any) -> Sett
 
 
 def samples_job(folder: Path, settings: Settings, made: Mapping[str, Any]) -> TrainJob:
-    """A training on the splits that recipes have `made` of samples."""
+    """Return a training job on the splits in `made`, which are recipes of samples."""
     rows: Sequence[SplitRows] = [
         rows_from_dataset(made[name].to_dataset()) for name in SPLITS
     ]
@@ -69,14 +69,14 @@ def samples_job(folder: Path, settings: Settings, made: Mapping[str, Any]) -> Tr
 
 
 def task_rows(task: str, rows: int = SPLITS["train"]) -> dict[str, SplitRows]:
-    """Token rows of each split, with the labels of `task`."""
+    """Return token rows of each split, with labels for `task`."""
     return {name: token_rows(task, n) for name, n in (SPLITS | {"train": rows}).items()}
 
 
 def task_job(
     folder: Path, task: str, config: Mapping[str, Any], **train: Any
 ) -> TrainJob:
-    """`make_job`'s training, of another task and model."""
+    """Return the job of `make_job` with another task and model."""
     job = make_job(folder, **train)
     given = job.settings.model_dump(mode="json")
     given["model"] |= {"task": task, "config": dict(config)}
@@ -92,8 +92,8 @@ def save_random(
     label_names: Sequence[str] = (),
     factor: float = 15,
 ) -> Path:
-    """A model of random weights, so large that its answers differ from row to row, and
-    a copy of its tokenizer."""
+    """Save a model and a copy of its tokenizer. The random weights are so large that
+    predictions differ from row to row."""
     known = AutoTokenizer.from_pretrained(tokenizer)
     task, vocabulary = make_task(settings, list(label_names)), Vocabulary.of(known)
     torch.manual_seed(0)
@@ -106,20 +106,20 @@ def save_random(
 
 
 KINDS = ("texts", "arrays", "images")
-"""Of rows that the split serves."""
+"""Kinds of rows that can be split."""
 FAULTS = {
     "texts": "text is missing",
     "arrays": "NaN",
     "images": "not an image of a known kind",
 }
-"""Of the bad rows that `raw_rows` makes."""
+"""Why the bad rows of `raw_rows` are rejected."""
 Numbered = Sequence[tuple[int, str]]
-"""Rows by numbers, which their contents hold, and their labels."""
+"""Numbers and labels of rows. Each row contains its number."""
 
 
 def raw_rows(kind: str, folder: Path, rows: Numbered, bad: Container[int] = ()) -> Any:
-    """Raw data, written below `folder`; the rows with the numbers `bad` are of no
-    use."""
+    """Return raw data, written below `folder`. Rows with numbers in `bad` are
+    invalid."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers, labels = zip(*rows, strict=True)
     if kind == "texts":
@@ -146,7 +146,7 @@ def _picture(number: int) -> bytes:
 
 
 def split_recipes(kind: str, raw: Any, **split: Any) -> dict[str, Any]:
-    """`train`, `validation`, `test`, `rejected` and `report` of any kind."""
+    """Return `train`, `validation`, `test`, `rejected` and `report` for any kind."""
     if kind == "texts":
         settings = SplitSettings(**split)
         columns = columns_of(settings, "sequence-classification")
@@ -165,7 +165,7 @@ def split_recipes(kind: str, raw: Any, **split: Any) -> dict[str, Any]:
 
 
 def numbers_in(kind: str, recipe: Any) -> list[int]:
-    """Those that `raw_rows` gave the rows of a split."""
+    """Return the numbers that `raw_rows` gave to the rows of a split."""
     rows = recipe.to_dataset()
     if kind == "images":
         return [int(Path(source).stem) for source in rows["source"]]
@@ -176,7 +176,7 @@ def numbers_in(kind: str, recipe: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class TableRecipe(ArrowRecipe):
-    """Of a table that is there; the key is a hash of its rows."""
+    """Recipe of an existing table. Its key is a hash of the rows."""
 
     table: Any
 

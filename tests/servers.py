@@ -1,4 +1,4 @@
-"""Commands that serve a page: started in a shell that activated nothing."""
+"""Helpers for commands that serve a web page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 
 CHANCE = random.SystemRandom()
-"""Libraries seed Python's own: two test processes would take the same port."""
+"""Libraries seed Python's own generator, so processes would choose the same port."""
 
 
 def free_port() -> int:
-    """Below the ephemeral ports: Kedro-Viz takes no others."""
+    """Return a free port below the ephemeral ones, as Kedro-Viz accepts no others."""
     for port in CHANCE.sample(range(20_000, 30_000), 100):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def wait_for(url: str, process, log: Path) -> bytes:
-    """What the page answers, once it does."""
+    """Wait until the page responds, and return its content."""
     for _ in range(1200):
         with suppress(OSError), urllib.request.urlopen(url, timeout=2) as page:
             return page.read()
@@ -36,7 +36,7 @@ def wait_for(url: str, process, log: Path) -> bytes:
 
 
 def end_all(leader: int) -> None:
-    """Kill `leader` and what it started: MLflow's server has a session of its own."""
+    """Kill `leader` and its children, including MLflow's server in another session."""
     with suppress(psutil.NoSuchProcess):
         found = psutil.Process(leader)
         for one in (*found.children(recursive=True), found):
@@ -44,7 +44,7 @@ def end_all(leader: int) -> None:
 
 
 def of_session(leader: int) -> list[psutil.Process]:
-    """Processes that `leader` and its children started, also those it left behind."""
+    """Return processes that `leader` and its children started, even if orphaned."""
     found = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
@@ -54,11 +54,11 @@ def of_session(leader: int) -> list[psutil.Process]:
 
 
 def listening(leader: int) -> set[tuple[str, int]]:
-    """Addresses and ports at which the session takes connections."""
+    """Return the addresses and ports on which the session accepts connections."""
     connections = []
     children = psutil.Process(leader).children(recursive=True)
     for one in {*of_session(leader), *children}:
-        with suppress(psutil.NoSuchProcess):  # a helper that has just ended
+        with suppress(psutil.NoSuchProcess):  # a process that has just ended
             connections += one.net_connections("tcp")
     taking = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
     return {(address.ip, address.port) for address in taking}

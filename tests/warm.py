@@ -1,8 +1,9 @@
-"""`kedro ...` as a process of its own, but without the seconds that imports take.
+"""Run `kedro ...` in a separate process, but without the import time.
 
-A server imports once what every command needs, and forks for each command: so each has
-its own environment, output and exit status, and can be killed. It is a fork of the test
-process itself, before that imports tests, if pytest-xdist has started the process.
+A server imports once what all commands need, and forks for each command. Each command
+therefore has its own environment, output and exit code, and can be killed. If
+pytest-xdist has started the test process, the server is a fork of that process, created
+before it imports any tests.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from flatout.engine.machine.garbage import collect_rarely
 
 PROJECT = Path(__file__).parents[1]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""As conf/test has it: torch reads them when it is imported, here."""
+"""Same values as in conf/test. torch reads them when this process imports it."""
 ONE_AT_A_TIME = threading.Lock()
 BOUND_BY_PERMISSIONS = "FLATOUT_TESTS_BOUND_BY_PERMISSIONS"
-"""Variable with which a command may write only what permissions allow, as root too."""
+"""If this variable is set, file permissions apply to the command even for root."""
 PRELOADED = (
     "datasets",
     "flatout.reports.report",
@@ -99,8 +100,8 @@ class Process:
 def start(
     arguments: list[str], output: Path, cwd: Path, variables: Mapping[str, str]
 ) -> Process:
-    """`kedro ARGUMENTS`, or what Python does with them if they begin with `-m` or `-c`;
-    it leads a process group of its own."""
+    """Start `kedro ARGUMENTS` in a new process group. If the arguments begin with `-m`
+    or `-c`, start `python ARGUMENTS` instead."""
     environment = {**not_activated(), "COLUMNS": "200", **ONE_THREAD, **variables}
     return Process(
         ask(
@@ -114,19 +115,19 @@ def start(
 
 
 def start_trial(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> Process:
-    """The process of a trial, without the seconds of its imports."""
+    """Start the process of a trial, without the import time."""
     _, *arguments = trials.command(spec, folder)
     return start(arguments, folder / "log.txt", PROJECT, variables)
 
 
 def start_program(folder: Path, variables: Mapping[str, str]) -> Process:
-    """The tracking program, without the seconds of its imports."""
+    """Start the tracking program, without the import time."""
     arguments = ["-m", "flatout.tracking", str(folder)]
     return start(arguments, Path(os.devnull), PROJECT, variables)
 
 
 def not_activated() -> dict[str, str]:
-    """Variables of a shell in which this environment was never activated."""
+    """Return the variables of a shell in which this environment is not activated."""
     own = str(Path(sys.executable).parent)
     folders = os.environ["PATH"].split(os.pathsep)
     others = [folder for folder in folders if folder != own]
@@ -147,7 +148,7 @@ FORKED: list[Any] = []
 
 @cache
 def server() -> Any:
-    """One for each test process; it ends with it, when its input does."""
+    """Return the server of this test process. It ends when its input is closed."""
     if FORKED:
         return FORKED[0]
     process = subprocess.Popen(
@@ -163,9 +164,9 @@ def server() -> Any:
 
 
 def fork_server() -> None:
-    """From this process, which imports for its tests most of what commands need."""
+    """Fork the server from this process, which needs most of the imports anyway."""
     usual = sys.stdout, sys.stderr  # pytest's
-    # Handlers of logs and consoles that are made now keep these.
+    # Log handlers and consoles that are created now keep these streams.
     sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
     os.environ["COLUMNS"] = "200"
     preload()
@@ -188,14 +189,14 @@ def preload() -> None:
     for group in ("kedro.global_commands", "kedro.project_commands", "kedro.hooks"):
         for plugin in entry_points(group=group):
             plugin.load()
-    for file in (PROJECT / "conf/base").glob("*.yml"):  # OmegaConf's parser learns
+    for file in (PROJECT / "conf/base").glob("*.yml"):  # warms up OmegaConf's parser
         OmegaConf.to_container(OmegaConf.load(file))
 
 
 def run(requests: IO[str], replies: IO[str]) -> NoReturn:
-    """The server, and in its forks the commands; none of them returns."""
+    """Run the server and, in its forks, the commands. None of them returns."""
     status: Any = 1
-    faulthandler.disable()  # pytest's; some commands crash on purpose
+    faulthandler.disable()  # pytest enables it, but some commands crash on purpose
     try:
         command = serve(requests, replies)
         status = None if command is None else do(command)
@@ -206,8 +207,8 @@ def run(requests: IO[str], replies: IO[str]) -> NoReturn:
 
 
 def serve(requests: IO[str], replies: IO[str]) -> list[str] | None:
-    """Answer requests until there are no more; in a fork, the command to run."""
-    gc.freeze()  # a collection in a fork copies no pages of what is here
+    """Answer requests until the input ends. In a fork, return the command to run."""
+    gc.freeze()  # keeps garbage collection in forks from copying memory pages
     while line := requests.readline():
         request = json.loads(line)
         if request["do"] == "poll":
@@ -226,7 +227,7 @@ def _status(pid: int) -> int | None:
 
 
 def follow_in_a_fork(folder: Path, variables: Mapping[str, str]) -> Process:
-    """The tracking program, without the seconds of its imports."""
+    """Run the tracking program in a fork, without the import time."""
     from flatout.tracking import follow
 
     if pid := os.fork():
@@ -240,7 +241,7 @@ def follow_in_a_fork(folder: Path, variables: Mapping[str, str]) -> Process:
 
 
 class Fork(Process):
-    """A child of this very process."""
+    """A child of this process."""
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -253,13 +254,13 @@ OUTPUT = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 def _become(request: dict[str, Any]) -> None:
     os.setsid()
-    # As in a terminal: a shell that starts the tests in the background ignores it.
+    # As in a terminal. A shell that runs the tests in the background ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["variables"])
     if "HF_ENDPOINT" in os.environ:
-        importlib.reload(huggingface_hub.constants)  # of the environment
+        importlib.reload(huggingface_hub.constants)  # reads the environment
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     files = (os.devnull, os.O_RDONLY), (request["output"], OUTPUT)
     for stream, (name, mode) in zip((0, 1), files, strict=True):
@@ -270,7 +271,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def give_up_capabilities() -> None:
-    """Those of Linux, with which root writes to read-only files."""
+    """Drop Linux capabilities, with which root can write to read-only files."""
     version_3, own_process = 0x20080522, 0
     header = (ctypes.c_uint32 * 2)(version_3, own_process)
     none = (ctypes.c_uint32 * 6)()
@@ -278,8 +279,8 @@ def give_up_capabilities() -> None:
 
 
 def do(command: list[str]) -> Any:
-    """Run it and what it leaves to the interpreter's end; its exit code. Modules are
-    not taken apart, which costs each command 5 s."""
+    """Run the command and its exit handlers, and return the exit code. Modules are not
+    torn down, which would take 5 s per command."""
     status: Any = None
     try:
         _call(command)
@@ -321,6 +322,6 @@ def _call(command: list[str]) -> None:
 if __name__ == "__main__":
     collect_rarely()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no reply
+    os.dup2(2, 1)  # output of imports must not be read as a reply
     preload()
     run(sys.stdin, answers)

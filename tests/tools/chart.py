@@ -1,8 +1,8 @@
-"""The README's chart: BERT-base at 704 rows a step on one H100, docs/benchmarks.md.
+"""The README's chart: BERT-base at 704 rows per step on one H100 (docs/benchmarks.md).
 
     python -m tests.tools.chart
 
-One SVG for light and dark pages: its colours follow the reader's.
+The SVG file adapts its colours to light and dark pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ text { font: 14px system-ui, sans-serif; fill: #1f2328 }
 
 
 def drawn(rows: list[tuple[str, float]]) -> str:
-    """A bar a row."""
+    """Return an SVG bar chart with one bar per row."""
     most = max(rate for _, rate in rows)
     height = GAP + len(rows) * (BAR + GAP)
     parts = []

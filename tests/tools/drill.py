@@ -1,9 +1,9 @@
 """The fault drill: `python -m tests.tools.drill --kills 50 --seed 0`.
 
-A small training is killed, stopped, starved of disk and robbed of its newest checkpoint
-at random moments, again and again, and started again with the same command each time.
-At its end weights, losses and gradient norms must be those of the undisturbed run, bit
-for bit, and every point must be in the metrics file once.
+A small training run is killed or stopped, has its disk filled up, or loses its newest
+checkpoint, at random moments. Each time the same command starts it again. When it has
+finished, its weights, losses and gradient norms must be equal to those of an
+undisturbed run bit for bit, and each point must be in the metrics file exactly once.
 """
 
 from __future__ import annotations
@@ -34,41 +34,42 @@ from tests.tools.victim import BEATS, OUTCOME, TEMPORARY, Victim
 logger = logging.getLogger(__name__)
 
 FAULTS = ("kill", "kill", "kill", "kill", "term", "corrupt", "fill", "stop")
-"""Drawn from with equal chance: half of all are plain kills."""
+"""Chosen with equal probability, so half of all faults are plain kills."""
 LONGEST_ATTEMPT_S = 120.0
 LONGEST_FAULT_FREE_S = 0.8
-"""A fault comes at a random moment of so many seconds after the first step."""
+"""A fault occurs at a random moment within this time after the first step."""
 FULL_DISK_BYTES = 4_000
-"""Too little for a checkpoint's tensors, enough for the metrics of a short while."""
+"""Too small for the tensors of a checkpoint, but enough for a few metrics."""
 
 
 class DrillError(AssertionError):
-    """A training did not end as the undisturbed one did."""
+    """A training run did not end like the undisturbed one."""
 
 
 @dataclass
 class Drill:
-    """What was done and seen so far."""
+    """State and statistics of a drill."""
 
     folder: Path
     victim: Victim
     seed: int
     preloaded: bool = False
-    """Fork from this process, which has imported all: quick, for tests."""
+    """Fork from this process, which has imported everything. Fast, for tests."""
     faults: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
     resumable: int = 0
-    """Starts that met a checkpoint, and had to go on from it."""
+    """Number of starts that found a checkpoint, and should have resumed from it."""
     resumed: int = 0
     first_step_s: list[float] = field(default_factory=list)
-    """From the start of a command to its first new step."""
+    """Time from the start of each command to its first new step."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.reference = self._undisturbed()
 
     def run(self, wanted_faults: int) -> None:
-        """Whole trainings until so many faults were met. Raises DrillError."""
+        """Run complete training runs until this many faults have occurred. Raises
+        DrillError if a result differs."""
         round_number = 0
         while sum(self.faults.values()) < wanted_faults:
             round_number += 1
@@ -93,7 +94,8 @@ class Drill:
             self._attempt(folder, fault)
 
     def _faults(self) -> list[str]:
-        """Ranks hand files over, which a full disk would refuse before any step."""
+        """Return the possible faults. With several ranks, a full disk would already
+        prevent the first step, because ranks exchange files."""
         alone = self.victim.world_size == 1
         return [fault for fault in FAULTS if alone or fault != "fill"]
 
@@ -103,7 +105,7 @@ class Drill:
         attempt = Attempt.start(folder, self.preloaded)
         try:
             if fault == "none" or not attempt.wait_for_step():
-                if fault == "fill":  # the last model did not fit, which is an error
+                if fault == "fill":  # an error is correct if the last model did not fit
                     attempt.wait()
                 else:
                     attempt.finish()
@@ -121,7 +123,7 @@ class Drill:
         self._check_resume(resumable, attempt)
 
     def _check_resume(self, resumable: bool, attempt: Attempt) -> None:
-        """Raises DrillError where a training began again beside a checkpoint."""
+        """Raise DrillError if a run with a checkpoint did not resume from it."""
         resumed = "resuming from step" in attempt.output
         self.resumable += resumable
         self.resumed += resumed
@@ -146,7 +148,7 @@ class Drill:
             self._corrupt(folder / "run")
 
     def _corrupt(self, folder: Path) -> None:
-        """Flip a byte of a random file of the newest checkpoint, if it is not alone."""
+        """Flip a bit of a random file in the newest of at least two checkpoints."""
         checkpoints = step_folders(folder)
         if len(checkpoints) < 2:
             return
@@ -219,7 +221,7 @@ class Attempt:
         return beat.step if beat else 0
 
     def wait_for_step(self) -> bool:
-        """Until it has trained a step of its own; False where it ends before."""
+        """Wait for the first new step. Return False if the run ends before."""
         while self.age_s < LONGEST_ATTEMPT_S:
             if self.ended:
                 return False
@@ -229,7 +231,7 @@ class Attempt:
         raise DrillError(f"no step within {LONGEST_ATTEMPT_S:.0f} s\n{self.output}")
 
     def moment(self) -> str:
-        """What it does now."""
+        """Return what the run is doing now."""
         hidden = [path.name for path in (self.folder / "run").glob(".tmp-*")]
         if any("step-" in name for name in hidden):
             return "writing a checkpoint"
@@ -237,13 +239,13 @@ class Attempt:
         return beat.phase if beat else "start"
 
     def finish(self) -> None:
-        """Raises DrillError where it does not end well."""
+        """Wait for the end. Raises DrillError if the run fails."""
         status = self.wait()
         if status != 0:
             raise DrillError(f"exit status {status}\n{self.output}")
 
     def wait(self) -> int:
-        """The exit status. Raises DrillError where it does not end."""
+        """Return the exit code. Raises DrillError if the run does not end in time."""
         while not self.ended:
             if self.age_s > LONGEST_ATTEMPT_S:
                 self.kill()
@@ -260,21 +262,22 @@ class Attempt:
             os.kill(self.process.pid, signum)
 
     def kill(self) -> None:
-        """The command and all it started."""
+        """Kill the command and all processes that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         while not self.ended:
             time.sleep(0.005)
 
     def _beat(self) -> Beat | None:
-        """Of the main rank: the command itself, or one that it has started."""
+        """Return the heartbeat of rank 0: this command, or a process that it has
+        started."""
         places = [self.folder / BEATS, *self.folder.glob(f"{TEMPORARY}/*/{BEATS}")]
         beats = [beat for place in places for beat in read_beats(place)]
         return beats[0] if beats else None
 
 
 def _points(folder: Path) -> list[tuple[int, str, str]]:
-    """(step, metric, value) of the metrics file, but those that are times."""
+    """Return (step, metric, value) of all points in the file except timings."""
     found = []
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         point = json.loads(line)

@@ -1,9 +1,9 @@
-"""Check results on a GPU: one line per part, exit status 1 if a part fails.
+"""Check results on a GPU: one line per part, exit code 1 if a part fails.
 
     python -m tests.tools.gpu_check
     python -m tests.tools.gpu_check --against ../another/checkout
 
-`--against` also compares the rates with those of another checkout, in turns.
+`--against` also compares throughput with another checkout, in turns.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PROJECT = Path(__file__).parents[2]
 
 
 def parts(against: Path | None) -> dict[str, list[str]]:
-    """Return the arguments of `python` by part. Kernels need a GPU: Triton's
-    interpreter needs minutes for them."""
+    """Return the arguments of `python` for each part. Kernels are only checked on a
+    GPU, because Triton's interpreter takes minutes."""
     import torch
 
     found = {"tests": ["-m", "pytest", "-q", "tests/engine/test_gpu.py"]}
@@ -35,7 +35,7 @@ def parts(against: Path | None) -> dict[str, list[str]]:
 
 
 def passes(name: str, arguments: Sequence[str]) -> bool:
-    """Run a part; its output is shown."""
+    """Run a part, show its output, and return whether it passed."""
     path = os.pathsep.join([f"{PROJECT / 'src'}", os.environ.get("PYTHONPATH", "")])
     begin_s = time.monotonic()
     done = subprocess.run(
@@ -50,7 +50,7 @@ def passes(name: str, arguments: Sequence[str]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if all is well, 1 if a part failed."""
+    """Return 0 if all parts passed, or 1 if one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--against", type=Path, help="another checkout, for its rates")
     options = parser.parse_args(arguments)

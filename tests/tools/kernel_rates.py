@@ -1,9 +1,10 @@
-"""Our loss beside Liger-Kernel's and PyTorch's, forward and backward.
+"""Time and memory of flatout's loss, compared with Liger-Kernel and PyTorch.
 
     python -m tests.tools.kernel_rates
 
-Needs a GPU and `pip install liger-kernel`. Milliseconds are medians of Triton's
-`do_bench`; peak memory is what a call allocates beyond its inputs.
+Needs a GPU and `pip install liger-kernel`. Each time is the median of forward and
+backward passes in Triton's `do_bench`. Peak memory is what a call allocates in addition
+to its inputs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from torch.nn import functional as F
 
 HIDDEN = 1_024
 SHAPES = ((4_096, 32_000), (24_576, 32_000), (24_576, 151_936))
-"""(targets, vocabulary size)."""
+"""Pairs of number of targets and vocabulary size."""
 
 
 def losses() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """(hidden (K, H) bf16, weight (V, H) fp32, labels (K,)) -> summed loss ()."""
+    """Return functions that compute the summed loss () from hidden states (K, H) in
+    bf16, weights (V, H) in fp32 and labels (K,)."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy

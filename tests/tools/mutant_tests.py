@@ -1,4 +1,4 @@
-"""What the tests say of a mutant: pytest plugins of `mutants.py`."""
+"""Pytest plugins for `mutants.py`, which observe the tests of a mutant."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 
 class Reached:
-    """A pytest plugin: the seconds of each test, and which lines it ran,
-    with those of the fixtures that it shares with others."""
+    """Pytest plugin that records the duration of each test and the lines it executes,
+    including the lines of shared fixtures."""
 
     def __init__(self, files: dict[str, str], names: tuple[str, ...]) -> None:
-        """`files`: paths whose lines count, and what they are called; `names`: what
-        those of the tests begin with."""
+        """`files` maps the paths that are traced to their names. Only tests whose names
+        begin with one of `names` are run."""
         self._files = files
         self._names = names
         self.at_import: set[str] = set()
-        """What ran while tests were collected."""
+        """Lines that are executed while tests are collected."""
         self._lines = self.at_import
         self._failed: set[str] = set()
         self._of_fixtures: dict[str, set[str]] = {}
@@ -80,7 +80,8 @@ class Reached:
 
 
 class Ordered:
-    """A pytest plugin: only these tests, in this order; which one failed first."""
+    """Pytest plugin that runs the given tests in order, and records the first
+    failure."""
 
     def __init__(self, order: list[str]) -> None:
         self._places = {name: place for place, name in enumerate(order)}

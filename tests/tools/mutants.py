@@ -1,13 +1,13 @@
-"""Which small changes to the core its tests notice, on CPU cores without a GPU.
+"""Mutation testing of the core, on CPU cores without a GPU.
 
     python -m tests.tools.mutants --count 300 --seed 20 --results mutants.jsonl
 
-Mutants are drawn from `MODULES` by the seed. Each is put into a copy of the project,
-and a fork of a process that has imported torch and pytest runs the tests that reach
-its lines, the quickest first, until one fails; a mutant that hangs is killed as well.
-Where `--results` is there, only mutants that are not in it are tried. The copies
-beside it (`.work`) are those of the project at the first start: delete them after a
-change. `--only TEXT` tries those alone whose name has it.
+The seed decides which mutants are drawn from `MODULES`. Each is written into a copy of
+the project. A fork of a process that has imported torch and pytest runs the tests that
+reach its lines, fastest first, until one fails. A mutant that hangs is killed as well.
+Mutants that are already in the file `--results` are skipped. The copies next to this
+file (`.work`) are made at the first start, so delete them after changing the project.
+`--only TEXT` selects mutants whose names contain the text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.tools.mutations import Mutant, mutants
 PROJECT = Path(__file__).parents[2]
 ENGINE = "src/flatout/engine"
 PLAIN = ("test_step.py", "test_distributed.py::test_rows_and_gradients")
-"""The core against plain PyTorch, on one rank and two."""
+"""Tests that compare the core with plain PyTorch, on one rank and on two."""
 SHAPES = ("test_bf16_on_cpus.py", "test_distributed.py::test_every_row")
 RUNS = ("test_resume.py", "test_recorder.py", "test_faults.py::test_memory_that")
 TOLD = ("test_recorder.py", "test_progress.py")
@@ -77,7 +77,7 @@ MODULES = {
     ),
     "checkpoints/checkpoint_writer": ("test_checkpoint.py", "test_resume.py"),
 }
-"""Modules whose mutants are drawn, and the tests that stand for them."""
+"""Modules from which mutants are drawn, with the tests that should notice them."""
 PRELOADED = (
     *("accelerate", "hypothesis", "pandas", "scipy.stats", "torch._dynamo"),
     *("torch.distributed.fsdp", "transformers.models.bert.modeling_bert"),
@@ -98,7 +98,7 @@ def tests_of(modules: Collection[str]) -> tuple[str, ...]:
 
 
 def enter(copy: Path) -> None:
-    """Become a process of its own whose project is `copy`."""
+    """Start a new session, in which `copy` is the project."""
     os.setsid()
     os.chdir(copy)
     with (copy / "output.txt").open("w") as output:
@@ -123,7 +123,7 @@ def run_tests(copy: Path, files: list[str], plugin: Any, *options: str) -> int:
 
 
 def reach(copy: Path, file: Path) -> None:
-    """In a fork: run all tests once on the sound source, and note what they reach."""
+    """In a fork, run all tests on the original source, and record the lines reached."""
     enter(copy)
     names = tests_of(MODULES)
     paths = {str(copy / file): file for file in map(path_of, MODULES)}
@@ -136,8 +136,9 @@ def reach(copy: Path, file: Path) -> None:
 
 
 def order_for(mutant: Mutant, reached: dict[str, Any]) -> list[str]:
-    """Tests that reach the mutant, the quickest first; then those whose processes may.
-    Of what runs at import, or in a rank alone, all tests of the module."""
+    """Return the tests that reach the mutant, fastest first, then tests that may reach
+    it in other processes. For lines that run at import or only in a rank, return all
+    tests of the module."""
     tests = reached["tests"]
     module = mutant.file.removeprefix(f"{ENGINE}/").removesuffix(".py")
     names, (first, last) = tests_of([module]), mutant.lines
@@ -154,10 +155,10 @@ def order_for(mutant: Mutant, reached: dict[str, Any]) -> list[str]:
 
 
 def try_mutant(copy: Path, mutant: Mutant, number: int, order: list[str]) -> None:
-    """In a fork: the tests, until one fails; its name is left in `copy`."""
+    """In a fork, run the tests until one fails, and write its name into `copy`."""
     file = copy / mutant.file
     file.write_bytes(mutant.source(file.read_bytes()))
-    os.utime(file, (number, number))  # compiled modules are known by their time
+    os.utime(file, (number, number))  # Python recognises compiled modules by their time
     enter(copy)
     plugin = Ordered(order)
     files = sorted({name.partition("::")[0] for name in order})
@@ -168,7 +169,7 @@ def try_mutant(copy: Path, mutant: Mutant, number: int, order: list[str]) -> Non
 
 
 class Trials:
-    """Mutants in as many copies as there are processes, one after the other."""
+    """Runs mutants in parallel, one in each copy of the project."""
 
     def __init__(self, copies: list[Path], results: Path, reached: Any) -> None:
         self._idle, self._results, self._reached = copies, results, reached
@@ -220,13 +221,13 @@ class Trials:
             self.wait()
 
     def stop(self) -> None:
-        """Leave nothing behind where this process is ended."""
+        """Kill all running tests when this process ends."""
         for pid in self._running:
             os.killpg(pid, signal.SIGKILL)
 
 
 def table(drawn: list[Mutant], results: Path) -> str:
-    """Of all drawn so far, by module."""
+    """Return a table of all mutants tried so far, by module."""
     lines = results.read_text().splitlines() if results.exists() else []
     ends = {entry["mutant"]: entry["killed_by"] for entry in map(json.loads, lines)}
     rows = ["| module | mutants | killed | share |", "|---|---|---|---|"]
@@ -246,7 +247,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
 
 
 def prepare(folder: Path, processes: int) -> tuple[list[Path], dict[str, Any]]:
-    """Copies of the project, and what its tests reach."""
+    """Create copies of the project, and return them with the lines that tests reach."""
     copies = [folder / f"copy{number}" for number in range(processes)]
     file = folder / "reached.json"
     if not file.exists():

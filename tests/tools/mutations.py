@@ -1,4 +1,4 @@
-"""Small changes to a module's source, each of which its tests should notice."""
+"""Small changes to the source of a module that its tests should notice."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ OPERATORS: dict[type, type] = {
     ast.Or: ast.And,
 }
 SAID = {"logger", "warnings"}
-"""What is said to people is left alone, and what an error says."""
+"""Messages to users are not changed, including those of errors."""
 ON_A_GPU = {"_StepGraphs"}
-"""`test_gpu.py` is for that, and for statements that name CUDA."""
+"""Not changed, like statements that name CUDA: `test_gpu.py` tests these."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """Source `[start:end]` (bytes) of `file` replaced by `text`."""
+    """The bytes `[start:end]` of `file`, replaced by `text`."""
 
     file: str
     lines: tuple[int, int]
-    """First and last line that has to run for a test to notice."""
+    """First and last line, one of which a test has to execute to notice the change."""
     start: int
     end: int
     before: str
@@ -62,7 +62,7 @@ class Mutant:
 
 
 def mutants(root: Path, file: str) -> Iterator[Mutant]:
-    """All of a module, in the order of its source."""
+    """Yield all mutants of a module, in the order of its source."""
     whole = (root / file).read_bytes()
     begins = [0]
     for line in whole.splitlines(keepends=True):
@@ -78,7 +78,7 @@ def mutants(root: Path, file: str) -> Iterator[Mutant]:
 
 
 Change = tuple[ast.AST, ast.AST]
-"""A node, and what takes its place."""
+"""A node and its replacement."""
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
@@ -96,7 +96,7 @@ def _annotations(node: ast.AST) -> list[ast.AST]:
 
 
 def _is_left_alone(node: ast.AST) -> bool:
-    """Messages, what only a type checker reads, and what only a GPU runs."""
+    """Return whether the node is a message, or only used by type checkers or GPUs."""
     if isinstance(node, ast.ClassDef) and node.name in ON_A_GPU:
         return True
     if isinstance(node, ast.stmt) and not hasattr(node, "body"):
@@ -153,7 +153,7 @@ def _symmetric(call: ast.Call) -> bool:
 
 
 def _has_effect(node: ast.AST) -> bool:
-    """A statement that another one can be right without."""
+    """Return whether the statement can be removed while the others stay valid."""
     if isinstance(node, ast.Assign):
         return isinstance(node.targets[0], ast.Attribute | ast.Subscript)
     if isinstance(node, ast.Expr):

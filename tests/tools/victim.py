@@ -1,7 +1,8 @@
-"""A small training that faults are tried on: `python -m tests.tools.victim F`.
+"""A small training run for the fault drill: `python -m tests.tools.victim F`.
 
-F/victim.json holds the options of :class:`Victim`. The run goes on where it was left;
-when it has finished, F/outcome.json holds what must not depend on what befell it.
+F/victim.json contains the options of :class:`Victim`. The run resumes if it was
+interrupted. When it has finished, F/outcome.json contains the results that must not
+depend on the faults.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from flatout.engine.machine.watchdog import heartbeat
 
 OPTIONS, OUTCOME, BEATS = "victim.json", "outcome.json", "beats"
 TEMPORARY = "temporary"
-"""Where ranks, if there are several, leave their heartbeats."""
+"""Folder in which the ranks write their heartbeats, if there are several."""
 VOCABULARY_SIZE, MAX_LENGTH, LABELS = 200, 32, 4
 
 
 @dataclass(frozen=True)
 class Victim:
-    """Dropout on, several micro-batches a step, evaluations inside of epochs."""
+    """Options of a run with dropout, several micro-batches per step, and
+    evaluations."""
 
     max_steps: int = 200
     rows: int = 400
@@ -36,9 +38,9 @@ class Victim:
     checkpoint_every: int = 5
     seed: int = 0
     file_limit_bytes: int | None = None
-    """Largest file that can be written: a disk that is full."""
+    """Maximum size of a file. Simulates a full disk."""
     train: dict[str, Any] = field(default_factory=dict)
-    """Further settings of `train`."""
+    """Additional settings of `train`."""
 
     def settings(self) -> dict[str, Any]:
         train = {
@@ -66,7 +68,7 @@ class Victim:
                 "seed": self.seed,
                 "precision": "fp32",
                 "threads": 1,
-                "deterministic": True,  # on GPUs too the end is compared bit for bit
+                "deterministic": True,  # results are compared bit for bit, also on GPUs
             },
             "model": {"config": config},
             "tokenize": {"max_length": MAX_LENGTH},
@@ -79,7 +81,7 @@ class Victim:
 
 
 def token_rows(rows: int, seed: int) -> Any:
-    """Rows of 3 to MAX_LENGTH tokens whose label can be learned."""
+    """Return rows of 3 to MAX_LENGTH tokens with labels that can be learned."""
     from flatout.engine.rows.tokens import TokenRows
 
     rng = np.random.default_rng([seed, rows])
@@ -111,7 +113,7 @@ def make_job(victim: Victim, folder: Path) -> Any:
 
 
 def outcome(result: Any) -> dict[str, Any]:
-    """Curves as hexadecimal floats, and hashes of the weights."""
+    """Return learning curves as hexadecimal floats, and hashes of the weights."""
     from flatout.engine.files.content_key import file_hash
 
     return {
