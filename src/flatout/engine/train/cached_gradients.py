@@ -80,9 +80,9 @@ class CachedGradients:
         """This rank's share of the summed loss, a scalar tensor."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the tensors of each micro-batch, with gradients that make the sum of
-        the backward passes the gradient of the global loss. The random numbers are
-        those of the first pass."""
+        """Yield the tensors of each micro-batch with the gradients of its logits. The
+        backward passes then add up to the gradient of the global loss. The random
+        numbers are those of the first pass."""
         for tensors, state in zip(self._micro_batches, self._states, strict=True):
             torch.set_rng_state(state[0])
             if self._runtime.is_cuda:

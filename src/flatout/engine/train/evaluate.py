@@ -108,7 +108,7 @@ class Sums:
 
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
-    """Return the tensors (k, ...) of all ranks, on every rank. k may differ."""
+    """Return the tensors (k, ...) of all ranks. k may differ between ranks."""
     found: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(found, own.cpu())
     return [part.to(own.device) for part in found]

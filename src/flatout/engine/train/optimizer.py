@@ -110,7 +110,7 @@ def parameter_groups(
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
     """Return the learning rate of `step`, counted from 0. After a linear warm-up, the
-    rate follows the schedule, but stays above `min_learning_rate_share` of the peak."""
+    rate follows the schedule down to `min_learning_rate_share` of the peak."""
     if is_own(settings.schedule):
         return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
@@ -145,7 +145,7 @@ def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
 
 
 def check_schedule(settings: TrainSettings, total_steps: int) -> None:
-    """Try a custom schedule for steps of the whole run. Raises SettingsError if it
+    """Try a custom schedule at steps throughout the run. Raises SettingsError if it
     fails."""
     if is_own(settings.schedule):
         every = max(1, -(-total_steps // STEPS_TRIED))

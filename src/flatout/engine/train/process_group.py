@@ -1,4 +1,4 @@
-"""Let ranks train together: process groups, model wrapping and common decisions."""
+"""Distributed training: process groups, model wrapping and common decisions."""
 
 from __future__ import annotations
 

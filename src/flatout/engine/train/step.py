@@ -215,7 +215,7 @@ class Stepper:
     def _run(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run forward and backward on a micro-batch. Return its summed loss, logits."""
+        """Run a micro-batch forward and backward. Return its summed loss and logits."""
         # DDP averages the gradients of the ranks, whereas `all_reduce` sums them.
         ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
         with nullcontext() if is_last else self.no_sync():

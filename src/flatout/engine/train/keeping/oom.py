@@ -32,10 +32,10 @@ class OutOfMemory(RuntimeError):
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
-    """Reduce the memory of steps after `error`. First, give up CUDA graphs, which need
-    separate memory. Then, halve the token budget, which splits the same global batch
-    into more micro-batches. Raises OutOfMemory if the settings do not allow this, or if
-    there are several ranks. Other errors are re-raised."""
+    """Give up CUDA graphs, which need separate memory, or else halve the token budget,
+    which splits the same global batch into more micro-batches. Raises OutOfMemory if
+    the settings do not allow this, or if there are several ranks. If `error` has
+    another cause than a lack of memory, it is re-raised."""
     if not is_out_of_memory(error):
         raise error
     how = f"out of memory at step {step}"
@@ -59,7 +59,7 @@ def evaluate_within_memory(
 ) -> Found:
     """Call `evaluate` with the maximum number of tokens per micro-batch. `rows` may be
     longer than the training rows. If memory runs out, the call is repeated with half
-    the tokens, and at last without CUDA graphs. The token budget of training steps is
+    the tokens, and finally without CUDA graphs. The token budget of training steps is
     kept, because they fit. Raises the errors of `shrink`."""
     how = "out of memory in an evaluation"
     while True:
@@ -97,9 +97,8 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
 def _halved(
     trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
-    """Return half of `budget`. Raises OutOfMemory if a row does not fit, or if there
-    are several ranks: the others wait in the step, so the launcher restarts them all.
-    """
+    """Return half of `budget`. Raises OutOfMemory if a row does not fit. With several
+    ranks it also raises, because the others wait: the launcher restarts all of them."""
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
         remedy = (

@@ -42,7 +42,7 @@ FIRST_MINUTES = 1.0
 
 
 class Session:
-    """Context manager for a run on this rank, from resuming it to its end."""
+    """Context manager for a run on this rank, from resuming to its end."""
 
     def __init__(
         self, trainer: Trainer, recorder: Recorder, group: ProcessGroup | None

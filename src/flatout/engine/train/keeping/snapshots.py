@@ -55,7 +55,7 @@ class Snapshot:
     """A copy of a run's state in the host memory of the main rank."""
 
     files: dict[str, Named]
-    """The tensors of each of the files MODEL, OPTIMIZER and RANKS."""
+    """The tensors in each file: MODEL, OPTIMIZER and RANKS."""
     state: dict[str, Any]
     first_bad_step: Tensor
     ready: Any = None
@@ -114,7 +114,7 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """Return the recorder's state, and the plain numbers in the optimizer's."""
+        """Return the recorder's state and the plain numbers of the optimizer."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))
@@ -324,8 +324,8 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
-    """Create the state that the optimizer would create at its first step, for each
-    entry of a checkpoint, and return it by entry."""
+    """Create the state that the optimizer would create at its first step. Return the
+    tensors for each entry of a checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, like in stored.items():

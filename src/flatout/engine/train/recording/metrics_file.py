@@ -1,4 +1,4 @@
-"""Write live metrics of a run to a file, from which a tracking store is filled."""
+"""Write live metrics to a file, which other programs forward to a tracking store."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class MetricsFile:
             self._append({"step": step, "metrics": metrics})
 
     def note_resolved(self, step: int, resolved: dict[str, Any]) -> None:
-        """Write the settings used from `step` on, with every `auto` resolved. So they
-        are known even if the run is killed before its report."""
+        """Write the settings used from `step` on, with every `auto` resolved. They
+        are then known even if the run is killed before its report."""
         self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Show the progress of a run to users, as a line with the estimated time left."""
+"""Log the progress of a run, as a line with the estimated time left."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Recorder:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state` that the method of this name returned."""
+        """Restore a state that the method `state` returned."""
         self.history = [LogPoint(**point) for point in state["history"]]
         best = state["best"]  # old checkpoints also have a confusion matrix
         self.best = Evaluation(best["loss"], best["metrics"]) if best else None
@@ -161,8 +161,8 @@ class Recorder:
         self.clock.step_begins()
 
     def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
-        """Record a step after it. `wait_s` is the time that the host waited for its
-        batch."""
+        """Record a step after its launch. `wait_s` is the time that the host waited for
+        its batch."""
         self.clock.step_ends(batch, wait_s)
         self.samples += batch.num_samples
         self._steps_since_log += int(batch.num_targets > 0)
@@ -228,7 +228,7 @@ class Recorder:
         return point
 
     def notify(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Call the callbacks, if there are any. Their time is excluded from steps."""
+        """Call the callbacks, if there are any. Step times do not include this."""
         if self.callbacks is not None:
             with self.paused("callbacks"):
                 self.callbacks.call(event, step, values)

@@ -212,8 +212,7 @@ class Rates:
 
 
 def steady(windows: Sequence[Any]) -> list[Any]:
-    """Return the windows (or pairs of windows) without compilation, or all of them if
-    each one has compilation."""
+    """Return the windows (or pairs) without compilation, or all if there are none."""
     return [window for window in windows if window.clean] or list(windows)
 
 

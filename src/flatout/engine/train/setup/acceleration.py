@@ -31,7 +31,7 @@ SLOW_HOST = 1.5
 """A margin for slower hosts. With steps of 24,600 tokens, BERT-base reached 7,821 and
 7,668 samples/s on two hosts without graphs, and 7,868 and 8,160 with graphs."""
 GRAPH_MEMORY_SHARE = 0.8
-"""The share of the device's memory that steps with graphs may need by estimate."""
+"""The maximum share of the device's memory that a step with graphs may need."""
 GRAPH_PAD_MULTIPLE = 256
 """Packed totals are rounded up to a multiple of at least this number, so that few CUDA
 graphs are needed. The multiple grows with the mean total."""
@@ -58,7 +58,7 @@ class Planned:
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Return the work planned for a Hugging Face `model`, and earlier choices."""
+    """Return the work planned for a Hugging Face `model`, and choices to repeat."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
@@ -81,7 +81,7 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def checkpoint_values(resolved: Any, runtime: Runtime) -> dict[str, Any]:
-    """Return values to store in checkpoints, so that a resumed run chooses equally."""
+    """Return the values in a checkpoint by which a resumed run repeats all choices."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
@@ -146,9 +146,9 @@ def _work(
 
 
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
-    """Return an upper bound on the number of shapes of packed steps. It assumes that
-    totals are within two standard deviations of their mean. The mean and maximum length
-    bound the standard deviation (Bhatia & Davis 2000)."""
+    """Return an upper bound on the number of shapes of packed steps, whose totals are
+    assumed to be within two standard deviations of the mean. The mean and the maximum
+    length bound the standard deviation (Bhatia & Davis 2000)."""
     largest, mean = job.train.facts.largest_sample, job.train.facts.mean_length
     variance = rank_tokens(job, runtime) * max(0.0, largest - mean)
     around = 4 * math.sqrt(variance)
@@ -156,8 +156,8 @@ def _shapes(job: TrainJob, runtime: Runtime) -> int:
 
 
 def _resolve_compile(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
-    """Return the setting, or None if `auto` may choose. Raises SettingsError if there
-    is no compiler."""
+    """Return whether to compile, or None if `auto` leaves the choice open. Raises
+    SettingsError if there is no compiler."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
         # BatchNorm synchronises ranks within the graph, which has not been tested.
@@ -192,8 +192,8 @@ def without_compiler(runtime: Runtime) -> list[str]:
 def _resolve_cuda_graphs(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> bool | None:
-    """Return the setting, or None if `auto` may choose. Raises SettingsError if graphs
-    are required but not possible."""
+    """Return whether to use CUDA graphs, or None if `auto` leaves the choice open.
+    Raises SettingsError if graphs are required but not possible."""
     train, family = job.settings.train, family_of(config)
     possible = _can_record(job, runtime, strategy, family)
     if train.cuda_graphs != "auto":
@@ -241,9 +241,9 @@ def width_of(config: Any) -> int:
 def _most_graph_tokens(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> float:
-    """Return the maximum number of tokens of a step that gains from graphs. It must be
-    limited by launches and be one micro-batch, because each division of a global batch
-    would need a separate graph."""
+    """Return the maximum number of tokens of a step that gains from graphs. Such a step
+    is limited by kernel launches. It must be one micro-batch, because each division of
+    a global batch would need a separate graph."""
     budget = token_budget(job, runtime, strategy, config)
     if family_of(config).schedule.launches_by_place:
         return budget

@@ -125,7 +125,7 @@ def assemble(
     if runtime.is_cuda and free:
         found = fit(job, resolved, task_model, stepper)
         found = combine_ranks(found, group.all_gather(found) if group else [found])
-        kept = planned.token_budget if planned else None  # for equal bits
+        kept = planned.token_budget if planned else None  # for identical results
         resolved = _within(found, resolved, kept or found.token_budget)
         demand = found.demand
     data = step_rows(job, runtime, resolved, task_model.model.config)
@@ -178,7 +178,8 @@ def _task_model(
     *,
     synced: bool,
 ) -> TaskModel:
-    """Wrap `model` for its task. If `synced`, BatchNorm includes all ranks."""
+    """Wrap `model` for its task. `synced` means that there are other ranks, whose
+    samples BatchNorm includes."""
     model = _with_attention(model, resolved.attention, runtime)
     longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
     choose_flash_kernel(model.config, runtime.device, longest)

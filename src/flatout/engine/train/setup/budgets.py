@@ -179,7 +179,7 @@ def points(
 
     The first size is `start`, or a smaller one if memory runs out. The second is near
     the size that would fit in `free_bytes`, according to the first. The result is empty
-    if the longest row does not fit. It has one point if both sizes hold equal rows.
+    if the longest row does not fit. It has one point if both sizes give the same pass.
     """
     tokens = min(max(start, bounds.least), bounds.most)
     while (first := measure(tokens)) is None:

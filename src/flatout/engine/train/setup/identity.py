@@ -1,8 +1,8 @@
 """The identity of a run: the settings that must not change when it is resumed.
 
 Only a run with the same identity can resume a checkpoint. The identity includes all
-settings except those with the role EXECUTION, which change the speed, places or output
-of a run, but never its result.
+settings except those with the role EXECUTION, which change the speed, location or
+output of a run, but never its result.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ResolvedConfig:
     overhead_tokens: int = GPU_OVERHEAD_TOKENS
     """The cost of one more micro-batch on the device, in tokens."""
     launch_tokens: int = 0
-    """The number of tokens that the device trains while the host launches a batch."""
+    """The number of tokens the device trains while the host launches a micro-batch."""
     flat_all_reduce: bool = False
     """Whether gradients are reduced in one piece, after the backward pass."""
     compile_reason: str = ""
