@@ -66,8 +66,8 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def facts(self) -> dict[str, Any]:
-        """Return the time of slow transforms and, for a folder, the class folders
-        without images and the number of other files."""
+        """Return the duration of slow transforms. For a folder, also return its class
+        folders without images and the number of files that are not images."""
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():
             return found
@@ -105,8 +105,8 @@ class ImageFiles:
 
     @cached_property
     def _listed(self) -> list[tuple[Path, Any, str | None]]:
-        """The files, their labels, and for rows of a manifest without a file the
-        reason. Raises ArraysError if there are no images."""
+        """The file, the label and the fault (or None) of each image. Raises ArraysError
+        if there are no images."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
             classes = list(map(self._class_of, files))
@@ -176,7 +176,7 @@ def _check_classes(path: Path, names: set[str]) -> None:
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """Return the path of a manifest's file. Raises ArraysError if not below `root`."""
+    """Resolve a file name of a manifest. Raises ArraysError if it is outside `root`."""
     file = (root / str(name)).resolve()
     if not file.is_relative_to(root.resolve()):
         raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")

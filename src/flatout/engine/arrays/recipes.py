@@ -1,4 +1,4 @@
-"""Recipes of rows of a fixed shape, with keys of all that affects these rows."""
+"""Recipes of fixed-shape rows, with keys of the data and options they depend on."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from flatout.engine.rows.rows import array_of, values_in
 from flatout.engine.tasks import Task
 
 FINE = 1e-3
-"""Coarsest acceptable step between stored numbers, as a share of an input's range."""
+"""Largest acceptable float32 step between values, as a share of their range."""
 INPUTS, LABEL = "inputs", "label"
 
 
@@ -175,7 +175,7 @@ class _Values:
 
 
 def stored_as(dtype: Any) -> Any:
-    """Return the dtype for storing numbers of `dtype`, if float32 is precise enough."""
+    """Return the dtype that stores values of `dtype` if float32 is precise enough."""
     return dtype if dtype == np.uint8 else np.dtype(np.float32)
 
 

@@ -50,8 +50,8 @@ class Window:
     """Files (n,) whose bytes are stored instead of `values`."""
 
     def faults_for(self, shape: tuple[int, ...] | None) -> dict[int, str]:
-        """Return, by row, why rows are not valid samples of `shape`. If `shape` is None
-        because it is not known yet, any shape is valid."""
+        """Return why rows are invalid, by their index. Samples must have the shape
+        `shape`, or any shape if it is None because it is not known yet."""
         found, values = dict(self.faults), self.values
         if shape is not None and values.shape[1:] != shape:
             other = f"of shape {values.shape[1:]}, others are of {shape}"
@@ -133,7 +133,7 @@ class FilesKey(ContentKey):
 
 
 class ArraySource(Protocol):
-    """A source of raw samples. Each method reads the files again."""
+    """A source of raw samples, which are read again at each pass."""
 
     kind: ClassVar[str]
     """The value of `train.rows` for these samples."""
@@ -204,8 +204,8 @@ def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Convert numbers to float32, or to float64 if their dtype does not fit into
-    float32. uint8 is unchanged. Return None if the values are not numbers."""
+    """Convert numbers to float32, or to float64 if float32 cannot represent their dtype
+    exactly. uint8 is unchanged. Return None if the values are not numbers."""
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind not in "biuf":

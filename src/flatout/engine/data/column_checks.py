@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Faults:
-    """Reasons why rows of a batch are rejected; the first reason of a row is kept."""
+    """Reasons why rows of a batch are rejected. Only a row's first reason is kept."""
 
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The column and the reason of each rejected row, by row index."""
@@ -42,7 +42,7 @@ class Faults:
 
 
 def named(array: Any) -> Any:
-    """Return the values of `array` as by `plain_values`, with null instead of NaN."""
+    """Return the plain values of an array, with null instead of NaN."""
     array = plain_values(array)
     missing = array.is_null(nan_is_null=True)
     if missing.true_count == array.null_count:

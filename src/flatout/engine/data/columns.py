@@ -126,7 +126,7 @@ class Columns:
 
     @property
     def has_names(self) -> bool:
-        """Whether labels are names: of a single class, or lists of names."""
+        """Whether labels are names: either of a single class or lists of names."""
         return self.has_classes or (self.has_labels and _is_names(self.label_type))
 
     @property

@@ -20,8 +20,8 @@ KNOWN = 0.5
 
 
 def drop_key(given: Given) -> Any:
-    """Return the value of `split.drop_rows` in a content key. Raises SettingsError if
-    the file it names cannot be read."""
+    """Return the value that stands for `split.drop_rows` in a content key. Raises
+    SettingsError if the file that it names cannot be read."""
     if isinstance(given, str):
         return xxhash.xxh3_128_hexdigest(np.sort(_hashes(given)).tobytes())
     return sorted(given)

@@ -88,7 +88,7 @@ def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | 
 
 
 def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]:
-    """Return N conversations as readable text, and again as JSON."""
+    """Return N conversations, once as readable text and once as JSON."""
     found = [_conversation(name, value) for value in python_values(batch, name)]
     good = faults.add_texts(name, found)
     texts = [
@@ -153,7 +153,7 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
 
 
 def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
-    """Return, for each of the N rows, the list of the columns in `names` that are 1."""
+    """Return a list for each of the N rows with the names of the columns that are 1."""
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
         numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy(False)

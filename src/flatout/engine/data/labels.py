@@ -1,5 +1,5 @@
-"""Label checks that need all rows, and a report on the share of each label and on texts
-with several labels."""
+"""Check the labels of all rows, and report the share of each label and the texts that
+occur with several labels."""
 
 from __future__ import annotations
 

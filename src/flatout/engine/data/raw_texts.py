@@ -164,7 +164,7 @@ class _ArrowTexts:
 
 def _dataset_texts(dataset: Any, name: str) -> RawTexts:
     """Return a reader for a `datasets.Dataset`, whose rows stay memory-mapped. Class
-    numbers, also those in lists, are replaced by their names."""
+    numbers, including those in lists, are replaced by their names."""
     table = without_indices(dataset).data.table
     for place, (column, feature) in enumerate(dataset.features.items()):
         inner: Any = feature[0] if isinstance(feature, list) else feature

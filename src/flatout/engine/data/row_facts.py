@@ -26,7 +26,7 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Data about the N usable rows, about 41 bytes per row."""
+    """Data about the N usable rows. It needs about 41 bytes per row."""
 
     exact: Hashes
     """Hash of each row's content (N, words). Repeated rows have equal hashes."""
@@ -172,7 +172,7 @@ def group_hashes(groups: Any | None) -> Hashes | None:
 
 
 def scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """Mix hashes with a seed by SplitMix64, so that each seed gives another split."""
+    """Mix hashes with a seed by SplitMix64. Each seed gives an independent split."""
     with np.errstate(over="ignore"):
         z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -182,7 +182,7 @@ def scrambled(hashes: Hashes, seed: int) -> Hashes:
 
 
 def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
-    """Return the index (N,) of the first row with the same text, for each row."""
+    """Return, for each row, the index of the first row with the same text (N,)."""
     order = np.lexsort(exact.T[::-1])  # The sort is stable: the first row comes first.
     starts = np.ones(len(order), dtype=bool)
     starts[1:] = (exact[order[1:]] != exact[order[:-1]]).any(axis=1)
@@ -192,7 +192,7 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
-    """Return the first row in each split, for each text that is in several splits."""
+    """Return, for each text in several splits, its first row in each of them."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)

@@ -1,4 +1,4 @@
-"""Validate raw rows, and explain why the others are rejected."""
+"""Validate raw rows, and explain why rows are rejected."""
 
 from __future__ import annotations
 

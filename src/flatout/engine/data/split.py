@@ -72,8 +72,7 @@ class SplitPlan(ABC):
     @property
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """The report; includes `rows_in`, `rows_out`, `rejected`,
-        `rejected_by_reason`."""
+        """The report, with the row counts of `row_counts` and facts about the data."""
 
     def prepare(self, folder: Path) -> None:
         """Set the folder of the spool. The disk of the output has enough space."""

@@ -183,7 +183,7 @@ class Spool:
             self._files[-1].flush()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches again, with one in memory at a time. May be repeated."""
+        """Yield the stored batches, with one in memory at a time. May be repeated."""
         for file in self._files:
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):

@@ -1,4 +1,4 @@
-"""The calibration of a saved model, stored in its folder: temperature, thresholds."""
+"""The temperature and thresholds of a saved model, stored in a file in its folder."""
 
 from __future__ import annotations
 

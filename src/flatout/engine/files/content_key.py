@@ -72,7 +72,7 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Return the xxh3 hash of a file (32 hex digits). It only protects from damage."""
+    """Return a file's xxh3 hash (32 hex digits). It detects damage, but not attacks."""
     state = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

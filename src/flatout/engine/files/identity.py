@@ -13,8 +13,7 @@ import psutil
 
 
 def source_of(module: str) -> Path | None:
-    """Return the file of a module, or None if it is not found, as its import
-    reports."""
+    """Return a module's file, or None if it is not found. Importing it reports why."""
     with suppress(ImportError, ValueError):
         spec = find_spec(module)
         if spec and spec.origin and (file := Path(spec.origin)).is_file():
@@ -41,8 +40,8 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def runs_since(pid: int, begin_s: float) -> bool:
-    """Return whether a process `pid` exists that started at `begin_s` (seconds since
-    1970). The id alone is not enough because process ids are reused."""
+    """Return whether process `pid` is the one that started at `begin_s` (seconds since
+    1970). Process ids are reused, so the id alone is not enough."""
     try:
         return abs(psutil.Process(pid).create_time() - begin_s) < 1
     except psutil.Error:

@@ -56,7 +56,7 @@ class Mirror:
         return without_password(self.url)
 
     def copies(self) -> dict[str, bool]:
-        """Return whether each copy is complete, by its name, sorted."""
+        """Return the names of all copies, sorted, and whether each copy is complete."""
         files, root = self._place
         files.invalidate_cache()
         found: dict[str, bool] = {}

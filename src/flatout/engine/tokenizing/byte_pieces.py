@@ -12,7 +12,7 @@ from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
 
 PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
 LONGEST_WORD = 1_000
-"""Longer words, in bytes, are left out of training (base64, DNA)."""
+"""Maximum length in bytes of words used for training (base64 or DNA are longer)."""
 NUM_BYTES = 256
 FORMAT_VERSION = 1
 CHAT_TEMPLATE = (

@@ -51,7 +51,7 @@ def length_summary(lengths: Ints) -> dict[str, float]:
 
 
 def histogram(lengths: Ints) -> dict[str, list[float]]:
-    """Return a histogram as by `np.histogram`: `edges`, and `counts` between them."""
+    """Return a histogram of row lengths, with `counts` and `edges` as in NumPy."""
     longest = int(lengths.max())
     width = max(1, -(-longest // HISTOGRAM_BINS))
     edges = np.arange(0, longest + width + 1, width)

@@ -32,7 +32,7 @@ def folder_of(tokens: Any) -> Path | None:
 
 
 def key_of(tokens: Any) -> ContentKey | None:
-    """Return the key stored with token rows, or None unless they are a whole folder."""
+    """Return the key stored with token rows, or None if they are not a whole folder."""
     folder = folder_of(tokens)
     return None if folder is None else stored_key(folder)
 
@@ -50,8 +50,7 @@ def token_key(tokens: Any) -> str:
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the digest of the key currently stored with each split, None without
-    one."""
+    """Return the digest of the key that is now stored with each split, or None."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 

@@ -49,7 +49,7 @@ def tokens_recipe(
         **token_options(model, tokenize),
     }
     if options.whole_ends and ends_texts(tokenizer):
-        fields["whole_ends"] = True  # Absent if truncated rows had an end token, too.
+        fields["whole_ends"] = True  # Absent if truncated rows have an end token.
     starts = tokenizer.backend.num_special_tokens_to_add(False) > 0
     if options.form == "completion" and starts and options.end_id is not None:
         # Absent in keys of versions that added no end token if there is a start token.

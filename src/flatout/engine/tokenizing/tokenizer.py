@@ -162,7 +162,7 @@ class TokenizerRecipe:
         return rows.data.table.select([n for n in names if n in rows.column_names])
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Save the tokenizer. Return no facts to store with it."""
+        """Save the tokenizer. Return {} because there are no counts to store."""
         self.build().save_pretrained(folder)
         return {}
 

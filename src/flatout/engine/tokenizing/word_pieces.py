@@ -125,8 +125,7 @@ def _untrained(model: models.WordPiece) -> Tokenizer:
 
 
 def add_special_tokens_to_ends(tokenizer: Tokenizer) -> Tokenizer:
-    """Add the special tokens to `tokenizer`, and surround each text with two of
-    them."""
+    """Add the special tokens. One is put before each text, and one after it."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
     tokenizer.post_processor = processors.TemplateProcessing(

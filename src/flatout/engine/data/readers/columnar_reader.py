@@ -41,7 +41,7 @@ class ArrowReader(FileReader):
         schema = self._table().schema
         try:
             return list(schema.names)
-        except UnicodeDecodeError as error:  # pyarrow decodes names when asked
+        except UnicodeDecodeError as error:  # pyarrow decodes names on access.
             raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:

@@ -35,7 +35,7 @@ class CsvReader(FileReader):
         with self.errors("is it really a CSV file?"):
             try:
                 _, found = self._parse([], [], HEAD_BYTES)
-            except pa.ArrowInvalid:  # the first row may be longer
+            except pa.ArrowInvalid:  # The first row may be longer than HEAD_BYTES.
                 _, found = self._parse([], [], BLOCK_BYTES)
         names = list(found.schema.names)
         if names and names[0].strip().lower().startswith("sep="):
@@ -93,7 +93,7 @@ class CsvReader(FileReader):
         found = pacsv.open_csv(
             stream.stream,
             read_options=pacsv.ReadOptions(
-                use_threads=False,  # otherwise unparsed rows have no number
+                use_threads=False,  # Otherwise, broken rows have no number.
                 block_size=block_bytes,
                 column_names=list(names) if names else None,
             ),

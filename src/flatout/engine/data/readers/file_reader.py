@@ -104,8 +104,8 @@ class FileReader(ABC):
 
     @contextmanager
     def errors(self, advice: str) -> Iterator[None]:
-        """Context manager that re-raises errors of parsing the file as RawTextsError
-        with the file name and `advice`."""
+        """Context manager that re-raises parsing errors with the file name and
+        advice."""
         try:
             yield
         except (FileNotFoundError, PermissionError, RawTextsError):
@@ -136,12 +136,12 @@ class FileReader(ABC):
 
 def files_of(path: Path) -> list[Path]:
     """Return `path` if it is a file, or all files below it, sorted. Raises
-    RawTextsError if it is missing or must not be read."""
+    RawTextsError if it is missing or cannot be read."""
     with readable(path):
         if not path.is_dir():
             path.stat()
             return [path]
-        list(path.iterdir())  # rglob silently skips folders that it must not read.
+        list(path.iterdir())  # rglob silently skips folders that cannot be read.
         return sorted(p for p in path.rglob("*") if p.is_file())
 
 

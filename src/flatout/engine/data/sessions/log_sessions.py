@@ -61,7 +61,7 @@ class LogSessions:
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Yield the sessions, sorted by their first lines."""
+        """Yield the sessions in the order of their first lines."""
         if self.abnormal is None:
             yield from self._of(self.path, None, columns)
         else:

@@ -44,7 +44,7 @@ UNIT_ROWS = 20_000
 TEXTS = ("text", "text_pair", "completion", "messages")
 """Columns that are encoded."""
 WRITTEN = ("completion", "messages")
-"""Forms of rows whose targets are only a part of their tokens."""
+"""Forms of rows in which only some of the tokens are targets."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class TokensRecipe(ArrowRecipe):
 
     @cached_property
     def _queries(self) -> npt.NDArray[np.int32]:
-        """Number of each row's query (N,). The query is the first text of the row."""
+        """Number of each row's query (N,). A query is the first text of a row."""
         encoded = self.rows.data.table.column("text").dictionary_encode()
         return np.concatenate([part.indices.to_numpy() for part in encoded.chunks])
 
@@ -233,7 +233,7 @@ def _spread_words(
 
 
 def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
-    """Return lists of the `lengths` (N,) over `values` (T,), which are not copied."""
+    """Divide `values` (T,) into lists of the given `lengths` (N,) without copying."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -97,7 +97,7 @@ class Encoder:
         return replace(_encoded(rows, cut), marks=flat(marks))
 
     def _encode_words(self, texts: Any) -> Encoded:
-        """Encode the words of each text one by one. `marks` tell their first tokens."""
+        """Encode the words of each text one by one. `marks` show their first tokens."""
         words = [text.split(" ") for text in texts.to_pylist()]
         encodings = self._tokenizer.encode_batch(words, is_pretokenized=True)
         marks = [_first_pieces(encoding.word_ids) or [-1] for encoding in encodings]
@@ -133,7 +133,7 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Return the index of a word at its first token, and -1 at all other tokens."""
+    """Return, for each token, the index of the word that it starts, or -1 if none."""
     before = [None, *words]
     pairs = zip(words, before, strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
@@ -223,7 +223,7 @@ class ChatEncoder:
 
 
 RowEncoder = Callable[[Any, int], Encoded]
-"""A function of a table of rows and the number of its first row that returns tokens."""
+"""Encodes a table of rows. The second argument is the number of its first row."""
 
 
 def row_encoder(tokenizer: TokenizerFile, options: EncodeOptions) -> RowEncoder:
