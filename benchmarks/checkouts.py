@@ -33,7 +33,7 @@ def rate(given: argparse.Namespace) -> Figures:
 SIDES = {"this checkout": rate, "the other": rate}
 SCRIPT = Script(
     "benchmarks.checkouts",
-    "this checkout beside another one",
+    "this checkout compared with another one",
     dict.fromkeys(SOURCES, SIDES),
     checkouts={"the other": "against"},
     small_cases=("batch 16",),
@@ -42,7 +42,7 @@ SCRIPT = Script(
 
 def run() -> int:
     parser = parser_of(SCRIPT)
-    parser.add_argument("--against", type=Path, default=PROJECT, help="a checkout")
+    parser.add_argument("--against", type=Path, default=PROJECT, help="other checkout")
     return main(SCRIPT, parser)
 
 

@@ -141,7 +141,7 @@ SIDES = {
 }
 SCRIPT = Script(
     "benchmarks.commands",
-    "whole commands beside a Trainer script",
+    "whole commands compared with a Trainer script",
     {"cold": SIDES, "warm": SIDES},
     figure="seconds",
     small_cases=("cold",),

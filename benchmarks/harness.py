@@ -127,7 +127,7 @@ def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figure
     told = [line for line in lines if line.startswith(MARK)]
     if done.returncode or not told:
         last = next((line for line in reversed(lines) if line.strip()), "")
-        return {"error": f"status {done.returncode}: {last[:200]} (log: {log})"}
+        return {"error": f"exit code {done.returncode}: {last[:200]} (log: {log})"}
     found: Figures = json.loads(told[-1].removeprefix(MARK))
     return {**found, "process_s": time.perf_counter() - begin}
 
@@ -143,7 +143,7 @@ def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
     first = next(iter(found.values()), [])
     for name, runs in found.items():
         if not runs or "error" in runs[-1]:
-            fault = runs[-1]["error"] if runs else "was not run"
+            fault = runs[-1]["error"] if runs else "not run"
             lines.append(f"| {name} | {fault.replace('|', '/')} | | | | |")
             continue
         values = [run[figure] for run in runs]

@@ -148,7 +148,7 @@ def plain(given: argparse.Namespace) -> Figures:
 SIDES = {"flatout": flatout, "plain compiled loop": plain}
 SCRIPT = Script(
     "benchmarks.images",
-    "images beside a plain compiled loop",
+    "images compared with a plain compiled loop",
     dict.fromkeys(MODELS, SIDES),
 )
 

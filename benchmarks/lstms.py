@@ -185,7 +185,7 @@ def bilm_loop(given: argparse.Namespace) -> Figures:
 
 SCRIPT = Script(
     "benchmarks.lstms",
-    "LSTMs beside plain loops",
+    "LSTMs compared with plain loops",
     {
         "DeepLog": {"flatout": flatout, "plain loop": deeplog_loop},
         "bidirectional language model": {"flatout": flatout, "plain loop": bilm_loop},

@@ -76,7 +76,7 @@ def _sides(counts: list[int]) -> dict[str, Side]:
 def _script(counts: list[int]) -> Script:
     cases = dict.fromkeys(SHAPES, _sides(counts))
     return Script(
-        "benchmarks.scaling", "rates per device", cases, figure="samples_per_s_each"
+        "benchmarks.scaling", "rate per device", cases, figure="samples_per_s_each"
     )
 
 

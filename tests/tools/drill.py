@@ -128,7 +128,7 @@ class Drill:
         self.resumable += resumable
         self.resumed += resumed
         if resumable != resumed:
-            told = "a checkpoint was not gone on from" if resumable else "nothing to"
+            told = "did not resume" if resumable else "nothing to resume from"
             raise DrillError(f"{told}\n{attempt.output}")
 
     def _do(self, fault: str, attempt: Attempt, folder: Path) -> None:
@@ -137,7 +137,7 @@ class Drill:
             attempt.send(signal.SIGTERM)
             status = attempt.wait()
             if status not in (128 + signal.SIGTERM, 0):
-                raise DrillError(f"SIGTERM: exit status {status}\n{attempt.output}")
+                raise DrillError(f"SIGTERM: exit code {status}\n{attempt.output}")
         elif fault == "stop":
             attempt.send(signal.SIGSTOP)
             time.sleep(self.random.uniform(0.1, 1.0))
@@ -242,7 +242,7 @@ class Attempt:
         """Wait for the end. Raises DrillError if the run fails."""
         status = self.wait()
         if status != 0:
-            raise DrillError(f"exit status {status}\n{self.output}")
+            raise DrillError(f"exit code {status}\n{self.output}")
 
     def wait(self) -> int:
         """Return the exit code. Raises DrillError if the run does not end in time."""
@@ -291,7 +291,7 @@ def _first_difference(found: Any, expected: Any) -> str:
     if isinstance(found, list):
         pairs = zip(found, expected, strict=False)
         found, expected = next((p for p in pairs if p[0] != p[1]), (found, expected))
-    return f"{found} in place of {expected}"
+    return f"{found} instead of {expected}"
 
 
 def _counts(counter: Counter[str]) -> str:
@@ -300,16 +300,16 @@ def _counts(counter: Counter[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50, help="faults in all")
+    parser.add_argument("--kills", type=int, default=50, help="number of faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=400, help="of one training")
-    parser.add_argument("--ranks", type=int, default=1, help="processes that train")
+    parser.add_argument("--steps", type=int, default=400, help="steps per run")
+    parser.add_argument("--ranks", type=int, default=1, help="number of ranks")
     parser.add_argument(
         "--preloaded",
         action="store_true",
         help="fork each start from a process that has imported all: ten times quicker",
     )
-    parser.add_argument("--folder", type=Path, help="default: a temporary one")
+    parser.add_argument("--folder", type=Path, help="default: a temporary folder")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with tempfile.TemporaryDirectory(prefix="flatout-drill-") as temporary:

@@ -44,7 +44,7 @@ def passes(name: str, arguments: Sequence[str]) -> bool:
         env={**os.environ, "PYTHONPATH": path},
         check=False,
     )
-    told = f"FAILED, status {done.returncode}" if done.returncode else "ok"
+    told = f"FAILED, exit code {done.returncode}" if done.returncode else "ok"
     print(f"{name}: {told}, {time.monotonic() - begin_s:.0f} s", flush=True)  # noqa: T201
     return not done.returncode
 
@@ -52,7 +52,7 @@ def passes(name: str, arguments: Sequence[str]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if all parts passed, or 1 if one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--against", type=Path, help="another checkout, for its rates")
+    parser.add_argument("--against", type=Path, help="checkout to compare rates with")
     options = parser.parse_args(arguments)
     ends = [passes(*part) for part in parts(options.against).items()]
     return 0 if all(ends) else 1

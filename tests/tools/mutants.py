@@ -263,7 +263,7 @@ def prepare(folder: Path, processes: int) -> tuple[list[Path], dict[str, Any]]:
             shutil.copytree(copies[0], other, symlinks=True)
     found = json.loads(file.read_text())
     failed = [name for name, test in found["tests"].items() if test["failed"]]
-    print("not asked, since they fail on the sound source:", failed or "none")  # noqa: T201
+    print("skipped, because they fail on the original source:", failed or "none")  # noqa: T201
     for name in failed:
         del found["tests"][name]
     return copies, found
