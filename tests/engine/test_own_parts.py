@@ -305,7 +305,7 @@ def test_callbacks_are_told_of_each_event_and_end_no_training(parts, tmp_path, c
     assert "odd_parts.more.fail failed at step 3 (log); the training" in caplog.text
     assert "RuntimeError: no network" in caplog.text
     assert "odd_parts.more.leave failed at step 12 (end)" in caplog.text
-    for left_out in ("returns 'text'", "returns train_loss, which is a figure of"):
+    for left_out in ("returns 'text'", "returns train_loss, which is a metric of"):
         assert f"odd_parts.more.tell {left_out}" in caplog.text
     found = metrics_of(job)
     doubled = {n: 2 * v for n, v in found["validation_loss"].items()}
@@ -351,14 +351,14 @@ BAD = {
         "odd_parts.more.one_argument": "cannot be called: too many positional",
         "odd_parts.more.no_dict": "returns float, not a dict of numbers",
         "odd_parts.more.text": "returns 'grade': 'good': give a number",
-        "odd_parts.more.taken": "returns accuracy, which is a figure of flatout's",
+        "odd_parts.more.taken": "returns accuracy, which is a metric of flatout's",
         "odd_parts.more.at": "'recall@10': use letters, digits",
         "odd_parts.more.broken": r"fails on 20 validation rows \(AttributeError",
     },
     "callbacks": {
         "my_ev": "it names no module.: give the dotted path",
         "odd_parts.more.one_argument": "cannot be called: too many positional",
-        "odd_parts.more.Unmade": "cannot be made: no such device",
+        "odd_parts.more.Unmade": "cannot be created: no such device",
         "odd_parts.more.Silent": "its objects cannot be called",
     },
 }
@@ -405,7 +405,7 @@ def test_figures_that_are_none_are_left_out(parts, tmp_path, caplog, name, said)
     ("train", "said"),
     [
         ({"optimizer_options": {"eps": 1}}, "for adamw set learning_rate"),
-        ({"greater_is_better": True}, "is for a figure of compute_metrics"),
+        ({"greater_is_better": True}, "is for a metric of compute_metrics"),
         (
             {"optimizer": "a.B", "optimizer_options": {"lr": 1}},
             "optimizer_options: lr is train.learning_rate here",

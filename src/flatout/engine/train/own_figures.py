@@ -28,7 +28,7 @@ NAME = re.compile(r"[\w\-. :/]+", re.ASCII)
 """Metric names that MLflow accepts. One invalid name makes it reject a whole batch."""
 TAKEN = ("train_", "validation_", "test_", "learning_rate", "grad_norm", "loader_")
 """The prefixes of flatout's own metrics."""
-NAME_RULE = "use letters, digits, spaces and _ - . : / in the name of a figure"
+NAME_RULE = "use letters, digits, spaces and _ - . : / in the name of a metric"
 Callback = Callable[[str, int, dict[str, Any]], Any]
 
 
@@ -69,7 +69,7 @@ class OwnMetrics:
                     f"({reason})"
                 ) from error
             logger.warning(
-                "%s: %s fails on %d rows (%s): its figures are missing",
+                "%s: %s fails on %d rows (%s): its metrics are missing",
                 *(PARAMETER, self.path, len(labels), reason),
                 exc_info=not self.tried,
             )
@@ -135,7 +135,7 @@ def checked_figures(
         elif not NAME.fullmatch(name):
             faults.append(f"returns {name!r}: {NAME_RULE}")
         elif is_taken(name):
-            faults.append(f"returns {name}, which is a figure of flatout's")
+            faults.append(f"returns {name}, which is a metric of flatout's")
         elif not math.isfinite(value):
             logger.warning("%s: %s is %s and left out", parameter, name, value)
         else:
@@ -163,7 +163,7 @@ def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -
         return  # if `own` is empty, the function has failed on these few rows
     near = near_or_all(name, {*known, *found}, "")
     raise SettingsError(
-        f"train.metric: neither the task nor {train.compute_metrics} has a figure "
+        f"train.metric: neither the task nor {train.compute_metrics} has a metric "
         f"{name!r}; {near}"
     )
 
@@ -198,7 +198,9 @@ def _made(path: str) -> Callback:
     try:
         made: Callback = part() if isinstance(part, type) else part
     except Exception as error:
-        raise SettingsError(f"{CALLBACKS}: {path} cannot be made: {error}") from error
+        raise SettingsError(
+            f"{CALLBACKS}: {path} cannot be created: {error}"
+        ) from error
     return made
 
 

@@ -145,8 +145,8 @@ def _check_accelerator_is_distributed(accelerator: Any) -> None:
     case it would not wrap the model, and each rank would silently train on its own."""
     if accelerator.distributed_type == "NO":
         raise SettingsError(
-            "train.distributed: this process has used Accelerate for a training of its "
-            "own, so that gradients would not be exchanged between ranks; start the "
+            "train.distributed: this process has already used Accelerate without other "
+            "ranks, so gradients would not be exchanged between ranks; start the "
             "training in a new process"
         )
 
