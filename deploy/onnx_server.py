@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             size = min(int(self.headers["Content-Length"]), MOST_BYTES)
             status, found = 200, MODEL.predict(json.loads(self.rfile.read(size)))
-        except Exception as error:  # whatever was asked
+        except Exception as error:  # the request is invalid
             status, found = 400, {"error": f"{type(error).__name__}: {error}"}
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

@@ -1,4 +1,4 @@
-"""Registration of all pipelines, and the default ones of `kedro run`."""
+"""Register all pipelines, and define the default pipeline of `kedro run`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register_pipelines() -> dict[str, Pipeline]:
 def flatout_pipelines(
     namespace: str | None = None, **options: Any
 ) -> dict[str, Pipeline]:
-    """Return all flatout pipelines by name, to be registered in another project. If
+    """Return all flatout pipelines by name, for the registry of another project. If
     `namespace` is given, the pipelines are placed in it, but catalog entries and
     parameters keep their names. `options` are passed to `create_pipeline`, for example
     `rows="images"`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
 
 MADE_BY = {"tokens": "split,tokenize"}
-"""Pipelines that create rows of this kind; for other kinds they have the same name."""
+"""Pipelines that create each kind of rows, if they are not named like the kind."""
 
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def training_job(context: KedroContext) -> TrainJob:
     help="Compare the predictions of this saved model instead, on 200 test rows.",
 )
 def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None:
-    """Compare one step of the configured training with the same step in plain PyTorch.
+    """Compare one step of the configured training run with plain PyTorch.
 
     Dropout is off in both. The exit code is 1 if they differ by more than rounding.
-    Accepts the options of the planned run; writes no files.
+    Accepts the options of the planned run, and writes no files.
     """
     with plain_errors():
         context = context_of(env, params)
@@ -111,9 +111,9 @@ def rows(
     replay: bool,
     most: int,
 ) -> None:
-    """List the rows of a step of the configured training, or the steps of a row.
+    """List the rows of a step of the configured training run, or the steps of a row.
 
-    It needs no log, and accepts the options of the run. --replay uses the nearest
+    Needs no log, and accepts the options of the run. --replay uses the nearest
     checkpoint, or the saved model, in fp32 and without dropout.
     """
     if [step, row, spike or None].count(None) != 2:
@@ -142,10 +142,10 @@ def rows(
 def gate(
     env: str | None, params: dict[str, Any], baseline: Path, write: bool, steps: int
 ) -> None:
-    """Train a few steps three times, and compare rate and loss with BASELINE.
+    """Train a few steps three times, and compare throughput and loss with BASELINE.
 
-    The exit code is 1 if one is worse. Accepts the options of the training, whose
-    models, reports and checkpoints are not changed.
+    The exit code is 1 if either is worse. Accepts the options of the training run,
+    whose models, reports and checkpoints are not changed.
     """
     with plain_errors():
         job = training_job(context_of(env, params))

@@ -84,11 +84,12 @@ def benchmark(
     data_dir: str | None,
     **lists: Any,
 ) -> Any:
-    """Measure every combination of the lists, and recommend one.
+    """Measure all combinations of the given values, and recommend one.
 
-    With --data-path, conf/local is written first, as by kedro flatout init (which also
-    accepts column names); otherwise the project's data are used. Then it is kedro run
-    --pipelines=split,tokenize,benchmark with benchmark.mode: grid.
+    If --data-path is given, conf/local is written first, as by kedro flatout init
+    (which also accepts column names). Otherwise the project's data are used. The
+    command then runs kedro run --pipelines=split,tokenize,benchmark with
+    benchmark.mode: grid.
     """
     if device == "cuda" and not nvidia_gpu_count():
         context.fail("--device cuda: no GPU is seen here; use cpu, or auto")

@@ -82,9 +82,9 @@ class FlatoutGroup(click.Group):
 
 @click.group(name="flatout", cls=FlatoutGroup)
 def cli() -> None:
-    """Commands of the project."""
+    """Commands of this project."""
 
 
 @cli.group(cls=FlatoutGroup)
 def flatout() -> None:
-    """Commands that only flatout has."""
+    """Additional commands of flatout."""

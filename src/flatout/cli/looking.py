@@ -29,9 +29,10 @@ from flatout.project.mlflow_options import login, mlflow_options
 @PARAMS
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON in the last line.")
 def doctor(env: str | None, params: dict[str, Any], wants_json: bool) -> None:
-    """Check machine, installation, settings and data; exit code 1 if a check fails.
+    """Check machine, installation, settings and data.
 
-    Accepts the options of the planned run. Changes no file.
+    The exit code is 1 if a check fails. Accepts the options of the planned run, and
+    changes no files.
     """
     from flatout.doctor import as_json, as_table, examination
 
@@ -53,7 +54,7 @@ flatout.add_command(doctor)
 @env_option
 @PARAMS
 def parameters(group: str | None, env: str | None, params: dict[str, Any]) -> None:
-    """Print every parameter of a run, or of one GROUP, and its source."""
+    """Print all parameters of a run, or of one GROUP, with their sources."""
     from flatout.project.parameters import table as tables
 
     with plain_errors():
@@ -68,7 +69,7 @@ def parameters(group: str | None, env: str | None, params: dict[str, Any]) -> No
 @click.option("--host", help="Default: ui.host in conf/base/mlflow.yml.")
 @click.option("--port", help="Default: ui.port in conf/base/mlflow.yml.")
 def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
-    """Serve the runs in MLflow."""
+    """Show the runs on MLflow's web pages."""
     from flatout.tracking.server import serve
 
     with plain_errors():
@@ -82,10 +83,10 @@ def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
 @DATA_DIR
 @click.option("--tracking-uri", help="Send unsent runs to this store instead.")
 def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
-    """Send the data of this folder's runs that MLflow does not have.
+    """Send data of runs in the data folder that MLflow does not have.
 
-    The folder has the last training, the last other run, and the unsent data of earlier
-    runs.
+    The folder keeps the last training run, the last other run, and the unsent data of
+    earlier runs.
     """
     from flatout.tracking.follow import sync as send
 
@@ -108,9 +109,9 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
     "--steps", type=click.IntRange(min=1), help="Total number, if not in the log."
 )
 def deadline(logfile: Path, hours: float, steps: int | None) -> None:
-    """Predict from the LOGFILE of any training whether it will end in time.
+    """Predict from its LOGFILE whether any training run will finish in time.
 
-    Steps and times are read from plain lines and bars of tqdm.
+    Steps and times are read from plain log lines and tqdm progress bars.
     """
     from flatout.reports.deadline import deadline_lines
 

@@ -19,9 +19,10 @@ from flatout.cli.groups import flatout, plain_errors
 @click.option("--force", is_flag=True, help="Replace existing files in conf/local.")
 @click.option("--conf", default="conf", type=click.Path(path_type=Path), hidden=True)
 def init(file: str, conf: Path, **known: Any) -> None:
-    """Write conf/local for the data in FILE: its columns, task, lengths, batch size.
+    """Write conf/local for the data in FILE: columns, task, lengths and batch size.
 
-    FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), a folder or a URL of tables.
+    FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), or a folder or URL of
+    tables.
     """
     with plain_errors():
         written = first_settings(conf / "local", file, **known)

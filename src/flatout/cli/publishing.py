@@ -27,9 +27,9 @@ from flatout.project.config_loader import credentials_of, loader_of
 def push(
     repository: str, env: str | None, params: dict[str, Any], dry_run: bool, **how: bool
 ) -> None:
-    """Upload the saved model, with a card, to the REPOSITORY owner/name on the Hub.
+    """Upload the saved model with a model card to REPOSITORY (owner/name) on the Hub.
 
-    Accepts the options of the training. New repositories are private.
+    Accepts the options of the training run. New repositories are private.
     """
     with plain_errors():
         context = context_of(env, params)

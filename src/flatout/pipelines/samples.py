@@ -13,7 +13,7 @@ from flatout.pipelines import SPLITS, parameters
 
 def encode_samples(raw: Path, **groups: Any) -> dict[str, Any]:
     """Check the samples in `raw`, a file or folder, and assign them to the three
-    splits. `groups` are the parameters by group. The results are recipes, which the
+    splits. `groups` are the parameter groups. The results are recipes, which the
     catalog's datasets execute only if the stored result was created from different
     inputs."""
     from flatout.engine.arrays.recipes import array_recipes

@@ -23,7 +23,7 @@ KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
 
 
 class CommandError(ValueError):
-    """A command that cannot be carried out as typed."""
+    """Raised for a command that cannot be run as typed."""
 
 
 def check_environment(env: str | None, conf_source: str | None = None) -> None:

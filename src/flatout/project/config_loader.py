@@ -140,8 +140,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return {**found, "command line": given or {}}
 
     def __getitem__(self, key: str) -> dict[str, Any]:
-        """Return the configuration of one kind. Groups of parameters contain all
-        defaults; ungrouped parameters are only included if they are given."""
+        """Return the configuration for `key`. Parameter groups include all defaults,
+        and ungrouped parameters are only included if they are set."""
         found = self._read(key)
         if key != "parameters":
             return found
@@ -214,7 +214,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return dict(OmegaConf.to_container(merged))  # type: ignore[arg-type]
 
     def folder(self, name: str, key: str) -> dict[str, Any]:
-        """Return what the files of one environment set. They are read once."""
+        """Return the configuration for `key` from the files of one environment."""
         state = (f"{name}/{key}", repr((self.env, self.runtime_params)))
         if state not in self._found:
             self._found[state] = self.load_and_merge_dir_config(
@@ -228,8 +228,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
 
 def loader_of(context: KedroContext) -> ProjectConfigLoader:
-    """Return the project's loader. Raises SettingsError if the loader is not
-    flatout's."""
+    """Return the loader of `context`. Raises SettingsError if it is not flatout's."""
     if isinstance(context.config_loader, ProjectConfigLoader):
         return context.config_loader
     raise SettingsError(
@@ -239,7 +238,7 @@ def loader_of(context: KedroContext) -> ProjectConfigLoader:
 
 
 def credentials_of(context: KedroContext, name: str) -> dict[str, Any]:
-    """Return the entry `name` of conf/local/credentials.yml; empty without one."""
+    """Return the credentials with this name, or an empty dict if there are none."""
     try:
         known: dict[str, Any] = context.config_loader["credentials"]
     except MissingConfigException:
@@ -250,7 +249,7 @@ def credentials_of(context: KedroContext, name: str) -> dict[str, Any]:
 def with_absolute_paths(settings: Settings) -> Settings:
     """Return `settings` with all paths made absolute from the project root.
 
-    The name of a checkpoint is treated as a path if the project has a folder with it.
+    The name of a checkpoint is treated as a path if the project has such a folder.
     """
     if Path(project_path()) == Path.cwd():
         return settings

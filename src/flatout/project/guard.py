@@ -20,7 +20,7 @@ RUNS = "runs.jsonl"
 
 
 class Guard:
-    """Comparison of a tracked training run with earlier ones in the same folder."""
+    """Compares a tracked training run with earlier ones in the same folder."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -30,7 +30,7 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def start(self, folder: RunFolder) -> None:
-        """Store the baseline, which the tracking program compares early in the run."""
+        """Store the baseline for an early comparison by the tracking program."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key

@@ -46,7 +46,7 @@ class MlflowOptions(BaseModel):
 
     def store_files(self, data_dir: str) -> list[Path]:
         """Return the store if it is a file in the data folder. Other stores may be
-        unreachable, because points that cannot be sent are kept in a file."""
+        unreachable, because points wait in a file until they can be sent."""
         file = Path(project_path(data_dir), "mlflow.db")
         return [file] if self.store == f"{SQLITE}{file}" else []
 

@@ -39,8 +39,7 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
 
 
 def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Log whether the throughput in `report` is as high as in the trials in
-    conf/tuned."""
+    """Log how the throughput in `report` compares with the trials in conf/tuned."""
     rate, trained_s = report["samples_per_s"], report["train_wall_s"]
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not (rate and isinstance(low, (int, float)) and isinstance(high, (int, float))):

@@ -1,4 +1,4 @@
-"""Work of the tracking program, which sends new data of a run's folder to MLflow."""
+"""Follow a run and send new data to MLflow, which is the tracking program's work."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ def end_of(record: RunRecord) -> tuple[str, int]:
 
 @contextmanager
 def run_lock(folder: Path, *, waits: bool) -> Iterator[bool]:
-    """Lock the run's folder. Yields False if another process is sending the run. If
-    `waits` is True, wait for the lock instead."""
+    """Context manager that locks a run's folder. It yields False if another process
+    holds the lock, unless `waits` is True."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

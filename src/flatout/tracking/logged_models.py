@@ -96,7 +96,7 @@ class SampleModel:
         self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         """Return one row per sample (N, ...): label, score and class probabilities, or
-        a value. Samples are as in training, not yet normalised."""
+        a value. Samples have the same form as in training, before normalisation."""
         from flatout.engine.predict.predicting import answers_to
 
         return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))

@@ -96,7 +96,7 @@ def _loss(version: Any) -> float:
 
 
 def _champion(versions: list[Any]) -> Any:
-    """Return the champion of these versions, which are on the same tokens, in order."""
+    """Return the champion of these ordered versions, all trained on the same tokens."""
     settings: dict[Any, list[Any]] = {}
     for one in versions:
         settings.setdefault(one.tags.get("setting"), []).append(one)

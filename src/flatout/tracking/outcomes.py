@@ -151,7 +151,7 @@ def _is_swept(column: str) -> bool:
 
 
 def _sweep_answer(best: dict[str, Any]) -> str:
-    """Return the description of the run."""
+    """Return a sentence that describes the best trial."""
     chosen = ", ".join(f"{name} = {value}" for name, value in best["settings"].items())
     name = best["chosen_by"]
     what = "won" if best["is_winner"] else "has the best mean, no winner"
@@ -166,8 +166,8 @@ def report_tags(report: dict[str, Any]) -> dict[str, str]:
 
 
 def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, float]:
-    """Return the metrics of a train report by which runs are shown and sorted: the best
-    model's validation metrics, the test accuracy, and the metric `chosen_by`."""
+    """Return metrics of a train report that become metrics of the run: the validation
+    metrics of the best model, the test accuracy, and the metric `chosen_by`."""
     names = (n for n in report if n.startswith(CURVES) or n in (SORTED_BY, chosen_by))
     return _numbers((name, report[name]) for name in names)
 
@@ -179,7 +179,7 @@ def report_figures(report: dict[str, Any]) -> dict[str, float]:
 
 
 def figure_tags(figures: dict[str, float]) -> dict[str, str]:
-    """Return the metrics by which runs are compared, as tags."""
+    """Return the metrics by which runs are compared, formatted as tags."""
     compared = [n for n in figures if n in FIGURES or n.startswith("guard_")]
     return {name: f"{figures[name]:.6g}" for name in compared}
 

@@ -224,7 +224,7 @@ def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
     """Return the folder below `parent` for a run that starts now.
 
     If `goes_on` is True and the last run with the same file of points did not finish,
-    that run is continued. Otherwise its data that MLflow lacks are copied first.
+    that run is continued. Otherwise data that MLflow still lacks are copied first.
     """
     earlier = [f for f in run_folders(parent) if f.record.points == record.points]
     if earlier and goes_on and earlier[-1].record.status != "FINISHED":

@@ -25,8 +25,9 @@ def run_trials(
 ) -> dict[str, Any]:
     """Measure trials in separate processes, with log files in `benchmark.folder`.
 
-    The splits are of type `datasets.Dataset`. Only rows of tokens have a `tokenizer`, a
-    `PreTrainedTokenizerBase`. `groups` are the parameters by group.
+    The splits are of type `datasets.Dataset`. `tokenizer` is a
+    `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
+    parameter groups.
     """
     # These modules import torch, which the earlier pipelines do not need.
     from flatout.engine.benchmark.outcome import summarise

@@ -17,10 +17,10 @@ def predict_split(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Predict the rows of `evaluate.split` with the model `saved`, and compute the
+    """Predict the rows of `evaluate.split` with the `saved` model, and compute the
     task's metrics. Predictions that this model has already made are reused. If the
     parameters ask for it, the model is calibrated first, and the calibration is saved
-    in its folder. `groups` are the parameters by group."""
+    in its folder. `groups` are the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict.calibrating import calibrate
     from flatout.engine.predict.split_predictions import SplitPredictions
@@ -43,8 +43,8 @@ def judge_predictions(
     **splits: Any,
 ) -> dict[str, Any]:
     """Compute the report, the metrics by class, the confusion matrix and the wrong
-    rows. If rows do not have a single class, the two tables of classes are empty. If
-    there are no labels, so are the wrong rows."""
+    rows. For tasks without a single class per row, metrics by class and confusion
+    matrix are empty. Without labels, the wrong rows are empty as well."""
     from flatout.engine.predict import judgement
 
     names = label_names if names_classes(figures["task"]) else []

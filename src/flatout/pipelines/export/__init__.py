@@ -13,7 +13,7 @@ GROUPS = ("runtime", "model", "tokenize", "train", "predict", "export")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for rows of the kind `rows`, as in `train.rows`."""
+    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
     known = inputs_of(rows, "model_tokenizer")
     del known["validation_rows"]
     inputs = {"saved": "model", **known, **parameters(*GROUPS)}

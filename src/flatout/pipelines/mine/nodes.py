@@ -16,9 +16,9 @@ def mine_negatives(
     corpus: Any,
     **groups: Any,
 ) -> Any:
-    """Use the model `saved` to find negatives in `corpus` for each pair of the train
-    split. Pairs of the other splits are returned unchanged. `groups` are the parameters
-    by group."""
+    """Use the `saved` model to find negatives in `corpus` for each pair of the train
+    split. Pairs of other splits are returned unchanged. `groups` are the parameter
+    groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import mining as engine
 

@@ -10,9 +10,9 @@ from flatout.engine.parameters import Settings
 
 
 def predict_rows(saved: Any, tokenizer: Any, texts: Any, **groups: Any) -> Any:
-    """Predict each row of `texts` with the model `saved`; rows that cannot be predicted
-    get a reason instead. `groups` are the parameters by group. The code of a custom
-    task runs only if they name it."""
+    """Predict each row of `texts` with the `saved` model. Rows that cannot be predicted
+    get a reason instead. `groups` are the parameter groups. The code of a custom task
+    runs only if they name it."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import predicting as engine
 
@@ -20,8 +20,8 @@ def predict_rows(saved: Any, tokenizer: Any, texts: Any, **groups: Any) -> Any:
 
 
 def predict_samples(saved: Any, samples: Path, kind: str, **groups: Any) -> Any:
-    """Predict each sample in `samples`, a file or folder, with the model `saved`.
-    `kind` is the value of `train.rows`, and `groups` are the parameters by group."""
+    """Predict each sample in `samples`, a file or folder, with the `saved` model.
+    `kind` is the value of `train.rows`. `groups` are the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import predicting as engine
 

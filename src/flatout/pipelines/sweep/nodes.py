@@ -23,12 +23,13 @@ def run_sweep(
     test_folds: Any = None,
     **groups: Any,
 ) -> pd.DataFrame:
-    """Train all trials, and return a table with one line per trial, or, if the folds
-    are given, per trial and fold. `sweep.folder` has the logs, and the state from which
-    a stopped sweep resumes.
+    """Train all trials, and return a table with one row per trial, or, if the folds are
+    given, per trial and fold. `sweep.folder` has the logs, and the state from which a
+    stopped sweep resumes.
 
-    The splits are of type `datasets.Dataset`. Only rows of tokens have a `tokenizer`, a
-    `PreTrainedTokenizerBase`. `groups` are the parameters by group.
+    The splits are of type `datasets.Dataset`. `tokenizer` is a
+    `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
+    parameter groups.
     """
     # These modules import torch, which the earlier pipelines do not need.
     from flatout.engine.launch.job_files import JobFiles, token_key
@@ -54,8 +55,7 @@ def choose_best(
 ) -> dict[str, Any]:
     """Choose the best trial by `sweep.choose_by`. `best` has its settings and the
     command that trains with them; `parameters` is the text of conf/best/parameters.yml.
-    `this_run` has the `environment` of the sweep, which is None for the project's
-    own."""
+    `this_run` has the `environment` of the sweep, or None for the default one."""
     from flatout.engine.sweep import best
     from flatout.reports.tuned import best_text
 

@@ -19,11 +19,12 @@ def train_model(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Train on `train_rows`, select on `validation_rows`, and evaluate on `test_rows`.
+    """Train on `train_rows`, validate on `validation_rows` and test on `test_rows`.
 
-    The splits are of type `datasets.Dataset`. Only rows of tokens have a `tokenizer`, a
-    `PreTrainedTokenizerBase`. `groups` are the parameters by group. The node resumes
-    from `paths.checkpoints`, writes checkpoints to it, and appends to `paths.metrics`.
+    The splits are of type `datasets.Dataset`. `tokenizer` is a
+    `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
+    parameter groups. The node resumes from `paths.checkpoints`, writes checkpoints to
+    it, and appends to `paths.metrics`.
     """
     # These modules import torch, which the earlier pipelines do not need.
     from flatout.engine.launch.launch import launch, make_job

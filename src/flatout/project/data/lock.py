@@ -1,4 +1,4 @@
-"""Lock of the data folder. Without it, a second run could replace the tokens during a
+"""Lock for the data folder. Without it, a second run could replace the tokens during a
 training run, which would then be evaluated on different tokens."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detection of rows that were created from outdated raw data.
+"""Detect rows that were created from outdated raw data.
 
 When rows are saved, `note_origin` stores the state of the raw data next to them: a hash
 of the catalog entry and of the size, times and inode of its files. If the state is
@@ -167,7 +167,7 @@ def _changed_options(
 def _same_content(
     entry: Any, raw: str, key: ContentKey, columns: Columns
 ) -> bool | None:
-    """Return whether the digest of all raw rows is the same; None if it is unknown."""
+    """Return whether the raw rows still have the same digest, or None if unreadable."""
     if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
         return None
     logger.info("%s has changed: comparing its contents", raw)

@@ -64,7 +64,7 @@ class DataHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
-        """Store the origin of reused rows too: the source may have a new name."""
+        """Store the origin even of reused rows, as their source may be renamed."""
         if dataset_name == "train_rows":
             note_origin(self._catalog, self._origin)
 

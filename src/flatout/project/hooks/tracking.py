@@ -56,7 +56,7 @@ class TrackingHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Record the node's parameters as flat names."""
+        """Record the node's parameters under flat names."""
         if (folder := self._run.tracked) is None:
             return
         folder.record.params |= facts.flat_parameters(inputs)
@@ -77,7 +77,7 @@ class TrackingHooks:
         inputs: dict[str, Any],
         outputs: dict[str, Any],
     ) -> None:
-        """Record results before they are saved: the catalog has the last run's."""
+        """Record the results of the node, which are not in the catalog yet."""
         run = self._run
         if is_training := node.short_name == "train_model":
             report, rows = outputs["train_report"], run.settings.train.rows
@@ -95,7 +95,7 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """Log the model from the place to which the catalog has saved it."""
+        """Log the model from where the catalog has saved it."""
         folder = self._run.tracked
         if folder is None or (self._run.reused and folder.earlier):
             return  # the earlier run has logged the model

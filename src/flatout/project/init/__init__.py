@@ -1,1 +1,1 @@
-"""`kedro flatout init`: conf/local derived from the data."""
+"""Create conf/local from the user's data (`kedro flatout init`)."""

@@ -64,7 +64,7 @@ def guess(
 
 
 def names_are_a_row(raw: RawTexts) -> bool:
-    """Return whether the file has no header, so that names of columns are values."""
+    """Return whether there is no header, so that the first row became the names."""
     names = list(raw.column_names)
     if names == [str(n) for n in range(len(names))]:  # pandas numbers columns like this
         return False

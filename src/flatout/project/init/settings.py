@@ -72,9 +72,9 @@ def inspect_file(
 
 
 def _encoding(file: Path) -> dict[str, str]:
-    """Detect the encoding of a text file from its first megabyte; empty for UTF-8 and
-    other formats. Text in another encoding is most often Korean or Western text from
-    Windows. The user has to name any other encoding."""
+    """Return the `encoding` option for a text file, detected from its first megabyte.
+    It is empty for UTF-8 and other formats. Text that is not UTF-8 is usually Korean or
+    Western text from Windows. Other encodings have to be named by the user."""
     if file.suffix.lower() not in (".csv", ".tsv", ".jsonl") or not file.is_file():
         return {}
     with file.open("rb") as opened:
@@ -89,7 +89,7 @@ def _encoding(file: Path) -> dict[str, str]:
 
 
 def other_kind(path: Path) -> str | None:
-    """Return the environment for most of the files in `path`, or None for tables."""
+    """Return the environment that suits most files in `path`, or None for tables."""
     files = [path] if path.is_file() else path.rglob("*")
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
@@ -98,7 +98,7 @@ def other_kind(path: Path) -> str | None:
 
 
 def with_task(found: Guess, task: str | None) -> Guess:
-    """Return the guess with another task. Raises SettingsError or RawTextsError if the
+    """Return the guess for another task. Raises SettingsError or RawTextsError if the
     task is unknown or needs a label that was not found."""
     if task in (None, found.task):
         return found
@@ -158,9 +158,9 @@ def settings_texts(
 
 
 def _model_type(task: str) -> str | None:
-    """Return the type of a model trained from scratch, or None to keep that of
-    conf/base. The families, which import torch, are not needed for heads on rows or
-    tokens."""
+    """Return the model type to train from scratch, or None to keep the one in
+    conf/base. For row and token tasks, this avoids importing the families and thus
+    torch."""
     kind = task_class(task)
     if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):
         return None
