@@ -128,7 +128,7 @@ def test_a_split_behind_which_no_tokenize_ran_is_refused(made, tmp_path):
     project = Project(tmp_path / "data", write(tmp_path / "reviews.csv", "two"))
     project.run(split)
     assert project.refusal() == (
-        "the tokens were made from other rows than those of the last split: run kedro "
+        "the tokens were created from different rows than the last split: run kedro "
         "run, or kedro run --pipelines=tokenize"
     )
     project.run(tokenize, train)

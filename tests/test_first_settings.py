@@ -251,7 +251,7 @@ def test_what_somebody_knows_better_counts(tmp_path):
         done = init(
             tmp_path, file, "--text-column=a", f"--label-column={label}", "--force"
         )
-        assert f"{label!r} is no column of labels" in done.output
+        assert f"{label!r} is not a label column" in done.output
     alone = write(tmp_path / "alone.csv", lambda n: {"text": text()})
     done = init(tmp_path, alone, "--task=sequence-classification", "--force")
     assert "which needs labels" in done.output

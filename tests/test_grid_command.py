@@ -94,7 +94,7 @@ def test_texts_are_no_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--device", "cuda"], "--device cuda: no GPU is seen here"),
+        (["--device", "cuda"], "--device cuda: no GPU is visible"),
         (["--batch-sizes", "--steps", "2"], "--batch-sizes needs at least one value"),
         (["--device", "tpu"], "'tpu' is not one of"),
         (["--data-path", "gone.csv"], "gone.csv is not there"),
@@ -136,7 +136,7 @@ def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path, monkeypatch):
     assert done.returncode == 2, done.stdout
     assert "review is the text, stars has 5 classes" in done.stdout
     assert "kedro run --pipelines=split,tokenize,benchmark, mode grid" in done.stdout
-    assert "--pin-memory: no GPU is seen here to copy to; not tried." in done.stdout
+    assert "--pin-memory is not tried, because no GPU is visible." in done.stdout
     assert "detect.none: unknown parameter" in done.stdout
     catalog = yaml.safe_load((conf / "local/catalog.yml").read_text())
     assert catalog["raw_texts"]["filepath"] == str(file)

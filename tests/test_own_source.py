@@ -16,7 +16,7 @@ def test_a_model_is_not_written_over_by_what_begins_with_it(tmp_path, monkeypatc
     (tmp_path / "link").symlink_to(tmp_path / "models")
     written = [tmp_path / "models/model", tmp_path / "models/last_model"]
     for name in ("models/model", "link/../models/last_model", str(written[0])):
-        with pytest.raises(SettingsError, match=r"would write over: copy it \(cp -r"):
+        with pytest.raises(SettingsError, match=r"would overwrite: copy it \(cp -r"):
             check_source(name, written)
     for name in (None, "models/before", "org/model"):
         check_source(name, written)

@@ -38,7 +38,7 @@ def test_sessions_under_the_name_of_texts_are_refused(tmp_path):
 
 def test_globals_of_an_earlier_version_name_their_new_place(tmp_path):
     assert fault(tmp_path, "corpus: {rows: 50}", "globals.yml") == (
-        "corpus in globals.yml is not read since version 0.2: move it to "
+        "corpus in globals.yml is no longer read since version 0.2: move it to "
         "conf/local/parameters.yml"
     )
     assert fault(tmp_path / "other", "mine: 3", "globals.yml") == ""

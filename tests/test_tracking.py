@@ -616,7 +616,7 @@ def test_a_model_that_was_overwritten_is_not_sent_as_another(
     folder = begin(points, record(store, tmp_path))
     folder.record.model = {**described(saved, 0.5), "saved_ns": 1}
     assert run_to_end(folder)
-    assert "has another model now" in caplog.text
+    assert "now has the model of another run" in caplog.text
     assert MlflowClient(store).search_model_versions("name = 'flatout'") == []
 
 

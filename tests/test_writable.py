@@ -101,4 +101,4 @@ def test_a_store_that_is_read_only_is_told_as_such(tmp_path):
     read = sqlite3.connect(f"file:{tmp_path}/mlflow.db?mode=ro", uri=True)
     with pytest.raises(sqlite3.OperationalError) as refused:
         read.execute("insert into runs values (1)")
-    assert cause(refused.value).startswith("this user cannot write it; another place")
+    assert cause(refused.value).startswith("this user cannot write to it; use another")

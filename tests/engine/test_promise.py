@@ -12,7 +12,7 @@ from flatout.project.tuned import log_rate_check
     [
         (95.0, 9.0, "INFO", ": inside"),
         (82.0, 9.0, "INFO", ": below"),
-        (80.0, 9.0, "WARNING", ": below. The machine has other work now"),
+        (80.0, 9.0, "WARNING", ": below. The machine is busy, or has changed"),
         (80.0, 4.9, "INFO", ": below, but 4.9 s of training are too short"),
         (120.0, 9.0, "INFO", ": above"),
     ],

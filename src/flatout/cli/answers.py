@@ -36,7 +36,8 @@ def load_inputs(context: KedroContext) -> dict[str, Any]:
         if not catalog.exists(entry):
             made_by = MADE_BY.get(rows, rows)
             raise CommandError(
-                f"{entry} is not there yet: kedro run --pipelines={made_by} makes it"
+                f"{entry} does not exist yet: create it with "
+                f"kedro run --pipelines={made_by}"
             )
     return {name: catalog.load(entry) for name, entry in entries.items()}
 
@@ -90,11 +91,9 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
 @click.option("--step", type=int, help="List the rows of this step; steps start at 1.")
 @click.option("--row", type=int, help="List the steps that train this row.")
 @click.option(
-    "--spike", is_flag=True, help="List the rows of the largest rise of the loss."
+    "--spike", is_flag=True, help="List the rows at the largest rise of the loss."
 )
-@click.option(
-    "--replay", is_flag=True, help="Add the loss of each row, sorted from the largest."
-)
+@click.option("--replay", is_flag=True, help="Add the loss of each row, largest first.")
 @click.option(
     "--most",
     type=click.IntRange(min=1),

@@ -92,13 +92,13 @@ def benchmark(
     benchmark.mode: grid.
     """
     if device == "cuda" and not nvidia_gpu_count():
-        context.fail("--device cuda: no GPU is seen here; use cpu, or auto")
+        context.fail("--device cuda: no GPU is visible; use cpu or auto")
     with plain_errors():
         if device == "cpu":
             hide_gpus()
         parse_settings(grid_parameters(lists, None, None))
         if lists["pin_memory"] and not nvidia_gpu_count():
-            click.echo("--pin-memory: no GPU is seen here to copy to; not tried.")
+            click.echo("--pin-memory is not tried, because no GPU is visible.")
         if data_path:
             folder = Path(conf_source or "conf") / "local"
             first_settings(folder, data_path, task=task, checkpoint=model)

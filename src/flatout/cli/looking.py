@@ -96,7 +96,7 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         set_defaults(login(context, mlflow_options(context)))
     logging.getLogger("flatout").setLevel(logging.INFO)
     lines = send(Path(settings.paths.metrics).with_name("tracking"), tracking_uri)
-    for line in lines or ["MLflow has all of the runs in this folder."]:
+    for line in lines or ["MLflow already has all runs in this folder."]:
         click.echo(line)
     if any(": not sent" in line for line in lines):
         raise SystemExit(1)

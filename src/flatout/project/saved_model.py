@@ -83,8 +83,8 @@ def _pipeline_tag(model: Any, settings: Settings) -> str:
     name = type(model).__name__
     if not hasattr(transformers, name) and not getattr(model.config, "auto_map", None):
         logger.info(
-            "MLflow has the files of the model, and cannot load %s, which transformers "
-            "does not have: the catalog's entry model does",
+            "MLflow stores the model but cannot load %s, which is not part of "
+            "transformers: load it with the catalog entry model instead",
             name,
         )
     return task_class(settings.model.task).pipeline_tag

@@ -31,8 +31,8 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
     here = provenance(settings, device_name(), devices, key)
     if found := mismatches(settings.tuned, here):
         logger.warning(
-            "The tuned parameters were measured with another %s. They still train "
-            "right, but may be slow: kedro run --pipelines=benchmark measures again",
+            "The tuned parameters were measured with another %s. They still "
+            "work, but may be slow: kedro run --pipelines=benchmark measures again",
             "; another ".join(found),
         )
     return found
@@ -51,7 +51,7 @@ def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     elif rate < SLOWER * low:
         level = logging.WARNING
         text += (
-            ". The machine has other work now, or was changed: kedro run "
+            ". The machine is busy, or has changed: kedro run "
             "--pipelines=benchmark measures again"
         )
     logger.log(

@@ -36,7 +36,10 @@ def log_and_register(
     if logged:
         uri = f"{LOGGED}{logged[-1]}"
     elif newest_ns(folder) != found.saved_ns:
-        logger.warning("%s has another model now: the run's was not logged", folder)
+        logger.warning(
+            "%s now has the model of another run: this run's model was not logged",
+            folder,
+        )
         return LOST
     elif found.task is None:
         uri = log_sample_model(folder, Path(str(found.example)), run_id)

@@ -97,7 +97,7 @@ def cause(error: BaseException) -> str:
     """Return in one line why a store fails, with a suggested fix if one is known."""
     text = one_line(error)
     if any(said in str(error) for said in UNWRITABLE):
-        return f"this user cannot write it; another place: {ELSEWHERE}"
+        return f"this user cannot write to it; use another place: {ELSEWHERE}"
     if "error code 401" in text:
         return f"it requires a login (401): {LOGIN}"
     if "error code 403" in text:

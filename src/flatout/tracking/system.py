@@ -61,12 +61,12 @@ class GpuWatch:
         if slowed_pct >= SLOWED_LIMIT_PCT:
             found[f"slowed {name}"] = (
                 f"heat or power lowered GPU {name}'s clock {slowed_pct:.0f} % of the "
-                "time: look at its cooling"
+                "time: check its cooling"
             )
         if (others_gib := self._others_gib(gpu, ours)) >= OTHERS_LIMIT_GIB:
             found[f"others {name}"] = (
                 f"other programs use {others_gib:.0f} GiB of GPU {name}: end them, or "
-                "choose another by CUDA_VISIBLE_DEVICES"
+                "choose another with CUDA_VISIBLE_DEVICES"
             )
         return found
 

@@ -76,6 +76,6 @@ def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> 
     if len(trained) and not (trained["status"] == "ok").any():
         failure = failure_text(summary["failed"] or trained.iloc[0].to_dict())
         raise BenchmarkError(
-            f"no training could be measured, {len(trained)} were tried and are in "
+            f"no training could be measured, {len(trained)} were tried, see "
             f"benchmark_report.md. {failure}"
         )

@@ -68,7 +68,7 @@ def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):
         return (
-            "the tokens were made from other rows than those of the last split: run "
+            "the tokens were created from different rows than the last split: run "
             "kedro run, or kedro run --pipelines=tokenize"
         )
     return rows_fault(catalog, settings)

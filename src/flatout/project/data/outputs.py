@@ -59,7 +59,7 @@ def check_source(name: str | None, written: Collection[Path]) -> None:
     source = Path(name or "").resolve()
     if name and {source, *source.parents} & {path.resolve() for path in written}:
         raise SettingsError(
-            f"model.name_or_path is {source}, which this run would write over: copy "
+            f"model.name_or_path is {source}, which this run would overwrite: copy "
             f"it (cp -r {name} {source.parent}/before) and name the copy, or keep the "
             "new one elsewhere (--params=data_dir=...)"
         )

@@ -185,7 +185,7 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
         found = _labels(usual) or _labels(rest) or (UNLABELLED, None, "no label")
     if found is None:
         raise RawTextsError(
-            f"{label!r} is no column of labels: it is the text, or contains neither "
+            f"{label!r} is not a label column: it is the text, or contains neither "
             f"numbers nor at most {MOST_CLASSES} classes of several rows each"
         )
     task, own, why = found

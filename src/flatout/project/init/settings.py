@@ -147,9 +147,9 @@ def settings_texts(
         "train": train,
     }
     head = (
-        f"# By kedro flatout init from {source}: {found.why}.\n"
-        "# max_length: 99 of 100 texts are no longer, about. global_batch_size: a\n"
-        "# first one for this device. docs/parameters.md lists all parameters.\n"
+        f"# Written by kedro flatout init from {source}: {found.why}.\n"
+        "# About 99 % of the texts fit into max_length. global_batch_size is a first\n"
+        "# guess for this device. docs/parameters.md lists all parameters.\n"
     )
     return {
         "catalog.yml": _yaml({"raw_texts": dict(entry)}),

@@ -31,7 +31,7 @@ def check_sources(loader: ProjectConfigLoader) -> None:
     the task does not read, and for misspelt catalog entries."""
     if "corpus" in loader["globals"]:
         raise SettingsError(
-            "corpus in globals.yml is not read since version 0.2: move it to "
+            "corpus in globals.yml is no longer read since version 0.2: move it to "
             "conf/local/parameters.yml"
         )
     own, raw = _entries(loader, loader.default_run_env), raw_entry(loader.settings)
