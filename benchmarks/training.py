@@ -180,7 +180,7 @@ def flatout(
 
 
 def best_flags(shape: Shape) -> dict[str, Any]:
-    """Return the fastest flags for the Trainer, also that of sentence-transformers."""
+    """Return the fastest flags for transformers' and sentence-transformers' Trainer."""
     micro = shape.micro_batch or shape.batch
     return {
         "per_device_train_batch_size": micro,

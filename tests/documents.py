@@ -50,7 +50,7 @@ class Fence:
 
 
 def documents() -> list[Path]:
-    """Return all Markdown files of the project, except HISTORY and those runs write."""
+    """Return all Markdown files except HISTORY and those written by runs."""
     inside = [path for name in FOLDERS for path in (PROJECT / name).rglob("*.md")]
     found = [path for path in inside if "egg-info" not in str(path)]
     folders = ("docs", "docs/guides", "docs/pipelines")

@@ -1,3 +1,3 @@
-"""flatout: train transformers as fast as the hardware allows, and measure honestly."""
+"""flatout: train transformers as fast as the hardware allows."""
 
 __version__ = "0.2.0"

@@ -189,7 +189,7 @@ class Trials:
         self._running[pid] = copy, mutant, time.monotonic()
 
     def wait(self) -> None:
-        """Until one of them has ended."""
+        """Wait until one of the running tests has ended."""
         while True:
             for pid, (copy, mutant, begin_s) in list(self._running.items()):
                 seconds = time.monotonic() - begin_s
