@@ -116,7 +116,7 @@ def write(path, found):
             "a.h5",
             {"inputs": np.full(40, b"text"), "label": LABELS},
             [],
-            r"a\.h5: the values are \|S4, no numbers",
+            r"a\.h5: the values are \|S4, not numbers",
         ),
         ("a.npz", {"inputs": VALUES, "label": np.eye(3)}, [], "labels have the shape"),
         ("a.npz", {"inputs": VALUES, "label": np.array(3)}, [], "labels have the sha"),
@@ -129,7 +129,7 @@ def write(path, found):
             [],
             r"c\.npz cannot be read.*[Oo]bject",
         ),
-        ("c.npy", b"", [], r"c\.npy is of no known kind .* use numpy"),
+        ("c.npy", b"", [], r"c\.npy has a file type other than .* use numpy"),
         (
             "cut.csv",
             ["a,label", "1,2,3"],
@@ -140,7 +140,7 @@ def write(path, found):
             "a.csv",
             ["a,b,label", *(f"x{n},1,{n}" for n in range(9))],
             [],
-            "column a is string, no number",
+            "column a is string, not a number",
         ),
         ("a.csv", ["label", "1", "2"], [], "no column but the label 'label'"),
         ("a.csv", ["a,a,label", "1,2,3", "1,2,4"], [], "'a', which is there twice"),
@@ -167,8 +167,8 @@ def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
                 "label": LABELS,
             },
             {
-                0: "of shape (1,), others are of (6,)",
-                4: "of shape (5,), others are of (6,)",
+                0: "of shape (1,), but others have shape (6,)",
+                4: "of shape (5,), but others have shape (6,)",
                 5: "missing, ragged or no numbers",
             },
         ),
@@ -180,7 +180,7 @@ def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
                 "label": [*map(str, LABELS[:39]), None],
             },
             {
-                1: "a is missing or no number",
+                1: "a is missing or not a number",
                 2: "NaN",
                 3: "an infinite value",
                 39: "label is missing",
@@ -190,8 +190,8 @@ def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
             "t.csv",
             ["a,b,label", *LONG[:4], "?,1.5,0", *LONG[4:], "2.5,n/k,0"],
             {
-                4: "a is missing or no number",
-                WINDOW_ROWS + 1: "b is missing or no number",
+                4: "a is missing or not a number",
+                WINDOW_ROWS + 1: "b is missing or not a number",
             },
         ),
     ],
@@ -222,7 +222,7 @@ def test_files_of_other_shapes_go_to_the_quarantine(tmp_path):
     write(tmp_path / "b.npz", {"x": VALUES[:, :1], "label": LABELS})
     made = split(tmp_path, settings_of(), ["x"])
     found = rejected(made)
-    assert found[0] == ("b.npz", 0, "of shape (1, 3), others are of (1,)")
+    assert found[0] == ("b.npz", 0, "of shape (1, 3), but others have shape (1,)")
     assert len(found) == 40
 
 
@@ -301,7 +301,7 @@ def test_csv_is_read_as_pandas_reads_it(tmp_path):
     expected = pd.read_csv(file, sep=";")
     source = ArrayFiles(file, (), "label")
     [window] = source.windows()
-    assert window.faults == {5: "b is missing or no number"}
+    assert window.faults == {5: "b is missing or not a number"}
     kept = [row for row in range(7) if row != 5]
     np.testing.assert_array_equal(window.values[kept], expected[["a", "b"]].iloc[kept])
     assert list(window.labels) == list(source.labels()) == list(expected["label"])

@@ -161,7 +161,7 @@ def test_bad_rows_go_to_the_quarantine_and_bad_settings_are_refused():
     assert [r["reason"] for r in rejected] == [
         "talk has no message of the assistant, so no token is a target",
         "talk has an empty message of the assistant",
-        "talk is no list of messages with a role and a content",
+        "talk is not a list of messages with a role and a content",
     ]
     assert json.loads(rows["messages"][0])[1]["role"] == "assistant"
     with pytest.raises(SettingsError, match=r"completion_column is for .*causal-lm"):
@@ -194,7 +194,7 @@ def test_messages_are_written_and_masked_by_the_chat_template(tmp_path):
     [
         (
             DROPS_STOP,
-            "row 0: by the tokenizer's chat template, the text of the assistant",
+            "row 0: in the tokenizer's chat template, the text of the assistant",
         ),
         (NO_GENERATION, "does not mark the text of the assistant"),
         (None, "needs a tokenizer with a chat template"),

@@ -337,7 +337,7 @@ def refusal(tokens, tokenizer, settings=None, names=()):
         check_tokens_match(tokens, settings or settings_of(), theirs, names)
     head, what = str(error.value).split(" (then -> now): ")
     what, advice = what.split(". Run ")
-    assert head == "the token rows were made from something else"
+    assert head == "the token rows were created from other inputs"
     assert advice == (
         "kedro run --pipelines=split,tokenize, or set the parameters back"
     )
@@ -385,11 +385,11 @@ def test_tokens_of_another_tokenizer_or_other_labels_are_refused(word_pieces, tm
     newer = bpe(tmp_path / "newer", pre_tokenizers.Whitespace())
     tokens["test"] = stored_splits(tmp_path / "new", newer, two_splits(), ["x"])["test"]
     assert refusal(tokens, newer, names=["x"]) == (
-        "tokenizer: its files are others (train_tokens)"
+        "tokenizer: its files have changed (train_tokens)"
     )
     tokens = stored_splits(tmp_path / "old", word_pieces, two_splits(), ["x"])
     assert refusal(tokens, word_pieces, names=["w", "x"]) == (
-        "label_names: 1 -> 2, as 'w' (train_tokens, test_tokens)"
+        "label_names: 1 -> 2, such as 'w' (train_tokens, test_tokens)"
     )
 
 
@@ -398,7 +398,7 @@ def test_splits_of_two_states_of_the_data_are_refused(word_pieces, tmp_path):
     grown = stored_splits(tmp_path / "new", word_pieces, two_splits("a b c"))
     mixed = {**tokens, "train": grown["train"]}
     assert refusal(mixed, word_pieces) == (
-        "splits: each is of other data (train_tokens, test_tokens)"
+        "splits: they are from different data (train_tokens, test_tokens)"
     )
 
 

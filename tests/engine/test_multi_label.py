@@ -78,8 +78,8 @@ def test_what_is_no_list_and_what_train_never_has_goes_to_the_quarantine():
     labels[row] = '["a", "odd"]'
     rejected = split(frame_of(labels))[2].to_pylist()
     found = {r["row"]: (r["reason"], r["excerpt"]) for r in rejected}
-    assert found[3] == ("label is no list of names", "a, b")
-    assert found[5][0] == "label is no list of names"
+    assert found[3] == ("label is not a list of names", "a, b")
+    assert found[5][0] == "label is not a list of names"
     assert found[7][0] == "label is missing"
     assert found[row] == ("label has no row in the train split", "a, odd")
 

@@ -187,7 +187,7 @@ def test_columns_that_are_missing_are_named():
         split(frame_of(10))
     with pytest.raises(RawTextsError, match=r"split\.negative_column is 'm'"):
         split(frame_of(10, n="x"), **{**TRIPLETS, "negative_column": "m"})
-    with pytest.raises(RawTextsError, match=r"split\.text_pair_column is of no use"):
+    with pytest.raises(RawTextsError, match=r"split\.text_pair_column cannot be used"):
         split(frame_of(10, n="x"), **PAIRS, text_pair_column="n")
     with pytest.raises(SettingsError, match=r"for model\.task: embedding"):
         split(frame_of(10), task="masked-lm", **PAIRS)

@@ -171,7 +171,7 @@ def test_new_samples_are_predicted_and_what_is_broken_keeps_its_place(
     best = [job.label_names[n] for n in expected.argmax(1)]
     assert first.iloc[usable]["label"].tolist() == best
     other = table[table["source"] == "b.npz"]["reason"]
-    assert all("of shape (2, 2), others are of (2, 3)" in why for why in other)
+    assert all("of shape (2, 2), but others have shape (2, 3)" in why for why in other)
 
 
 def test_a_model_of_texts_is_refused(tmp_path):

@@ -133,9 +133,9 @@ HEAD = b"text,label\na,x\n"
         ("a.csv", HEAD, {"quote_char": "''"}, "quote_char: \"''\" is not one ASCII"),
         ("a.csv.gz", gzip.compress(CSV.encode(), mtime=0)[:-9], {}, "cannot be read ("),
         ("a.csv", b"sep=;\n" + HEAD, {}, "begins with Excel's line 'sep=;'"),
-        ("a.jsonl", b'{\n  "text": "a"\n}\n', {}, "row 0 is no JSON object"),
+        ("a.jsonl", b'{\n  "text": "a"\n}\n', {}, "row 0 is not a JSON object"),
         ("a.jsonl", b"{'text': 'a'}\n", {}, "give one object per line, with double"),
-        ("a.jsonl", b'{"text": "a"},\n', {}, "row 0 is no JSON object ('Extra data"),
+        ("a.jsonl", b'{"text": "a"},\n', {}, "row 0 is not a JSON object ('Extra data"),
         ("a.jsonl", b"[" * 100_000, {}, "is one JSON array"),
         (
             "a.json",
@@ -147,7 +147,7 @@ HEAD = b"text,label\na,x\n"
         ("a.jsonl", b"", {}, "is empty (0 bytes)"),
         ("a.parquet", b"", {}, "is empty (0 bytes)"),
         ("a.xlsx", b"PK", {}, "save its sheet as CSV"),
-        ("a.dat", b"PK", {}, "what kind of file is this"),
+        ("a.dat", b"PK", {}, "has an unknown file type"),
         ("a.dat", b"PK", {"kind": "xml"}, "format: 'xml' is unknown; valid: csv, tsv"),
         ("a.csv", HEAD + b"b \x93q\x94,y,z\n", {}, "is not utf-8 (byte 0x93)"),
     ],
@@ -552,7 +552,7 @@ def test_without_permission_to_read(tmp_path, what):
     try:
         with (
             nobody(),
-            pytest.raises(RawTextsError, match="may not be read: give this user"),
+            pytest.raises(RawTextsError, match="cannot be read: give this user"),
         ):
             _ = TextFiles(folder).column_names
     finally:

@@ -63,12 +63,12 @@ def test_lists_and_json_become_words_with_tags():
 
 
 BAD = {
-    "label has another length than text": (["a", "b"], ["O"]),
+    "label has a different length than text": (["a", "b"], ["O"]),
     "text is empty": ([], []),
     "text is missing": (None, ["O"]),
     "label is missing": (["a"], None),
     "text has a word that is empty or contains white space": (["a b"], ["O"]),
-    "label is no list of tags": (["a"], [1.5]),
+    "label is not a list of tags": (["a"], [1.5]),
 }
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_used_goes_to_the_quarantine_with_its_reason():
     assert reasons == dict(enumerate(BAD))
     spans = [{"start": 0, "end": 3, "label": "PER"}]
     _, reasons = checked(pd.DataFrame({"text": ["Ada went"], "label": [spans]}))
-    assert reasons == {0: "label is no list of tags"}
+    assert reasons == {0: "label is not a list of tags"}
     assert [row["text"] for row in kept] == ["a b"]
 
 

@@ -125,8 +125,8 @@ def test_no_node_takes_tokens_of_another_tokenizer(tmp_path, node):
     with pytest.raises(StaleTokensError) as error:
         node(**{**tokens, **settings, **made})
     assert str(error.value) == (
-        "the token rows were made from something else (then -> now): tokenizer: its "
-        "files are others (train_tokens, validation_tokens, test_tokens). Run kedro "
+        "the token rows were created from other inputs (then -> now): tokenizer: its "
+        "files have changed (train_tokens, validation_tokens, test_tokens). Run kedro "
         "run --pipelines=split,tokenize, or set the parameters back"
     )
 

@@ -114,7 +114,7 @@ class ArrayFiles:
             for start, stop in rows_between(len(values), row_bytes):
                 numbers = as_numbers(values[start:stop])
                 if numbers is None:
-                    why = f"the values are {values.dtype}, no numbers"
+                    why = f"the values are {values.dtype}, not numbers"
                     raise ArraysError(f"{file}: {why}")
                 if numbers.ndim == 1:  # Each sample is a single number.
                     numbers = numbers[:, None]
@@ -157,7 +157,7 @@ def _arrays(file: Path) -> Iterator[Mapping[str, Any]]:
     read in slices. Raises ArraysError if the file cannot be read."""
     if file.suffix.lower() not in (".npz", *HDF5):
         raise ArraysError(
-            f"{file} is of no known kind ({', '.join(ENDINGS)}): use numpy.savez"
+            f"{file} has a file type other than {', '.join(ENDINGS)}: use numpy.savez"
         )
     try:
         if file.suffix.lower() == ".npz":
@@ -177,7 +177,7 @@ def _h5py(file: Path) -> Any:
         import h5py
     except ImportError as error:
         raise ArraysError(
-            f"{file} is read with h5py: pip install 'flatout[arrays]'"
+            f"{file} requires h5py: pip install 'flatout[arrays]'"
         ) from error
     return h5py
 

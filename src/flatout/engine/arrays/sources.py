@@ -54,7 +54,7 @@ class Window:
         `shape`, or any shape if it is None because it is not known yet."""
         found, values = dict(self.faults), self.values
         if shape is not None and values.shape[1:] != shape:
-            other = f"of shape {values.shape[1:]}, others are of {shape}"
+            other = f"of shape {values.shape[1:]}, but others have shape {shape}"
             return {row: found.get(row, other) for row in range(len(values))}
         if not values[:1].size:
             return {row: found.get(row, NO_VALUES) for row in range(len(values))}

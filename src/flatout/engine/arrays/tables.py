@@ -44,7 +44,7 @@ def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, st
     for name in batch.columns:
         numbers, unusable = _numbers(file, batch, name)
         for row in np.flatnonzero(unusable).tolist():
-            faults.setdefault(row, f"{name} is missing or no number")
+            faults.setdefault(row, f"{name} is missing or not a number")
         found.append(numbers)
     values = np.stack(found, 1)
     return values.astype(np.promote_types(values.dtype, np.float32)), faults
@@ -66,8 +66,8 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
         filled = column.fill_null(blank).to_numpy(zero_copy_only=False)
         return as_numbers(filled), column.is_null()
     raise ArraysError(
-        f"{file}: column {name} is {column.type}, no number: name the columns of the "
-        "samples in arrays.inputs"
+        f"{file}: column {name} is {column.type}, not a number: name the columns of "
+        "the samples in arrays.inputs"
     )
 
 
@@ -80,7 +80,7 @@ def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
     faults = {
         n: "missing, ragged or no numbers"
         if row is None
-        else f"of shape {row.shape}, others are of {shape}"
+        else f"of shape {row.shape}, but others have shape {shape}"
         for n, row in enumerate(rows)
         if row is None or row.shape != shape
     }

@@ -150,7 +150,7 @@ def _read_list(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> A
     values = [_list(value, label_type) for value in array.to_pylist()]
     kind = "names" if pa.types.is_string(label_type.value_type) else "finite numbers"
     faults.add(name, array.is_null(), "is missing")
-    faults.add(name, [value is None for value in values], f"is no list of {kind}")
+    faults.add(name, [value is None for value in values], f"is not a list of {kind}")
     return pa.array(values, label_type)
 
 

@@ -69,7 +69,7 @@ class Columns:
         flags = tuple(settings.label_columns or ())
         if flags and not (_is_names(label_type) and form == "text"):
             raise RawTextsError(
-                "split.label_columns are for several labels a row, and model.task is "
+                "split.label_columns are for several labels per row, and model.task is "
                 f"{task}: set split.label_column, or another task (docs/tasks.md)"
             )
         what, second = COMPARED.get(form, ("", "text_pair"))
@@ -81,7 +81,7 @@ class Columns:
             )
         if what and settings.text_pair_column:
             raise RawTextsError(
-                f"split.text_pair_column is of no use for model.task {task}, whose "
+                f"split.text_pair_column cannot be used with model.task {task}, whose "
                 f"second text is split.{second}_column: set it to null"
             )
         if label_type is not None and settings.label_column is None and not flags:
@@ -179,8 +179,8 @@ class Columns:
             )
         if self.split and isinstance(raw, SplitTexts):
             raise RawTextsError(
-                f"split.split_column is {self.split!r}, and the splits have entries of "
-                "their own: set it to null, or give all rows as raw_texts"
+                f"split.split_column is {self.split!r}, but the splits have their own "
+                "entries: set it to null, or give all rows as raw_texts"
             )
 
 

@@ -75,15 +75,15 @@ def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | 
     if tags is None:
         return f"{label} is missing"
     if not isinstance(tags, list):
-        return f"{label} is no list of tags"
+        return f"{label} is not a list of tags"
     words = _words(text, value)
     if isinstance(words, str):
         return words
     tags = [name_of(tag) if type(tag) is int else tag for tag in tags]
     if not all(isinstance(tag, str) and tag for tag in tags):
-        return f"{label} is no list of tags"
+        return f"{label} is not a list of tags"
     if len(tags) != len(words):
-        return f"{label} has another length than {text}"
+        return f"{label} has a different length than {text}"
     return words, tags
 
 
@@ -104,7 +104,7 @@ def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
     if messages is None:
         return f"{name} is missing"
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        return f"{name} is no list of messages with a role and a content"
+        return f"{name} is not a list of messages with a role and a content"
     answers = [m["content"] for m in messages if m["role"] == ASSISTANT]
     if not answers:
         return f"{name} has no message of the assistant, so no token is a target"

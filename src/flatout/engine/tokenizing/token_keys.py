@@ -89,10 +89,10 @@ def check_tokens_match(
         for change in changes:
             faults.setdefault(change, []).append(name)
     if len({key.fields.get("splits") for key in known.values()}) > 1:
-        faults["splits: each is of other data"] = list(known)
+        faults["splits: they are from different data"] = list(known)
     if faults:
         raise StaleTokensError(
-            "the token rows were made from something else (then -> now): "
+            "the token rows were created from other inputs (then -> now): "
             + "; ".join(f"{text} ({', '.join(at)})" for text, at in faults.items())
             + ". Run kedro run --pipelines=split,tokenize, or set the parameters back"
         )
@@ -104,11 +104,11 @@ def _changed_inputs(
     """Describe the changed inputs that are not parameters."""
     changes = []
     if tokenizer is not None and key.fields.get("tokenizer") != tokenizer:
-        changes.append("tokenizer: its files are others")
+        changes.append("tokenizer: its files have changed")
     stored = key.fields.get("label_names") or []
     if stored != label_names:
         odd = sorted(set(stored) ^ set(label_names))
-        example = f", as {odd[0]!r}" if odd else " in another order"
+        example = f", such as {odd[0]!r}" if odd else " in a different order"
         changes.append(f"label_names: {len(stored)} -> {len(label_names)}{example}")
     return changes
 

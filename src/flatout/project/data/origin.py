@@ -97,7 +97,7 @@ def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     if not changes:
         return None
     return (
-        f"the {kind} were made from something else (then -> now): "
+        f"the {kind} were created from other inputs (then -> now): "
         f"{'; '.join(sorted(changes))}. Run kedro run, or set the parameters back"
     )
 

@@ -38,13 +38,13 @@ class Format:
             "a".encode(self.encoding)
         except (LookupError, TypeError) as error:
             raise RawTextsError(
-                f"encoding: {self.encoding!r} is unknown; Python knows utf-8, latin-1, "
+                f"encoding: {self.encoding!r} is unknown. Examples are utf-8, latin-1, "
                 "cp949, utf-16, ..."
             ) from error
         if not _is_one_mark(self.delimiter):
             raise RawTextsError(
                 f"delimiter: {self.delimiter!r} is not one ASCII character between "
-                'columns, as ",", ";", "|" or "\\t" (a tab, in double quotes)'
+                'columns, such as ",", ";", "|" or "\\t" (a tab, in double quotes)'
             )
         if self.quote_char and not _is_one_mark(self.quote_char):
             raise RawTextsError(
@@ -165,6 +165,6 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
     except PermissionError as error:
         raise RawTextsError(
-            f"{error.filename or path} may not be read: give this user the right to "
+            f"{error.filename or path} cannot be read: give this user permission "
             "(chmod +r; folders also +x)"
         ) from error

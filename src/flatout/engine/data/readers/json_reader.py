@@ -46,7 +46,7 @@ class JsonReader(FileReader):
                 break
         if fault and not names:
             raise RawTextsError(
-                f"{self.path}: row 0 is no JSON object ({fault!r}): give one object "
+                f"{self.path}: row 0 is not a JSON object ({fault!r}): give one object "
                 "per line, with double quotes and without text between the lines"
             )
         return list(names)

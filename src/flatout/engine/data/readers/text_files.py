@@ -120,7 +120,7 @@ class TextFiles:
     def _columns_of(self, shard: Path) -> list[str]:
         with readable(shard):
             if shard.stat().st_size == 0:
-                raise RawTextsError(f"{shard} is empty (0 bytes): name another one")
+                raise RawTextsError(f"{shard} is empty (0 bytes): choose another file")
             return self._open(shard).column_names()
 
     def _open(self, shard: Path) -> FileReader:
@@ -132,7 +132,7 @@ class TextFiles:
                     "that file"
                 )
             raise RawTextsError(
-                f"{shard}: what kind of file is this? Known are {', '.join(READERS)} "
+                f"{shard} has an unknown file type. Known: {', '.join(READERS)} "
                 f"(csv and json also packed: {', '.join(PACKED)}). Rename the file, or "
                 "name its kind in the entry, as format: csv"
             )

@@ -115,8 +115,8 @@ class Encoder:
         ]
         if not all(rows) and self.options.empty_id is None:
             raise ValueError(
-                "the tokenizer leaves no token of a text, and it has no unknown or end "
-                "token to stand for it"
+                "a text has no tokens, and the tokenizer has no unknown or end token "
+                "to use instead"
             )
         return _encoded([row or [self.options.empty_id] for row in rows], cut)
 
@@ -215,7 +215,7 @@ class ChatEncoder:
         if self._special & end:
             return
         raise TokensError(
-            f"row {row}: by the tokenizer's chat template, the text of the assistant "
+            f"row {row}: in the tokenizer's chat template, the text of the assistant "
             "ends without a special token, so the model would never learn to stop. "
             "Put {% endgeneration %} after the token that ends a message, in "
             "chat_template.jinja of the checkpoint"
