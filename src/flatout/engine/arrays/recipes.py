@@ -38,8 +38,8 @@ class SamplesRecipe(PlanRecipe, ArrowRecipe):
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Return the shape, means, standard deviations and class counts of the rows,
-        computed while they were read last."""
+        """Return the shape, means, standard deviations and class counts of the rows.
+        They are complete after the last batch."""
         return self._facts
 
     @cached_property

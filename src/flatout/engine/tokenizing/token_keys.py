@@ -22,8 +22,8 @@ class StaleTokensError(ValueError):
 
 
 def folder_of(tokens: Any) -> Path | None:
-    """Return the folder of a `datasets.Dataset`. Return None if there is none, or if
-    the dataset contains only some of the folder's rows."""
+    """Return the folder that contains exactly the rows of a `datasets.Dataset`, or None
+    if there is no such folder."""
     files = tokens.cache_files
     if not files or tokens._indices is not None:
         return None

@@ -104,8 +104,7 @@ class FileReader(ABC):
 
     @contextmanager
     def errors(self, advice: str) -> Iterator[None]:
-        """Context manager that re-raises parsing errors with the file name and
-        advice."""
+        """Context manager that adds the file name and `advice` to parsing errors."""
         try:
             yield
         except (FileNotFoundError, PermissionError, RawTextsError):

@@ -198,7 +198,8 @@ class TokensRecipe(ArrowRecipe):
 
     @cached_property
     def _queries(self) -> npt.NDArray[np.int32]:
-        """Number of each row's query (N,). A query is the first text of a row."""
+        """Integer code of each row's query (N,). The query is the first text of a
+        row."""
         encoded = self.rows.data.table.column("text").dictionary_encode()
         return np.concatenate([part.indices.to_numpy() for part in encoded.chunks])
 

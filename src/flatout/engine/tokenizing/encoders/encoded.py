@@ -92,7 +92,8 @@ def _cut_documents(lengths: Ids, at: int) -> tuple[Ids, Ids]:
 
 
 def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
-    """Divide `ids` (T,) into blocks. `lengths` are the documents' numbers of tokens."""
+    """Divide `ids` (T,) into blocks. `lengths` are the token counts of the
+    documents."""
     document_ends = np.cumsum(lengths, dtype=np.int64)
     block_ends = np.append(np.arange(block_size, len(ids), block_size), len(ids))
     cuts = np.union1d(document_ends, block_ends)
