@@ -198,8 +198,7 @@ class TokensRecipe(ArrowRecipe):
 
     @cached_property
     def _queries(self) -> npt.NDArray[np.int32]:
-        """Integer code of each row's query (N,). The query is the first text of a
-        row."""
+        """Integer code of each row's query (N,), which is the row's first text."""
         encoded = self.rows.data.table.column("text").dictionary_encode()
         return np.concatenate([part.indices.to_numpy() for part in encoded.chunks])
 

@@ -92,8 +92,7 @@ def _cut_documents(lengths: Ids, at: int) -> tuple[Ids, Ids]:
 
 
 def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
-    """Divide `ids` (T,) into blocks. `lengths` are the token counts of the
-    documents."""
+    """Divide `ids` (T,) into blocks. `lengths` are the documents' token counts."""
     document_ends = np.cumsum(lengths, dtype=np.int64)
     block_ends = np.append(np.arange(block_size, len(ids), block_size), len(ids))
     cuts = np.union1d(document_ends, block_ends)
