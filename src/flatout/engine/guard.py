@@ -1,4 +1,4 @@
-"""Compare the speed of this run with earlier runs of the same work, and list causes.
+"""Compare a run's throughput with earlier runs of the same work, and list causes.
 
 Earlier runs are stored in a file in the data folder, one per line.
 """
@@ -27,16 +27,16 @@ from flatout.engine.parameters.other_names import RENAMED
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 BUSY_WAIT_PCT = 10.0
-"""The percentage of time spent waiting for a core above which a slow run is excused."""
+"""A slow run is excused if it waited for a core for more than this percentage."""
 MIN_WINDOWS = 3
-"""The minimum number of windows after the warm-up for a comparison."""
+"""The minimum number of timed windows after the warm-up that a comparison needs."""
 
 RATE = "guard_samples_per_s"
-"""The metric with the throughput of a run, which is the median over its windows."""
+"""The metric that holds a run's throughput, which is the median over its windows."""
 SYMPTOM_LIMIT = 1.03
-"""A metric is reported only if it makes a step slower by more than this factor."""
+"""A metric is reported only if it slows down a step by more than this factor."""
 NOT_SET = "not set"
-"""The text that is shown if a run does not have the value."""
+"""The text that is shown for a value that a run does not have."""
 
 SYMPTOMS = {
     "padding_pct": "more of each batch is padding",
@@ -44,7 +44,7 @@ SYMPTOMS = {
     WAIT: "other programs used the cores",
     "gpu_clock_mhz": "the GPU ran slower: heat, power limit or another clock setting",
 }
-"""Metrics that explain a slower step: shares of a step in percent, and a clock rate."""
+"""Metrics that explain a slower step. All but the clock speed are percentages."""
 
 FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
 """Tags that do not correspond to a parameter."""
@@ -61,7 +61,7 @@ class SlowRunError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The record of a run in the file of earlier runs."""
+    """A run as recorded in the file of earlier runs."""
 
     run_id: str
     name: str
@@ -99,7 +99,7 @@ class Difference:
 @dataclass(frozen=True)
 class Verdict:
     """The result of a comparison. `rate_pct` and `step_pct` are the throughput and the
-    step time in percent of the baseline's."""
+    step time as percentages of the baseline's."""
 
     state: State
     text: str
@@ -111,9 +111,9 @@ class Verdict:
 
 
 def work_key(settings: Settings, token_key: str) -> str:
-    """Return a hash of the model, the tokens and the global batch size. How they are
-    executed (precision, padding, kernels, loader, devices) is what the guard compares,
-    so it is not part of the hash."""
+    """Return a hash of the model, the tokens and the global batch size. The precision,
+    padding, kernels, loader and devices are not part of the hash, because the guard
+    compares runs that differ in them."""
     model = settings.model.model_dump(mode="json")
     batch = settings.train.global_batch_size
     text = json.dumps([token_key, model, settings.tokenize.max_length, batch])
@@ -121,7 +121,7 @@ def work_key(settings: Settings, token_key: str) -> str:
 
 
 def read_runs(file: Path) -> list[TrackedRun]:
-    """Read the runs in `file`, one JSON object per line. Damaged lines are skipped."""
+    """Read the runs in `file`, one JSON object per line. Invalid lines are skipped."""
     if not file.is_file():
         return []
     found = []
@@ -140,7 +140,7 @@ def append_run(file: Path, run: TrackedRun) -> None:
 
 def choose_baseline(runs: Sequence[TrackedRun], now: TrackedRun) -> TrackedRun | None:
     """Return the fastest run of the same work and device, preferably one with the same
-    precision and number of ranks, because users may choose these. A run that was
+    precision and number of ranks, which users choose deliberately. A run that was
     reported as slow is returned only if there is no other run."""
 
     def like_now(runs: Sequence[TrackedRun], *names: str) -> list[TrackedRun]:
@@ -164,8 +164,8 @@ def judge(
     baseline: TrackedRun | None,
     settings: GuardSettings,
 ) -> Verdict:
-    """Compare the run `now` with `baseline`. `rates` contains the throughput of each of
-    its windows after the warm-up in samples/s."""
+    """Compare the run `now` with `baseline`. `rates` contains the throughput of the run
+    in each window after the warm-up, in samples/s."""
     rate = typical_rate(rates)
     if rate is None:
         return Verdict(
@@ -220,8 +220,8 @@ def _cause_outside_settings(
     settings: GuardSettings,
 ) -> str | None:
     """Return a cause of the low throughput other than the settings, or None if a
-    setting differs or no cause is known. `rate_pct` and `upper_pct` are the median and
-    the upper quartile of the windows in percent of the baseline's throughput."""
+    setting differs or no cause is known. `upper_pct` is the upper quartile of the
+    windows' throughput as a percentage of the baseline's."""
     if any(d.is_setting and not d.name.startswith("git_") for d in found):
         return None
     wait_pct = now.figures.get(WAIT, 0.0)
@@ -247,8 +247,8 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
 
 
 def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
-    """Return the metrics that differ, the largest ratio first, then the settings that
-    differ, sorted by name."""
+    """Return the metrics that differ, largest ratio first, followed by the settings
+    that differ, sorted by name."""
     before, after = _facts(then), _facts(now)
     found = [_changed_figure(name, then, now) for name in SYMPTOMS]
     measured = [d for d in found if d and (d.ratio or 0.0) > SYMPTOM_LIMIT]

@@ -3,8 +3,8 @@
 The agent uses PyTorch's elastic launcher to run `python -m MODULE FOLDER` in each rank.
 CONFIG contains fields of LaunchConfig as JSON. Failures are written to
 FOLDER/failures.json. The agent exits when the process that started it has ended. It
-ignores SIGTERM and Ctrl-C, which its parent and the ranks handle, because it would end
-ranks that are still saving.
+ignores SIGTERM and Ctrl-C, because reacting to them would end ranks that are still
+saving. Its parent and the ranks handle these signals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatout.engine.machine.signals import STOPPING, die_with_parent
 
 FAILURES = "failures.json"
 SHUTDOWN_S = 10
-"""The time after which the other ranks are killed when a rank has died."""
+"""After a rank has died, the other ranks are killed after this many seconds."""
 ONE_MACHINE = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d"}
 ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 
@@ -34,7 +34,7 @@ def command(folder: Path, module: str, config: dict[str, Any]) -> list[str]:
 
 def main(folder: Path, config: dict[str, Any], module: str) -> int:
     die_with_parent()
-    for signum in STOPPING:  # use a handler, because ranks would inherit SIG_IGN
+    for signum in STOPPING:  # not SIG_IGN, which the ranks would inherit
         signal.signal(signum, lambda *_: None)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -48,7 +48,7 @@ def main(folder: Path, config: dict[str, Any], module: str) -> int:
         "shutdown_timeout": SHUTDOWN_S,
         **config,
     }
-    known = {field.name for field in fields(LaunchConfig)}  # PyTorch 2.11 has fewer
+    known = {field.name for field in fields(LaunchConfig)}  # fewer in PyTorch 2.11
     launch = LaunchConfig(**{n: v for n, v in options.items() if n in known})
     try:
         elastic_launch(launch, sys.executable)("-u", "-m", module, str(folder))

@@ -1,7 +1,7 @@
 """Coordinate ranks started by an external launcher, where only rank 0 runs the project.
 
-The other ranks wait at the launcher's store until rank 0 starts training. Then they
-join that run and exit. If rank 0 ends without training, it releases them.
+The other ranks wait on the launcher's store until rank 0 starts training. Then they
+join the run, and exit when it ends. If rank 0 ends without training, it releases them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _called = False
 
 
 def call_followers(spec: str) -> None:
-    """Publish the training run that all ranks must join. Called on rank 0."""
+    """Tell the waiting ranks to join the run described by `spec`. Called on rank 0."""
     global _called  # noqa: PLW0603 - once per process, like the store's key
     _called = True
     _store().set(KEY, spec)
 
 
 def release_followers() -> None:
-    """Release the ranks that still wait when rank 0 ends. Called on rank 0."""
+    """Release the waiting ranks if no run was started. Called when rank 0 ends."""
     if not _called:
         call_followers(NOTHING)
 
 
 def follow() -> None:
     """Wait until rank 0 starts training, then join the run. Called on the other ranks.
-    Returns only if there is nothing to train."""
+    Returns only if rank 0 ends without training."""
     store = _store()
     store.set_timeout(LONGEST_WAIT)
     spec = store.get(KEY).decode()
@@ -49,7 +49,7 @@ def follow() -> None:
     path = folder / "spec.json"
     path.touch(mode=0o600)
     path.write_text(spec, encoding="utf-8")
-    # Replace this program, because MKL and OpenMP variables must be set before torch.
+    # Replace this process: MKL and OpenMP variables must be set before importing torch.
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""Describe a training job by paths and JSON values, to pass it to new processes."""
+"""Describe a training job with paths and JSON values, to pass it to new processes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class JobFiles:
 
     @classmethod
     def of(cls, job: TrainJob, folder: Path, data_key: str | None = None) -> JobFiles:
-        """Describe `job`. Rows that are not in a folder yet are written to `folder`.
-        `data_key` defaults to the job's own key."""
+        """Describe `job`. Rows that are not stored in a folder yet are written to
+        `folder`. `data_key` defaults to the job's key."""
         for rows in job.splits.values():
             _ = rows.facts  # computed once here, instead of in each rank
         return cls(
@@ -45,7 +45,7 @@ class JobFiles:
 
     def open(self, settings: Settings, work_folder: Path) -> TrainJob:
         vocabulary = None
-        if stored := self.vocabulary:  # in JSON, a tuple is a list
+        if stored := self.vocabulary:  # JSON stores tuples as lists
             special = tuple(stored["special_token_ids"])
             vocabulary = Vocabulary(**{**stored, "special_token_ids": special})
         return TrainJob(
@@ -61,7 +61,7 @@ class JobFiles:
 
 
 def token_key(rows: SplitRows) -> str:
-    """Return the key stored with the tokens, or else a digest of the rows."""
+    """Return the digest of the key stored with the rows, or else of the rows."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
 
@@ -75,7 +75,7 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
 
 
 def folders_of(splits: Mapping[str, SplitRows], folder: Path) -> dict[str, str]:
-    """Return the folder of each split. Rows that have none are written to `folder`."""
+    """Return the folder of each split. Splits without one are written to `folder`."""
     return {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
 
 

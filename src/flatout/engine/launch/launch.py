@@ -49,10 +49,10 @@ def make_job(
     tokenizer: Any | None,
     label_names: Sequence[str],
 ) -> TrainJob:
-    """Create the job for the Datasets train, validation and test. Checkpoints, models
-    and the result stay in `paths.checkpoints` until `checkpoint_folder.finish`. Raises
-    StaleTokensError if the tokens were made with other settings, another tokenizer or
-    other labels."""
+    """Create the training job. `splits` contains the Datasets train, validation and
+    test. Checkpoints stay in `paths.checkpoints` until `checkpoint_folder.finish` is
+    called. Raises StaleTokensError if the tokens were created with different settings,
+    a different tokenizer or different labels."""
     if tokenizer is not None:
         check_tokens_match(splits, settings, tokenizer, label_names)
     folder = Path(settings.paths.checkpoints)
@@ -72,8 +72,8 @@ def make_job(
 
 
 def collect(job: TrainJob) -> TrainResult:
-    """Train `job`, unless an earlier process has trained it and its result is still in
-    the job's folder. In that case, return that result."""
+    """Train `job` and return its result. If an earlier process has trained the job and
+    the result is still in the job's folder, return that result without training."""
     return load_finished_result(job) or launch(job)
 
 
@@ -104,8 +104,8 @@ def launch(job: TrainJob) -> TrainResult:
 
 
 def resolve_processes(settings: DistributedSettings) -> int:
-    """Return the number of ranks on this machine. Raises SettingsError if it has too
-    few devices for `num_processes`."""
+    """Return the number of ranks on this machine. Raises SettingsError if the machine
+    has too few devices for `num_processes`."""
     gpus = environment.nvidia_gpu_count()
     if settings.num_processes == "auto":
         return gpus or 1
@@ -121,8 +121,8 @@ def resolve_processes(settings: DistributedSettings) -> int:
 
 
 def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
-    """Start the ranks and wait for the result. If the machine may have caused a
-    failure, try again up to `max_restarts` times."""
+    """Start the ranks and wait for the result. After a failure that the machine may
+    have caused, start them again, up to `max_restarts` times."""
     _check_cuda_untouched()
     settings = job.settings.train.distributed
     check_endpoint(settings)
@@ -149,8 +149,8 @@ def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
 
 def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
     """Return a job that needs less memory (without CUDA graphs, or with half the token
-    budget), or None if the error has another cause or shrinking is not allowed. With
-    several machines it is None, because the others would keep their settings."""
+    budget), or None if the error has another cause or `on_oom` is not `shrink`. Also
+    return None with several machines, because the others would keep their settings."""
     train_settings = job.settings.train
     if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
         return None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted.json"
 SMALLER = "smaller.json"
-"""The file with the settings for another attempt after memory has run out."""
+"""The file with the settings for the next attempt after an out-of-memory error."""
 
 
 ALONE = "--alone"
@@ -66,7 +66,7 @@ def leave_error(error: Exception) -> None:
     """Write the error file atomically, in the format of PyTorch's elastic launcher. The
     launcher may end this rank at any time, and it fails on a partial file."""
     named = environment.error_file()
-    if named is None:  # no launcher that would read it
+    if named is None:  # no launcher reads it
         return
     message = {
         "message": f"{type(error).__name__}: {error}",

@@ -46,15 +46,15 @@ def write_result(job: TrainJob, result: TrainResult) -> None:
 
 
 def read_result(job: TrainJob) -> TrainResult:
-    """Read the result that `write_result` has written to the job's folder."""
+    """Read the result that `write_result` wrote to the job's folder."""
     path = job.work_folder / RESULT
     return _parse(job, json.loads(path.read_text(encoding="utf-8")))
 
 
 def load_finished_result(job: TrainJob) -> TrainResult | None:
     """Return the result of a finished run with the same settings and data, or None if
-    the job's folder has no valid one. It exists if the earlier process died before it
-    stored the result, or if the same run is repeated."""
+    the job's folder has no valid result. There is a result if an earlier process died
+    before storing it elsewhere, or if the same run is repeated."""
     found = [job.work_folder / name for name in (RESULT, FINISHED)]
     path = next((path for path in found if path.is_file()), None)
     if path is None or job.settings.train.resume != "auto":

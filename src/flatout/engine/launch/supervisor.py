@@ -1,8 +1,8 @@
-"""Supervise the ranks of this machine during one attempt, from start to end.
+"""Start the ranks of this machine and supervise them until they have ended.
 
 PyTorch's elastic launcher starts the ranks. Its restarts are not used, because it also
 restarts after an invalid parameter, cannot reduce the token budget when memory runs
-out, and does not detect a rank that hangs.
+out, and does not detect a hanging rank.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RankError(RuntimeError):
 
 
 class HangError(RuntimeError):
-    """Raised if a rank made no progress. The message names it and shows the stacks."""
+    """Raised if a rank hangs. It names it and shows the stacks of all ranks."""
 
     exit_code = 6
 
@@ -83,7 +83,7 @@ class Attempt:
     def __init__(
         self, job: TrainJob, processes: int, folder: Path, module: str = TRAINING
     ) -> None:
-        """`folder` contains the input of the ranks, and `module` is their program."""
+        """`folder` contains the ranks' input. Each rank runs `python -m module`."""
         self._job = job
         self._module = module
         self._settings = job.settings.train.distributed
@@ -92,7 +92,7 @@ class Attempt:
         self._beats = folder / "beats"
 
     def run(self) -> Exception | None:
-        """Run the ranks. Return None if training has finished, or else the error.
+        """Run the ranks. Return None if training has finished, or an error otherwise.
         Raises Interrupted if a signal stopped the run."""
         agent = self._start()
         streaming = threading.Thread(target=_stream, args=(agent.stdout,), daemon=True)
@@ -126,7 +126,7 @@ class Attempt:
         )
 
     def _rendezvous(self) -> dict[str, Any]:
-        """Return the options that make several machines meet at machine 0."""
+        """Return the options with which several machines rendezvous at machine 0."""
         settings = self._settings
         if settings.num_machines == 1:
             return {}
@@ -221,13 +221,13 @@ class Attempt:
 
 def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, float, int]:
     """Sort key that puts ranks killed by a signal first and sorts the others by time,
-    because the first failure usually causes the later ones."""
+    because the first failure usually causes the later failures."""
     killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
     return not killed, failure["time_s"], failure["rank"]
 
 
 def _stream(pipe: IO[bytes] | None) -> None:
-    """Show the output of the ranks as it arrives, also in notebooks."""
+    """Show the output of the ranks as it arrives, including in notebooks."""
     if pipe is None:
         return
     for line in pipe:

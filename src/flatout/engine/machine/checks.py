@@ -1,4 +1,4 @@
-"""Check the machine for the doctor and at the start of a run, without torch."""
+"""Checks of the machine for the doctor and the start of a run, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.parameters import RuntimeSettings, Settings
 
 HELD_BYTES = 2**30
-"""The driver and a desktop use less than this on an idle GPU."""
+"""The driver and a desktop environment use less than this on an idle GPU."""
 LEAST_FREE_BYTES = 2**30
 LEAST_CORES = 1.5
 NETWORK_FILE_SYSTEMS = (
@@ -45,7 +45,7 @@ def gib(count: float) -> str:
 
 
 def gpu_programs(driver: Driver | None) -> Finding:
-    """Report GPU memory used by others. Call this before this process allocates any."""
+    """Report GPU memory that other programs use. Call it before using the GPU."""
     held = [
         f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
         f"{' by process ' * bool(gpu.programs)}{', '.join(map(str, gpu.programs))}"
@@ -64,8 +64,9 @@ def threads(
     processes: int = 1,
     folder: Path = CONTROL_GROUP,
 ) -> Finding:
-    """Compare the number of OMP and MKL threads of `processes` with the usable cores.
-    `before` contains the shell's thread variables, which the parameters override."""
+    """Compare the total number of OMP and MKL threads of `processes` processes with the
+    usable cores. `before` contains the shell's thread variables, which the parameters
+    override. `folder` is the control group."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
     text = f"{count} per process (runtime.threads: {settings.threads}), {usable} cores"
@@ -121,7 +122,7 @@ def file_system(folder: Path) -> Finding:
     mounts = psutil.disk_partitions(all=True)
     for mount in sorted(mounts, key=lambda mount: len(mount.mountpoint)):
         if there.is_relative_to(mount.mountpoint):
-            kind = mount.fstype  # in the end, the deepest mount point above the folder
+            kind = mount.fstype  # the last match is the deepest mount point
     if not kind.lower().startswith(NETWORK_FILE_SYSTEMS):
         return Finding("file system", "ok", f"{there} is on {kind}")
     fix = "keep data_dir on a local disk, or save less often (train.checkpoint)"
@@ -139,7 +140,7 @@ logger = logging.getLogger(__name__)
 
 
 def warn_at_start(settings: Settings, folder: Path) -> None:
-    """Log a warning for each failed check of threads, disk space and GPU memory."""
+    """Check threads, disk space and GPU memory, and log a warning for each problem."""
     count = processes_here(settings)
     for found in (
         threads(settings.runtime, {}, count),

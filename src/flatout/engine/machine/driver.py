@@ -27,7 +27,7 @@ class Driver:
 
 
 def query_driver() -> Driver | None:
-    """Return information about the driver and GPUs, or None if it does not respond."""
+    """Return information about the driver and GPUs, or None without a driver."""
     import pynvml
 
     try:

@@ -1,6 +1,7 @@
-"""Read and set environment variables. No other module does, and torch is not imported.
+"""Read and set environment variables, which no other module does.
 
 MKL and OpenMP read their variables only once, so call `apply` before importing torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process among all processes that train together."""
+    """The rank of this process, and the number of processes that train together."""
 
     rank: int = 0
     local_rank: int = 0
@@ -54,7 +55,7 @@ def launched_from_outside() -> bool:
 
 
 def error_file() -> str | None:
-    """Return the file in which the launcher expects this rank's error, if any."""
+    """Return the file in which the launcher expects an error of this rank, if any."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
 
 
@@ -75,7 +76,7 @@ def nvidia_gpu_count() -> int:
 
 
 def gpu_names() -> list[str]:
-    """Return a value for CUDA_VISIBLE_DEVICES for each GPU that is visible to CUDA."""
+    """Return the name of each visible GPU, as used in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
@@ -124,8 +125,8 @@ def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int
 def training_environment(
     settings: RuntimeSettings, local_world_size: int = 1
 ) -> dict[str, str]:
-    """Return the environment variables of a training process: the user's, the thread
-    counts, and the cuBLAS workspace that PyTorch requires for deterministic results."""
+    """Return the environment variables to set in a training process: the user's, the
+    thread counts, and the cuBLAS workspace that deterministic results require."""
     threads = str(resolve_threads(settings, local_world_size))
     fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if settings.deterministic else {}
     counts = dict.fromkeys(THREAD_VARIABLES, threads)
@@ -133,8 +134,8 @@ def training_environment(
 
 
 def apply(settings: RuntimeSettings) -> list[str]:
-    """Set the environment variables of `settings`. Return the names of those that have
-    no effect, because torch has already been imported."""
+    """Set the environment variables of `settings`. Return the names of variables that
+    have no effect because torch has already been imported."""
     wanted = training_environment(settings, current_ranks().local_world_size)
     changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
     os.environ.update(wanted)
@@ -171,14 +172,14 @@ def c_compiler() -> str | None:
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set those environment variables in `variables` that are not set yet."""
+    """Set the environment variables in `variables` that are not set yet."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process. It is this process's environment plus
-    `extra`, without the ranks that a launcher has set."""
+    """Return the environment for a child process: this process's environment plus
+    `extra`, without the rank variables that a launcher has set."""
     inherited = {
         k: v for k, v in rank_environment().items() if k not in _RANK_VARIABLES
     }
@@ -186,8 +187,8 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def starter() -> int:
-    """Return the id of the process that started this one, even if it has ended. Removes
-    the variable, because the children of this process have another parent."""
+    """Return the id of the process that started this one, even if it has ended. The
+    variable with the id is removed, because child processes must not inherit it."""
     return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
@@ -218,7 +219,7 @@ def restored(name: str) -> Iterator[None]:
 
 @contextmanager
 def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
-    """Context manager in which Rust tokenizers use all cores, or one if not enabled."""
+    """Context manager that makes Rust tokenizers use all cores, or one if disabled."""
     with restored("TOKENIZERS_PARALLELISM"):
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if enabled else "false"
         yield

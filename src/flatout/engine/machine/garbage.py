@@ -12,17 +12,17 @@ import ctypes
 import gc
 
 RARELY = 100_000
-"""The number of new objects between two collections of the youngest generation."""
+"""The number of new objects that triggers a collection of the youngest generation."""
 _usual = gc.get_threshold()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""The numbers of these options of glibc's `mallopt`."""
+"""The numbers of these options in glibc's `mallopt`."""
 KEPT_BYTES = 2**30
 """Only blocks larger than this are returned to the system when they are freed."""
 
 
 def collect_rarely() -> None:
-    """Collect garbage rarely until `collect_as_usual` is called. Call it before torch
-    is imported. At exit, objects are frozen to save the time of a last collection."""
+    """Collect garbage less often until `collect_as_usual` is called. Call this before
+    importing torch. At exit, objects are frozen to avoid a final collection."""
     atexit.register(gc.freeze)
     gc.set_threshold(RARELY, *_usual[1:])
 

@@ -28,17 +28,18 @@ from flatout.engine.parameters import RuntimeSettings, SettingsError
 logger = logging.getLogger(__name__)
 
 CPU_BF16_PAD_MULTIPLE = 64
-"""Packed token counts are rounded up to this multiple in bf16 on a CPU. oneDNN compiles
-each new shape in 0.5 ms and caches 1,024. Without rounding, 240 steps had 9,085."""
+"""Packed token counts are rounded up to this multiple in bf16 on a CPU. oneDNN takes
+0.5 ms to compile each new shape, and its cache holds 1,024 shapes. Without rounding,
+240 steps had 9,085 different shapes."""
 PADDED_MULTIPLE = 8
-"""Padded row lengths are rounded up to this multiple, also on a GPU."""
+"""Padded row lengths are rounded up to this multiple, except in fp32 on a CPU."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The device and settings of this process, with each `auto` resolved."""
+    """The device and settings of this process, with all `auto` values resolved."""
 
     device: torch.device
     device_name: str
@@ -79,8 +80,8 @@ class Runtime:
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
         """Return the multiple that packed token counts, or padded lengths, are rounded
-        up to, so that few shapes occur. In fp32 on a CPU this is no benefit, so it is
-        1. `packed_on_gpu` is the multiple for packed token counts on a GPU."""
+        up to, so that few shapes occur. It is 1 in fp32 on a CPU, which has no benefit
+        from rounding. `packed_on_gpu` is the multiple for packed counts on a GPU."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE
@@ -134,7 +135,7 @@ def _precision(wanted: str, device: torch.device) -> str:
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Return whether bf16 is fast: on Ampere or newer GPUs, and with AMX or AVX-512."""
+    """Return whether the GPU (Ampere or newer) or CPU (AMX, AVX-512) speeds up bf16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     return bool(
@@ -156,7 +157,7 @@ def _switches(settings: RuntimeSettings) -> None:
     torch.backends.cuda.enable_flash_sdp(settings.flash_sdp)
     wanted = settings.deterministic
     if wanted or torch.are_deterministic_algorithms_enabled():
-        # This imports all of TorchInductor, which takes seconds, so avoid it if unused.
+        # This imports all of TorchInductor, which takes seconds. Skip it if possible.
         torch.use_deterministic_algorithms(wanted, warn_only=True)
 
 
@@ -183,8 +184,8 @@ def let_segments_grow() -> None:
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:
-    """Return the peak memory of this rank: allocator statistics on a GPU, or else the
-    peak resident size of the process."""
+    """Return the peak memory of this rank. On a GPU, these are allocator statistics; on
+    a CPU, the peak resident set size of the process."""
     if runtime.is_cuda:
         stats = torch.cuda.memory_stats(runtime.device)
         return {
@@ -212,7 +213,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Context manager that disables TF32 for fp32 matrix products."""
+    """Context manager that disables TF32 for matrix multiplications in fp32."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

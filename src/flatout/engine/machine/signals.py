@@ -40,7 +40,7 @@ class StopSignals:
     def __init__(
         self, then: str = "finishing this step, then saving and exiting"
     ) -> None:
-        """`then` describes how the block reacts to a signal, for the log message."""
+        """`then` describes the reaction to a signal. It is used in the log message."""
         self._then = then
         self.received: int | None = None
         self._before: dict[int, Any] = {}
@@ -64,7 +64,7 @@ class StopSignals:
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if signal.SIGCHLD not in self._before:
-            # A signal to the process group also ends loader workers: not an error now.
+            # A signal to the process group also ends loader workers. Ignore that.
             before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._before[signal.SIGCHLD] = before
         if self.received is None:

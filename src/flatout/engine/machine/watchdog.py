@@ -21,14 +21,14 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process that has not written for this time is considered stopped."""
+"""A process that has not written for this many seconds is considered stopped."""
 FINISHED = "finished"
 """The phase of a rank that has completed its work."""
 LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""Phases without steps have this multiple of the time limit, with this minimum."""
+"""The factor and minimum (in seconds) of the time limit in phases without steps."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Heartbeat:
         self._phase = "start"
         self._progress_s = time.monotonic()
         self.is_compiling: Callable[[], bool] = bool
-        """Returns whether the process is compiling, when steps do not advance."""
+        """Returns whether the process is compiling. Steps do not advance meanwhile."""
         self._turn = threading.Lock()
 
     def start(self, folder: Path, rank: int) -> None:
