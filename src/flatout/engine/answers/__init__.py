@@ -1,1 +1,1 @@
-"""Answers to users' questions: is a step correct, and which rows does it have?"""
+"""Answers to users' questions: is a step correct, and which rows does it train on?"""

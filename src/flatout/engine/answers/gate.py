@@ -1,8 +1,8 @@
 """Gate for continuous integration: is training still as fast and as good as before?
 
 A few short runs, which differ only in their seed, are compared with a baseline file in
-git. On a CPU, the CPU time of one thread is measured relative to a fixed piece of work
-that runs between the steps, because other load on the machine slows down both.
+git. On a CPU, the CPU time of one thread is measured relative to a fixed workload that
+runs between the steps, because other load on the machine slows down both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WINDOWS = 25
 LEAST_RATE, MOST_RATE = 0.1, 0.25
 """The tolerated slowdown is the spread between the runs of a gate, but at least
 LEAST_RATE. If the spread exceeds MOST_RATE, the machine is too noisy to compare
-rates."""
+throughput."""
 LEAST_LOSS = 0.01
 """The smallest tolerated relative increase of the validation loss."""
 COMPARABLE = ("device", "world_size", "token_key")
@@ -47,11 +47,11 @@ WINDOW, WORK = "gate_window_s", "gate_work_s"
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of the runs of one gate."""
+    """The results of one gate's runs."""
 
     steps: PositiveInt
     rates: Annotated[list[PositiveFloat], Field(min_length=1)]
-    """The rate of each run: on a CPU, steps in the time that the fixed work takes; on a
+    """Each run's throughput: on a CPU, steps per duration of the fixed workload; on a
     GPU, samples/s in the best window."""
     losses: Annotated[list[float], Field(min_length=1)]
     """The validation loss at the end of each run."""
@@ -75,7 +75,7 @@ class Measured:
 
 
 class Yardstick:
-    """Training callback that times each window and a fixed piece of work after it."""
+    """Training callback that times each window and a fixed workload after it."""
 
     def __init__(self) -> None:
         width = 128
@@ -101,7 +101,7 @@ class Yardstick:
 
 
 def measure(job: TrainJob, steps: int) -> Measured:
-    """Train RUNS times for `steps` steps each, in temporary folders."""
+    """Train RUNS times for `steps` steps each, with different seeds."""
     found = [_trained(job, steps, number) for number in range(RUNS)]
     report = found[0][0].report
     groups = job.settings.model_dump(mode="json", include={"runtime", "model", "train"})
@@ -152,7 +152,7 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
 
 
 def check_comparable(now: Measured, before: Measured) -> None:
-    """Raise SettingsError if the baseline has another machine, dataset or step
+    """Raise SettingsError if the baseline is from another machine, dataset or step
     count."""
     pairs = [(n, before.tags.get(n), now.tags.get(n)) for n in COMPARABLE]
     pairs.insert(0, ("--steps", str(before.steps), str(now.steps)))
@@ -165,9 +165,9 @@ def check_comparable(now: Measured, before: Measured) -> None:
 
 
 def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
-    """Return a sentence about the rate, and a list of faults. The list names the
-    metrics that are worse than the baseline by more than its noise, and the settings
-    that differ."""
+    """Return a sentence about the throughput, and a list of problems. The list names
+    the metrics that are worse than the baseline by more than the noise, and the
+    settings that differ."""
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     limit, faults = 1 - max(LEAST_RATE, noise), []

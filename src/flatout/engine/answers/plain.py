@@ -1,7 +1,7 @@
 """Reference losses, computed with the transformers model and PyTorch's loss functions.
 
-Rows of equal length share a forward pass, without padding and masks. If transformers
-has no counterpart of a task and model, their own module is run in the same way.
+Rows of equal length share a forward pass, without padding or masks. If transformers has
+no counterpart of a task and model, their own module is run in the same way.
 `Plain.described` names the reference.
 """
 
@@ -28,12 +28,12 @@ TYPES = "token_type_ids"
 OF_ROWS = ("sequence-classification", "regression", "multi-label-classification")
 OF_NEXT = ("causal-lm", "next-key")
 OF_TOKENS = (*OF_NEXT, "token-classification", "masked-lm")
-"""The tasks with a counterpart in transformers, grouped by their targets."""
+"""The token-level tasks with a counterpart in transformers."""
 
 
 @dataclass
 class Part:
-    """The loss and logits of some rows of a step."""
+    """The loss and logits for some of a step's rows."""
 
     row_ids: Ints
     loss: Tensor
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plain:
-    """Computes the loss of `task` on `rows` with `model`, on the model's device."""
+    """Computes the loss of `task` for `model` on `rows`, on the model's device."""
 
     model: Any
     task: Task
@@ -56,7 +56,7 @@ class Plain:
 
     @property
     def _has_counterpart(self) -> bool:
-        """Whether transformers has this model and PyTorch this loss."""
+        """Whether transformers has the model class and PyTorch has the task's loss."""
         own = type(self.model).__module__.startswith("transformers.")
         return own and self.task.settings.task in {*OF_ROWS, *OF_TOKENS}
 
@@ -77,7 +77,8 @@ class Plain:
         return self.task.whole_batch or family.samples.batch_statistics
 
     def parts(self, row_ids: Ints, epoch: int = 0) -> Iterator[Part]:
-        """Yield the losses of the rows `row_ids` (N,), a few rows at a time."""
+        """Yield the loss and logits of the rows `row_ids` (N,), a few rows at a
+        time."""
         part = self._plain_part if self._has_counterpart else self._own_part
         with sdpa_kernel(SDPBackend.MATH):
             rows, ids = self.rows.sequences(row_ids)
@@ -117,7 +118,7 @@ class Plain:
         return Part(ids, losses.sum(), len(labels), divisor, logits)
 
     def _outputs(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return logits and labels (K, ...) of the rows `ids` (B,) of equal length."""
+        """Return the logits and labels (K, ...) of the equally long rows `ids` (B,)."""
         name, further = self.task.settings.task, {}
         inputs = tokens = self._tensor(rows, ids)
         if name in OF_ROWS:
@@ -145,7 +146,7 @@ class Plain:
     def _masked(
         self, rows: Rows, ids: Ints, tokens: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Return masked inputs and labels. The task chooses the tokens to mask."""
+        """Return inputs with masked tokens, chosen by the task, and their labels."""
         drawn = self.task.targets(rows, ids, epoch, pools_last=False)
         inputs = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
         labels = torch.full_like(tokens, IGNORED)
@@ -154,7 +155,7 @@ class Plain:
         return inputs.to(tokens.device), labels
 
     def _own_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
-        """Compute the loss of rows of equal length with the task's module and loss."""
+        """Compute the loss of equally long rows with the task's own module and loss."""
         task, family = self.task, family_of(self.model.config)
         pad = task.vocabulary.pad_token_id if task.vocabulary else 0
         layout = Layout(pad_token_id=pad, max_length=self.max_length)
@@ -186,7 +187,7 @@ class Plain:
 
 
 def by_length(rows: Rows, ids: Ints) -> Iterator[Ints]:
-    """Yield arrays (B,) of those `ids` (N,) whose rows have equal length."""
+    """Split `ids` (N,) into arrays (B,) of rows with equal length."""
     lengths = rows.lengths(ids)
     for length in np.unique(lengths).tolist():
         own = ids[lengths == length]

@@ -1,4 +1,4 @@
-"""One optimizer step in plain PyTorch, with the losses of plain.py and torch.optim."""
+"""An optimizer step in plain PyTorch, with the losses of plain.py and torch.optim."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Step:
     loss: float
     """The mean loss over the targets of the global batch."""
     targets: tuple[int, ...]
-    """The number of targets, counted in different ways. All counts must be equal."""
+    """The number of targets, counted in several ways. All counts must be equal."""
     gradients: Weights
     """The gradients, before clipping, of the parameters that received one."""
     weights: Weights = field(default_factory=dict)
@@ -42,8 +42,8 @@ class Step:
 
 
 class PlainStep:
-    """The first step of `job` in plain PyTorch. `found` is computed in fp32, and
-    `rounded` in the precision of the run."""
+    """The first step of `job` in plain PyTorch. `found` is the step in fp32, and
+    `rounded` the step in the precision of the run."""
 
     def __init__(self, job: TrainJob, runtime: Runtime) -> None:
         """Raises SettingsError if the model still uses dropout."""
@@ -76,7 +76,7 @@ class PlainStep:
         return Step(loss / divisor, (targets,), gradients)
 
     def weights_after(self, gradients: Weights) -> Weights:
-        """Return the weights after clipping `gradients` and a step of torch.optim."""
+        """Return the weights after a torch.optim step with the clipped `gradients`."""
         train = self._job.settings.train
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -96,7 +96,7 @@ def _weights(model: nn.Module) -> Weights:
 
 def _started(job: TrainJob) -> Any:
     """Return the model that training starts from, with parameters frozen as configured.
-    Raises SettingsError if it uses dropout."""
+    Raises SettingsError if the model uses dropout."""
     model = seeded_model(job)
     freeze(model, job.settings.train.freeze)
     for name, module in model.named_modules():
@@ -119,7 +119,7 @@ def _change_last_bits(model: nn.Module) -> None:
 
 
 def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
-    """Return AdamW or SGD of PyTorch, or the run's own optimizer if it is another."""
+    """Return PyTorch's AdamW or SGD, or the run's custom optimizer."""
     train = job.settings.train
     rate = train.peak_learning_rate
     if train.optimizer not in ("adamw", "sgd"):
@@ -141,7 +141,7 @@ def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
 
 
 def roundoff_of(runtime: Runtime) -> float:
-    """Return the unit roundoff of matrix products in the precision of the run."""
+    """Return the unit roundoff of matmuls in the precision of the run."""
     tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
     name = "tf32" if tf32 and runtime.precision == "fp32" else runtime.precision
     return ROUNDOFF[name]

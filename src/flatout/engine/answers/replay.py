@@ -1,4 +1,4 @@
-"""Loss and gradient norm of single rows, computed with the nearest saved weights."""
+"""The loss and gradient norm of single rows, computed with saved weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _replayed(plain: Plain, row: int) -> tuple[float, float]:
 
 
 def _saved(folder: Path) -> dict[float, Path]:
-    """Return checkpoints and saved models by step, the final model at infinity."""
+    """Return checkpoints and saved models by step (infinity for the final model)."""
     found = {float(path.name[len("best-") :]): path for path in folder.glob("best-*")}
     if (folder / "last" / "config.json").is_file():
         found[float("inf")] = folder / "last"

@@ -1,7 +1,7 @@
-"""The rows of a step and the steps of a row, for past and future runs, as text.
+"""Report which rows a step trains on and which steps train a row, in any run.
 
-No log is needed: the order of rows is a permutation, and it and its inverse can be
-computed for single elements. Steps are numbered from 1, as in the log and in the
+No log is needed, because the order of rows is a permutation, and single elements of it
+and of its inverse can be computed. Steps are numbered from 1, as in the log and in the
 history.
 """
 
@@ -35,12 +35,12 @@ DECIDE = (
 )
 """The keys of a run's identity that determine which rows a step has."""
 SHOWN = 60
-"""The number of characters shown of a text."""
+"""The number of characters of each text that are shown."""
 
 
 def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Return pairs (row, step) for the rows of `steps`. Raises SettingsError if the run
-    does not have one of the steps."""
+    """Return pairs (row, step) for all rows of `steps`. Raises SettingsError if one of
+    the steps is not part of the run."""
     total = job.total_steps
     if outside := [step for step in steps if not 1 <= step <= total]:
         raise SettingsError(
@@ -86,8 +86,8 @@ def _last_identity(folder: Path) -> dict[str, Any]:
 
 
 def largest_rise(metrics_file: Path) -> tuple[range, str]:
-    """Return the steps in which the training loss rises most, and a description. Raises
-    SettingsError if it never rises."""
+    """Return the steps over which the training loss rises most, and a description.
+    Raises SettingsError if the loss never rises."""
     found = read_points(metrics_file)
     losses = {p["step"]: p["metrics"].get("train_loss") for p in found}
     points = sorted((step, loss) for step, loss in losses.items() if loss is not None)
@@ -111,8 +111,8 @@ def largest_rise(metrics_file: Path) -> tuple[range, str]:
 def row_lines(
     job: TrainJob, *, step: int | None, row: int | None, replays: bool, most: int
 ) -> list[str]:
-    """Return lines that describe `step`, `row` or, without either, the largest rise of
-    the loss. Raises SettingsError if there is none."""
+    """Return lines that describe `step`, `row` or, if both are None, the largest rise
+    in the loss. Raises SettingsError if there is nothing to describe."""
     note = _other_rows(job, refused=replays or (step is None and row is None))
     head, rows, at = _select_rows(job, step, row)
     columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", [""] * len(rows)
@@ -138,7 +138,7 @@ def _select_rows(
     job: TrainJob, step: int | None, row: int | None
 ) -> tuple[str, list[tuple[int, int]], int]:
     """Return a headline, pairs (row, step), and the step whose weights are used for a
-    replay. Step 0 stands for all steps."""
+    replay. In the pairs, step 0 stands for all steps."""
     if row is not None:
         steps = steps_of_row(job, row)
         shown = f"steps {', '.join(map(str, steps))}"

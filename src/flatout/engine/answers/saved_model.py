@@ -1,4 +1,4 @@
-"""Comparison of a saved model's predictions with those of plain transformers."""
+"""Compare a saved model's predictions with those of plain transformers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ ROWS = 200
 
 
 def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
-    """Compare the loss and outputs on the first ROWS rows of `tokens`, a
-    `datasets.Dataset`. Raises ModelError if `folder` has no model, or if the model
-    cannot read the rows."""
+    """Compare loss and outputs on the first ROWS rows of `tokens`, a
+    `datasets.Dataset`, with those of plain transformers. Raises
+    ModelError if `folder` has no model, or if the model cannot read the rows."""
     begin_s = time.perf_counter()
     if not (folder / "config.json").is_file():
         raise ModelError(f"--model: {folder} has no config.json: name a saved model")
@@ -79,7 +79,7 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
 
 @torch.no_grad()
 def _outputs(plain: Plain) -> tuple[float, Tensor]:
-    """Return the mean loss, and the outputs (K, ...) in the order of the rows."""
+    """Return the mean loss and the outputs (K, ...) in row order."""
     parts = list(plain.parts(np.arange(len(plain.rows))))
     loss = sum(part.loss.item() for part in parts)
     logits = torch.cat([part.logits.float().cpu() for part in parts])

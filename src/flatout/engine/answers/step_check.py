@@ -1,4 +1,4 @@
-"""Comparison of the first optimizer step of a run with the same step in plain fp32."""
+"""Compare the first optimizer step of a run with the same step in plain fp32."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from flatout.engine.train.setup.job import TrainJob
 RANK = "flatout.engine.answers.rank"
 VERDICT = "verdict.json"
 OVERFLOWS = 20
-"""The largest number of fp16 steps until the loss scale fits."""
+"""The maximum number of times that an fp16 step is repeated to find a loss scale."""
 
 
 def verify_job(job: TrainJob) -> Verdict:
     """Compare the first step of `job`, in this process or in one process per device.
-    Raises SettingsError if several machines are configured, and any error that starting
-    a run can raise."""
+    Raises SettingsError if several machines are configured, and any error raised
+    when a run starts."""
     distributed = job.settings.train.distributed
     if launched_from_outside() or distributed.num_machines > 1:
         raise SettingsError(
@@ -70,7 +70,7 @@ def verify(
 ) -> Verdict | None:
     """Compute the first step of `job` without dropout and compare it with the plain
     step. Return the verdict on the main rank and None on other ranks. No files are
-    written. Raises SettingsError and any other error that starting a run can raise."""
+    written. Raises SettingsError and any other error raised when a run starts."""
     begin_s = time.perf_counter()
     job = without_dropout(job)
     plain = fault = None
@@ -100,8 +100,8 @@ def verify(
 
 
 def _change(plain: PlainStep, found: Step) -> Check:
-    """Compare the change of weights with that of a plain optimizer given the same
-    gradients. Differences caused by fp32 rounding are tolerated."""
+    """Compare the change in the weights with the change that a torch.optim optimizer
+    makes with the same gradients. Tolerates fp32 rounding errors."""
     after = plain.weights_after(found.gradients)
     before = {name: plain.before[name] for name in found.weights}
     own = [found.weights[name] - w for name, w in before.items()]
@@ -113,7 +113,7 @@ def _change(plain: PlainStep, found: Step) -> Check:
 
 
 def without_dropout(job: TrainJob) -> TrainJob:
-    """Return the job without dropout in its model's config and without resuming."""
+    """Return `job` with dropout turned off in the model's config and no resuming."""
     config = build_model(job, empty=True).config.to_dict()
     off = {
         name: 0.0
@@ -152,7 +152,8 @@ class NotedUpdater:
 
 
 def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
-    """Run the step of `trainer` at the peak learning rate. All ranks must call this."""
+    """Run the first step of `trainer` at the peak learning rate. All ranks must call
+    this function."""
     held = {id(p) for p in trainer.stepper.updater.parameters}
     trained = {
         name.replace("_orig_mod.", ""): parameter
@@ -179,10 +180,10 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
 
 
 def _launch(trainer: Trainer, batch: StepBatch) -> None:
-    """Run the step: CUDA graphs replay it, fp16 repeats it until the loss scale
-    fits."""
+    """Run the step, as a replay if CUDA graphs are used. In fp16 it is repeated until
+    the loss scale fits."""
     stepper, optimizer = trainer.stepper, trainer.optimizer
-    if trainer.resolved.cuda_graphs:  # each shape runs once before it is recorded
+    if trainer.resolved.cuda_graphs:  # each shape runs once before it is captured
         set_learning_rate(optimizer, 0.0)
         stepper(batch)
         for state in optimizer.state.values():
@@ -197,6 +198,7 @@ def _launch(trainer: Trainer, batch: StepBatch) -> None:
 
 
 def _whole(tensor: Any) -> Tensor:
-    """Return the whole of a possibly sharded tensor on the CPU. All ranks call this."""
+    """Gather `tensor` if it is sharded and return it in fp32 on the CPU. All ranks must
+    call this function."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.float().cpu()

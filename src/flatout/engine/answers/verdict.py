@@ -1,4 +1,4 @@
-"""Comparison of a step with its reference, and the result as a table and sentence."""
+"""Compare a step with its reference, and show the result as a table and a sentence."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from flatout.engine.answers.plain_step import PlainStep, Step
 
 ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""The unit roundoff of each precision, half the distance from 1 to the next number."""
+"""The unit roundoff of each precision: half the gap between 1 and the next number."""
 LEAST = 1e-4
-"""The smallest tolerance for fp32 gradients, whose sums may be taken in another order.
-The smallest tolerance for a loss is a tenth of it."""
+"""The smallest tolerance for fp32 gradients, whose sums may be computed in another
+order. The smallest tolerance for a loss is a tenth of this value."""
 TIMES = 4
-"""The tolerated error, in units of roundoff and of the reference's rounding error."""
+"""The tolerated error, as a multiple of roundoff and of the reference's rounding."""
 SMALL = 1e-3
-"""Errors are relative to at least this share of the norm of the whole gradient."""
+"""Errors are relative to at least this fraction of the whole gradient's norm."""
 SHOWN = 5
 UNSURE = 0.5
-"""Above this tolerance, a wrong gradient would go unnoticed."""
+"""With a tolerance above this limit, a wrong gradient would go unnoticed."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,9 @@ def compared(
     times: float = TIMES,
 ) -> Check:
     """Compare tensors by the norm of their difference. `rounded` are the plain tensors
-    in the precision of the run; an error of `times` theirs is tolerated. `least` is the
-    smallest tolerance, and `size` the smallest norm to which errors are relative."""
+    in the precision of the run, and `times` their error is tolerated. `least` is the
+    smallest tolerance. Errors are relative to the plain norm, or to `size` if that is
+    larger."""
     norm = _norm(plain)
     size = max(norm, size) or 1.0
     tolerance = max(least, times * _distance(rounded, plain) / size)
@@ -130,7 +131,7 @@ def compared_loss(
 def compare(
     plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
-    """Return checks, faults and notes about a step. `change` checks the weights."""
+    """Return checks, problems and notes about a step. `change` is the weight check."""
     expected = plain.found.targets[0]
     apart = max(abs(count - expected) for count in found.targets)
     shown = " and ".join(sorted({str(count) for count in found.targets}))
@@ -158,8 +159,9 @@ def wrong(checks: list[Check]) -> list[str]:
 
 
 def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
-    """Describe gradients in which no fault can be seen because they are zero or mostly
-    rounding errors, such as the first matrix of an adapter while the second is zero."""
+    """Describe gradients that cannot reveal an error because they are zero or mostly
+    rounding errors, such as those of an adapter's first matrix while the second is
+    zero."""
     if unsure := [c.name.partition(" ")[2] for c in modules if c.tolerance > UNSURE]:
         yield (
             f"a fault would not be seen in {len(unsure)} of {len(modules)} modules, "

@@ -1,8 +1,8 @@
 """Mode `ladder`: start with a slow configuration and add one optimisation at a time.
 
 Common tips come first, in the order of the guides that name them, followed by flatout's
-own optimisations. Windows of each rung alternate with windows of all rungs kept below
-it. A rung that makes training slower is reported, but left out of the rungs above it.
+own optimisations. The windows of each rung alternate with windows of all rungs kept so
+far. A rung that makes training slower is reported, but left out of the rungs above it.
 At the end, all kept rungs together are compared with the slow configuration. If a
 larger global batch was kept, the rungs that do not change the optimisation are first
 compared on their own.
@@ -27,7 +27,7 @@ from flatout.engine.benchmark.trials.trial_spec import (
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
 """Labels of the final comparisons, with and without a larger global batch."""
 KEPT_FROM = 0.98
-"""A rung is left out if its rate is below this share of the rate without it."""
+"""A rung is left out if its throughput is below this fraction of that without it."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Step:
     name: str
     samples_per_s: float | None
     individual: float | None
-    """Rate divided by that of the rungs kept below. Their windows alternate."""
+    """Throughput relative to the rungs kept so far, from alternating windows."""
     cumulative: float | None
-    """Rate divided by that of the slow configuration. It is the product of the kept
-    gains, except in the final comparisons, where it is measured."""
+    """Throughput relative to the slow configuration: the product of the kept gains,
+    except in the final comparisons, which measure it directly."""
     spread_pct: float | None
-    """Interquartile range of these ratios divided by their median, in percent. In the
-    first row, which has no ratios, it is (highest - lowest) / median of the rates."""
+    """Interquartile range of these ratios divided by their median, in percent. The
+    first row has no ratios: its spread is (highest - lowest) / median of the rates."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -63,12 +63,12 @@ class LadderState:
     """The product of the kept gains."""
 
     def complete(self, rung: Rung) -> Rung:
-        """Return `rung` with the required changes that are not yet in effect."""
+        """Return `rung` with its required changes, except those already in effect."""
         now = {**SLOW, **self.changes}
         missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
         changes = {**missing, **rung.changes}
         if changes.get("train.cuda_graphs") == "auto" and not now["train.cuda_graphs"]:
-            del changes["train.cuda_graphs"]  # they were left out on a lower rung
+            del changes["train.cuda_graphs"]  # the rung that adds them was left out
         return replace(rung, changes=changes)
 
     def keep(self, rung: Rung, ratio: float) -> None:
@@ -79,7 +79,7 @@ class LadderState:
 
 
 SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
-"""Columns of a trial that hold resolved values."""
+"""Columns of a trial that hold the resolved values of settings."""
 
 
 def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
@@ -95,8 +95,8 @@ def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
-    """Climb the ladder, and yield a row for each rung. Every rung is an end-to-end
-    trial."""
+    """Measure the rungs one after another, each in an end-to-end trial, and yield a row
+    for each."""
     chosen, climb = rungs(bench.settings), LadderState()
     slowest = with_changes(bench.settings, SLOW)
     measured = partial(bench.compare, slowest)
@@ -124,7 +124,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 
 def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
-    """Compare all kept changes with the slow configuration. Their windows alternate."""
+    """Compare all kept changes with the slow configuration in alternating windows."""
     label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
     top, times = measured(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
@@ -140,7 +140,7 @@ def _step(
     *,
     kept: bool,
 ) -> Step:
-    """Return the row of a rung. `gained` is the product of the kept gains below it."""
+    """Return the row of a rung. `gained` is the product of the gains kept so far."""
     return Step(
         rung=number,
         name=rung.name,

@@ -29,7 +29,7 @@ class BenchmarkError(RuntimeError):
 
 
 def summarise(search: Search) -> dict[str, Any]:
-    """Return the content of benchmark_summary.json, which is all except the tables."""
+    """Return the content of benchmark_summary.json: everything except the tables."""
     bench, recommended = search.bench, search.recommended
     return {
         "mode": bench.options.mode,
@@ -84,7 +84,7 @@ def _first_fault(search: Search) -> TrialResult | None:
 
 
 def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    """Return the verdict for the recommended trial, falling back to the last trial of
+    """Return the verdict on the recommended trial, falling back to the last trial of
     the ladder, then to the fastest trial on the largest number of devices."""
     bench = search.bench
     measured = [t for t in bench.results if t.kind == "end_to_end"]
@@ -99,7 +99,7 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
         return None
     single = next((t for t in measured if t.world_size == 1), None)
     if not nvidia_gpu_count():
-        single = None  # ranks on a CPU share its cores, so they cannot scale
+        single = None  # ranks on one CPU share its cores, so they cannot scale
     tried = [t for t in bench.results if t is not chosen]
     found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
     return {"trial_id": chosen.trial_id, **asdict(found)}
@@ -109,7 +109,7 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
     """Return the tuned parameters and their provenance; None if `trial` is None.
 
     `gained` is False if the trial is 1 to `GAIN` times as fast as the configured
-    settings. A slower trial counts as a gain, because it is only recommended if the
+    settings. A slower trial counts as a gain, because it is recommended only if the
     configured settings leave too little memory free.
     """
     if trial is None:
@@ -137,7 +137,7 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
-    """Return whether both ran with the same parameters and number of devices."""
+    """Return whether `trial` succeeded with the parameters and devices of `wanted`."""
     one, other = (tuned_parameters(bench.settings, t) for t in (trial, wanted))
     return (
         trial.ok

@@ -32,9 +32,9 @@ def pick(
 
     Only end-to-end trials with the user's global batch size are considered, unless
     `free_global_batch` is set. The most efficient trial has the most samples/s per GiB
-    of reserved memory. The recommended trial is the fastest that leaves the share
+    of reserved memory. The recommended trial is the fastest that leaves the fraction
     `headroom` of `memory_gib` free. A pick is None if no trial qualifies. `rate_of`
-    returns the rate by which trials are compared.
+    returns the throughput by which trials are compared.
     """
     rated = [
         trial
@@ -63,8 +63,8 @@ def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
 def time_to_train(
     rows: int, epochs: float, before: TrialResult | None, after: TrialResult | None
 ) -> dict[str, Any] | None:
-    """Return the hours that all training steps take with the settings of `before` and
-    of `after`. Evaluation, checkpoints and start-up are not included."""
+    """Return how many hours all training steps take with the settings of `before` and
+    with those of `after`. Evaluation, checkpoints and start-up are not included."""
     if after is None:
         return None
     hours = [
@@ -75,8 +75,8 @@ def time_to_train(
 
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
-    """Return nested parameters that make training run exactly as `trial` ran. Resolved
-    values are written out, so that no `auto` can resolve differently."""
+    """Return nested parameters that make training run exactly as `trial` ran. They
+    contain resolved values, because an `auto` could resolve differently next time."""
     found: dict[str, Any] = {
         "runtime": {"precision": trial.precision},
         "train": {
@@ -115,9 +115,9 @@ def provenance(
 ) -> dict[str, Any]:
     """Return a record of where parameters were measured.
 
-    `rates` are the samples/s of each trial with these parameters. `gain` is their rate
-    divided by that of the configured settings. Without both, the record describes only
-    this machine, model and data, to be compared with a stored record.
+    `rates` are the samples/s of each trial with these parameters. `gain` is the
+    speed-up over the configured settings. If both are omitted, the record describes
+    only this machine, model and data, and can be compared with a stored record.
     """
     rate, several = median(rates) if rates else 0.0, len(rates) > 1
     model = settings.model.model_dump_json() + str(settings.tokenize.max_length)

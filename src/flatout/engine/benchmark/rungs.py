@@ -40,7 +40,7 @@ class Rung:
     name: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Changes that the rung requires. They are added if a lower rung was left out."""
+    """Required changes, added if the lower rung that makes them was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 
@@ -91,12 +91,12 @@ def _common_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
 
 
 def _own_rungs(gpu: bool) -> list[Rung]:
-    # Packed batches use other attention kernels, so a loss of fused attention on padded
-    # batches does not apply to them. On a GPU these kernels require half precision.
+    # Packed batches use other attention kernels, so they get fused attention even if it
+    # made padded batches slower. On a GPU these kernels require half precision.
     packed = {"train.batching": "packed", "runtime.attention": "auto"}
     half = {"runtime.precision": "bf16"}
     fused = {"train.fused_optimizer": True}
-    # Only compiled blocks have kernels for the residual stream.
+    # A bf16 residual stream needs the kernels of compiled blocks.
     compiled = {**half, "train.compile": True}
     residual = {"runtime.residual": "bf16"}
     graphs = {"train.cuda_graphs": True}
@@ -111,8 +111,8 @@ def _own_rungs(gpu: bool) -> list[Rung]:
 
 
 def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
-    """Return rungs with larger global batches. They change the optimisation, so they
-    come last and are marked."""
+    """Return rungs with larger global batches. They come last and are marked, because
+    they change the optimisation."""
     wanted = settings.train.global_batch_size
     sizes = [wanted] if wanted > slow_batch else []
     if gpu:

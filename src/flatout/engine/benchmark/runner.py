@@ -31,7 +31,7 @@ from flatout.engine.rows.rows import SplitRows, open_rows
 logger = logging.getLogger(__name__)
 
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
-"""Minutes that mode `tune` spends on exploration. On an H200, a trial that compiles
+"""Minutes that mode `tune` spends on exploration. On an H200, a trial with compilation
 takes 45 to 60 s. With a warm compilation cache, a dozen trials took 290 s."""
 
 
@@ -42,18 +42,18 @@ Watch = Callable[[TrialResult], None]
 UNPAIRED = "unpaired"
 """Status of a trial whose reference process ended early."""
 ALONE = "one after the other"
-"""Note of a trial that could not alternate with its reference."""
+"""Note of a trial whose windows could not alternate with those of its reference."""
 
 
 class OutOfTime(Exception):
-    """Raised once `benchmark.max_minutes` are over. Finished trials are kept."""
+    """Raised once `benchmark.max_minutes` have passed. Finished trials are kept."""
 
 
 @dataclass
 class Bench:
     """Runs the trials of one benchmark and stores their results. If a benchmark is
     interrupted, a file named `running` stays behind, and the next benchmark of the same
-    mode reuses its answers. After a complete benchmark, everything is measured anew."""
+    mode reuses its results. After a complete benchmark, everything is measured anew."""
 
     settings: Settings
     files: JobFiles
@@ -63,7 +63,7 @@ class Bench:
     results: list[TrialResult] = field(default_factory=list)
     reused: int = 0
     profile: dict[str, Any] | None = None
-    """The profiled trial and the files of its profile."""
+    """The ID of the profiled trial and the profile's files."""
     begin_s: float = field(default_factory=time.perf_counter)
 
     @cached_property
@@ -73,7 +73,7 @@ class Bench:
 
     @cached_property
     def processes(self) -> int:
-        """The number of devices of this machine that training uses."""
+        """The number of devices on this machine that training uses."""
         return resolve_processes(self.settings.train.distributed)
 
     @cached_property
@@ -82,8 +82,8 @@ class Bench:
 
     @property
     def memory_gib(self) -> float | None:
-        """The memory of the device, or of a machine without a GPU, in GiB; None until
-        a trial has reported it."""
+        """The GPU memory, or main memory on a machine without a GPU, in GiB. It is None
+        until a trial has reported it."""
         reported = (t.figures.get("device_memory_gib") for t in self.results)
         return next(filter(None, reported), None)
 
@@ -92,7 +92,8 @@ class Bench:
         return time.perf_counter() - self.begin_s
 
     def explored(self, share: float = 1.0) -> bool:
-        """Return whether `share` of the exploration time of mode `tune` has passed."""
+        """Return whether the fraction `share` of the exploration time has passed (mode
+        `tune` only)."""
         minutes = self.options.tune_minutes
         if minutes == "auto":
             minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU
@@ -130,10 +131,10 @@ class Bench:
         options: Mapping[str, Any] | None = None,
         base: Settings | None = None,
     ) -> TrialResult:
-        """Run one trial, or reuse its stored answer.
+        """Run one trial, or reuse its stored result.
 
-        Its settings are `base`, by default those of the benchmark, with `changes`
-        applied by path. Steps run on as many devices as training uses, unless
+        The trial's settings are `base` (by default the benchmark's settings) with
+        `changes` applied by path. Steps run on as many devices as training uses, unless
         `world_size` is given. Raises OutOfTime if the time limit has passed.
         """
         settings = with_changes(base or self.settings, changes or {})
@@ -164,9 +165,9 @@ class Bench:
     ) -> tuple[TrialResult, float | None]:
         """Measure `base` with `changes` against `base` with `below` on one device.
 
-        Return the end-to-end trial of `changes` and its rate divided by that of
-        `below`. Their windows alternate, each configuration in a process of its own. If
-        both do not fit into memory at the same time, one runs after the other.
+        Return the end-to-end trial of `changes`, and its throughput relative to
+        `below`. Each configuration has a process of its own, and their windows
+        alternate. If they do not fit into memory together, they run in sequence.
         """
         reference = with_changes(base, below)
         stored = reference.model_dump(mode="json", exclude={"benchmark", "sweep"})
@@ -193,7 +194,7 @@ class Bench:
         }
 
     def _refused(self, spec: TrialSpec) -> Answer | None:
-        """Return an error answer if the trial cannot be run with this data."""
+        """Return an error result if the trial cannot be run with this data."""
         rows, batch = len(self.rows), spec.settings.train.global_batch_size
         if batch <= rows:
             return None
@@ -220,6 +221,6 @@ class Bench:
             status=answer.status,
             note=answer.note,
             elapsed_s=answer.elapsed_s,
-            log=str(log) if log.exists() else "",  # empty for a refused trial
+            log=str(log) if log.exists() else "",  # empty for a rejected trial
             figures=figures,
         )

@@ -1,4 +1,4 @@
-"""The modes of the benchmark, which choose the trials, and their results."""
+"""The benchmark modes, each of which chooses the trials to run, and their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADVISES = frozenset({"tune", "grid"})
 
 @dataclass
 class Search:
-    """The results of a benchmark, which is complete or was interrupted."""
+    """The results of a benchmark, which may have been interrupted."""
 
     bench: Bench
     ladder: list[Step] = field(default_factory=list)
@@ -63,7 +63,8 @@ class Search:
 
     def rate_of(self, trial: TrialResult) -> float:
         """Return a trial's throughput in samples/s. If the trial alternated with the
-        configured settings, it is scaled to the host's speed during their own trial."""
+        configured settings, the throughput is scaled to the host's speed during the
+        configured trial."""
         if self.tuned is None or trial.times_below is None:
             return trial.rate
         return float(trial.times_below * self.tuned.configured.rate)
@@ -97,8 +98,8 @@ def search(
 
 
 def profile_best(search: Search) -> None:
-    """Profile the recommended trial, or else the fastest end-to-end trial, or else the
-    configured settings."""
+    """Profile the recommended trial, falling back to the fastest end-to-end trial, then
+    to the configured settings."""
     bench = search.bench
     rated = [t for t in bench.results if t.ok and t.kind == "end_to_end"]
     fastest = max(rated, key=lambda trial: trial.rate, default=None)
@@ -113,8 +114,8 @@ def profile_best(search: Search) -> None:
 
 
 def run_grid(search: Search) -> None:
-    """Run every combination of the listed values end to end. Combinations with a larger
-    batch than one that ran out of memory are skipped."""
+    """Run every combination of the listed values end to end. A combination is skipped
+    if the same values with a smaller batch ran out of memory."""
     bench = search.bench
     plan = _combinations(bench)
     logger.info("%d combinations", len(plan))

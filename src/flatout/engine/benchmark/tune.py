@@ -4,7 +4,7 @@ The search first measures compute alone, for different batching strategies, toke
 budgets and step options. It then measures the loader alone, for different numbers of
 workers. Finally it measures the best of both end to end, alternating with the
 configured settings, and runs the chosen settings in a few more short processes to show
-how much their rates vary. The user's global batch size is never changed.
+how much their throughput varies. The user's global batch size is never changed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ CONFIGURED = "as configured"
 GAIN = 1.02
 """A change is kept if it is faster by this factor. Smaller gains may be noise."""
 LOADER_MARGIN = 1.5
-"""The loader alone must be faster than the training steps by this factor."""
+"""How many times as fast as the training steps the loader alone must be."""
 FREE_LOADER = 20.0
-"""With this factor no workers are needed, as a batch costs less than 5 % of a step."""
+"""If the loader without workers is this many times as fast as the steps, no workers
+are needed, because building a batch takes less than 5 % of a step."""
 EXPLORING_SHARE = 0.6
-"""Share of the time limit spent on exploration. The rest is for confirmation."""
+"""Fraction of the time limit spent on exploration. The rest is for confirmation."""
 AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1
-"""Number of extra processes that run the chosen settings to show how much their rates
-vary. There are fewer on a GPU, where each takes half a minute to start."""
+"""Number of extra processes that show how much the throughput of the chosen settings
+varies. There are fewer on a GPU, where each takes half a minute to start."""
 
 
 @dataclass
 class Tuned:
-    """Result of the search. Its trials are also among the benchmark's results."""
+    """The result of the search. Its trials are also among the benchmark's results."""
 
     configured: TrialResult
     """The end-to-end trial with the original settings."""
@@ -46,7 +47,7 @@ class Tuned:
 
 
 def tune(bench: Bench) -> Tuned | None:
-    """Return the best settings, or None if no trial of the configured settings runs."""
+    """Return the best settings found, or None if the configured settings cannot run."""
     configured = bench.run("end_to_end", label=CONFIGURED)
     changes = _runnable(bench, configured)
     if changes is None:
@@ -55,7 +56,7 @@ def tune(bench: Bench) -> Tuned | None:
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
-    with suppress(OutOfTime):  # the choice does not depend on these processes
+    with suppress(OutOfTime):  # the choice does not depend on these trials
         for _ in range(AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU):
             options = {"again": len(bench.results)}
             bench.run("again", tuned.changes, label="once more", options=options)
@@ -65,8 +66,8 @@ def tune(bench: Bench) -> Tuned | None:
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
-    """Return changes that make the configured settings run, or None if none does. If
-    the device runs out of memory, smaller token budgets are tried."""
+    """Return the changes that the configured settings need to run, or None if they
+    cannot. If the device runs out of memory, smaller token budgets are tried."""
     if configured.status != "oom":
         return {} if configured.ok else None
     for rows in (16, 4, 1):
@@ -96,8 +97,8 @@ def explore_steps(bench: Bench, changes: Changes) -> Changes:
 
 
 def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]]]:
-    """Yield step settings with the values to try in order. The remaining values of a
-    setting are skipped once a value brings no gain."""
+    """Yield each step setting with the values to try in order. Once a value brings no
+    gain, the caller skips the remaining values of that setting."""
     configured = first.strategy
     one_shape = bench.settings.train.rows != "tokens"
     for strategy in () if one_shape else bench.options.strategies:
@@ -111,7 +112,7 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
     yield "train.token_budget", rising_budgets(bench, first)
     distributed = bench.settings.train.distributed
     reduces = bench.processes > 1 and distributed.strategy == "ddp"
-    # Graphs always all-reduce all gradients at once.
+    # CUDA graphs always all-reduce all gradients at once.
     if reduces and distributed.bucket_mib != "all" and first.cuda_graphs is not True:
         yield "train.distributed.bucket_mib", ["all"]
     if nvidia_gpu_count():
@@ -134,7 +135,7 @@ def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | No
         else:
             attempt = {**changes, "train.loader.num_workers": workers}
         if not attempt and best is not None:
-            continue  # same as the configured settings, which are already measured
+            continue  # the configured settings have already been measured
         trial, rate = _end_to_end(bench, configured, "end to end", attempt)
         if trial.ok and (best is None or rate > best.rate):
             best = Tuned(configured, trial, attempt, rate)
@@ -144,9 +145,9 @@ def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | No
 def _end_to_end(
     bench: Bench, configured: TrialResult, label: str, changes: Changes
 ) -> tuple[TrialResult, float]:
-    """Return an end-to-end trial and its rate in samples/s. On one device, the trial
-    alternates with the configured settings, and its rate is scaled to the host's speed
-    during their first trial, because that speed drifts."""
+    """Return an end-to-end trial and its throughput in samples/s. On one device, the
+    trial alternates with the configured settings, and its throughput is scaled to the
+    host's speed during their first trial, because that speed drifts."""
     if bench.processes > 1 or not configured.ok:
         trial = bench.run("end_to_end", changes, label=label)
         return trial, trial.rate
@@ -157,8 +158,8 @@ def _end_to_end(
 
 def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]:
     """Return the numbers of loader workers that are worth an end-to-end trial: 0 if
-    building batches is nearly free, and the smallest number whose rate is well above
-    that of the steps. None stands for the configured number."""
+    building batches is nearly free, and the smallest number whose throughput is well
+    above that of the steps. None stands for the configured number."""
     steps = [t.rate for t in bench.results if t.kind == "compute" and t.ok]
     needed = max(steps, default=0.0)
     chosen: list[int | None] = []
@@ -188,7 +189,7 @@ def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
     """Return 1/2, 1/4, ... of a global batch's tokens, down to the longest row."""
     facts = bench.rows.facts
     mean = bench.settings.train.global_batch_size * facts.mean_length
-    # With 20 % to spare, most batches are split into as many parts as the average one.
+    # With 20 % to spare, most batches are split into as many parts as an average batch.
     largest = min(1.2 * mean, float(first.token_budget))
     halves = [largest / 2**power for power in range(1, 8)]
     return [round_budget(half) for half in halves if half >= facts.longest]

@@ -11,14 +11,14 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 Bound = Literal["loader", "launch", "memory", "compute", "communication", "unknown"]
 
 IO_LIMIT_SHARE = 0.1
-"""If steps spend this share of their time waiting, the loader is the bottleneck."""
+"""If steps wait for this fraction of their time, the loader is the bottleneck."""
 GPU_UTIL_LIMIT_PCT = 70.0
 """Below this GPU utilisation, the batch is too small or I/O is the bottleneck."""
 MEMORY_FULL_PCT = 90.0
 LAUNCH_SHARE = 0.9
-"""If launching takes this share of a step, the device waits for the host."""
+"""If launching takes this fraction of a step, the device waits for the host."""
 SCALING_LIMIT = 0.9
-"""Below this share of linear scaling, gradient communication is the bottleneck."""
+"""Below this fraction of linear scaling, gradient exchange is the bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def judge(
     single: TrialResult | None = None,
     tried: Sequence[TrialResult] = (),
 ) -> Verdict:
-    """Return the bottleneck of `trial`. `memory_gib` is the memory of the device.
-    `single` is a trial of the same settings on one device, if `trial` ran on several.
+    """Return the verdict on `trial`. `memory_gib` is the memory of the device. If
+    `trial` ran on several devices, `single` is a trial of the same settings on one.
     `tried` are slower trials, whose settings are not recommended again."""
     return (
         _communication(trial, single)

@@ -19,7 +19,7 @@ from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 
 ABOUT = "export.json"
 LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*")
-"""Files in the model's folder that are not copied to the export."""
+"""Patterns of the files in the model's folder that are not copied to the export."""
 START = """import json, numpy as np
 from scipy.special import expit, softmax
 about = json.load(open("export.json"))"""
@@ -56,14 +56,14 @@ print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shar
     "scores": "print(expit(outputs[:, 0]))",
     "numbers": "print(outputs)",
 }
-"""The last lines of the example code, by the meaning of the model's outputs."""
+"""The last lines of the example code, keyed by what the model's outputs mean."""
 
 
 class Example:
-    """Facts that a program needs to use the exported model, and rows to trace it."""
+    """What a program needs to know to use the exported model, and rows to trace it."""
 
     def __init__(self, predictor: Predictor, config: Any, inputs: Inputs) -> None:
-        # The number of rows must differ from the number of tokens.
+        # Tracing can only tell rows and tokens apart if their numbers differ.
         rows = 3 - any(3 in t.shape[1:2] for t in inputs.values())
         self.inputs = {
             n: t.repeat(3, *[1] * (t.dim() - 1))[:rows] for n, t in inputs.items()
@@ -106,7 +106,7 @@ class Example:
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     def code(self, name: str) -> str:
-        """Return Python code that predicts with the format `name` in its own folder."""
+        """Return Python code that predicts with the format `name` from its folder."""
         kind = next((kind for kind in SAMPLES if kind in self.inputs), None)
         texts = TEXTS.replace("TEXTS", FORMS.get(self._form, FORMS["text"]))
         rows = {None: texts, "inputs": ARRAYS, "pixel_values": IMAGES}[kind]
@@ -115,7 +115,7 @@ class Example:
 
 
 def _kind(task: Any) -> str:
-    """Return the meaning of the outputs, a key of ANSWERS."""
+    """Return what the task's outputs mean, as a key of ANSWERS."""
     if isinstance(task, RankedRows):
         return "scores"
     if isinstance(task, Calibrated) and getattr(task, "label_shape", None):

@@ -1,4 +1,4 @@
-"""Export of a saved model to other formats, each measured on this machine's CPU."""
+"""Export a saved model to other formats and measure each on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def export(
     settings: Settings,
 ) -> dict[str, Any]:
     """Export `model` (from `from_pretrained`) to all of `export.formats` and return a
-    report. `splits` are `datasets.Dataset`s, whose test rows are predicted with each
-    format. For formats that cannot represent the model, only the fault is reported.
-    Raises ModelError or SettingsError."""
+    report. `splits` holds a `datasets.Dataset` for each split, and each format predicts
+    the test rows. If a format cannot represent the model, the report gives only the
+    reason. Raises ModelError or SettingsError."""
     plain = deepcopy(model).cpu().eval()
     plain.config.use_cache = False
     padded = settings.predict.model_copy(update={"strategy": "grouped"})
@@ -93,7 +93,7 @@ def export(
 
 
 def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
-    """Write the folder of a format. Return why this failed, or None."""
+    """Write the folder of a format. Return the reason if this failed, else None."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(target.parent)
     before = logging.root.manager.disable
@@ -113,8 +113,8 @@ def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
 
 def _pick(lines: list[Line], figure: str) -> dict[str, str]:
     """Return the fastest format at batch size 1, with the reason. A format is skipped
-    if its metric is significantly worse, that is, if the whole interval of its change
-    is."""
+    if its metric is significantly worse than PyTorch's, that is, if the whole
+    confidence interval of the change is on the worse side of zero."""
     sign, good = -1 if figure == LOSS else 1, lines[:1]  # PyTorch
     for line in lines[1:]:
         ends = [line["change_low"], line["change_high"]]

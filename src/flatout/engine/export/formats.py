@@ -1,4 +1,4 @@
-"""Tracing a model, as transformers runs it on padded rows, for other programs."""
+"""Trace a model, as transformers runs it on padded rows, for use in other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.engine.tasks import HeadKind, Task, has_custom_head
 
 OUTPUT, ONNX, PROGRAM = "output", "model.onnx", "model.pt2"
 SAMPLES = ("inputs", "pixel_values")
-"""Inputs that have a fixed shape. Inputs of tokens (B, T) may have any length."""
+"""Inputs with a fixed shape per row. Token inputs (B, T) may have any length."""
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
 """Maps named input tensors to the output of `Forward`."""
@@ -25,7 +25,7 @@ Run = Callable[[Inputs], Tensor]
 
 class Forward(nn.Module):
     """Computes the logits (B, ...), or the vectors (B, H) of an embedding model, from
-    named tensors. Raises ModelError if one forward pass does not yield the task's
+    named tensors. Raises ModelError if a single forward pass cannot produce the task's
     predictions."""
 
     def __init__(self, model: Any, task: Task) -> None:
@@ -56,7 +56,7 @@ class Forward(nn.Module):
 
 
 class Exported:
-    """A model that is traced once, for batches of all sizes and lengths."""
+    """A model that is traced once for all batch sizes and sequence lengths."""
 
     def __init__(self, forward: Forward, example: Inputs) -> None:
         self._forward, self._example = forward, example
@@ -99,7 +99,7 @@ class Exported:
 
 
 def load(name: str, folder: Path) -> Run:
-    """Load the format `name`, to run with as many threads as PyTorch uses."""
+    """Load the format `name` so that it runs with as many threads as PyTorch uses."""
     if (folder / ONNX).is_file():
         import onnxruntime
 

@@ -1,4 +1,4 @@
-"""Uploading a saved model with a model card to the Hugging Face Hub."""
+"""Upload a saved model with a model card to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
-    """Write the card of the model in `folder`, unless it already has a card without
-    MARK. Reports in `reporting` that are older than the model are ignored. Raises
-    ModelError if there is no model trained by flatout."""
+    """Write the card of the model in `folder`, unless the folder has a card without
+    MARK, which is not flatout's. Reports in `reporting` that are older than the model
+    are ignored. Raises ModelError if `folder` has no model trained by flatout."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
     card = folder / CARD
@@ -70,7 +70,7 @@ def is_own(folder: Path) -> bool:
 
 
 def _training(trained: dict[str, Any]) -> list[str]:
-    """Return lines about training speed and versions, or none without a report."""
+    """Return lines about training speed and versions; empty if there is no report."""
     if not trained:
         return []
     speed = {n: trained[n] for n in SPEED if n in trained}
@@ -108,15 +108,15 @@ def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Return the files of a saved model, keyed by their names in a repository."""
+    """Return the files of a saved model, keyed by their paths in a repository."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     return {n: p for n, p in sorted(found.items()) if p.is_file() and n[0] != "."}
 
 
 def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
     """Upload `folder` in one commit and return the commit's URL. The options are
-    `public` and `force`, which replaces other content. Raises ModelError if this
-    fails."""
+    `public` and `force`, which replaces existing content. Raises ModelError if the
+    upload fails."""
     token = token or get_token()
     if not token:
         raise ModelError(
@@ -147,7 +147,7 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
 
 
 def _stored_files(api: HfApi, repository: str) -> list[str]:
-    """Return the files of the repository, if it exists."""
+    """Return the names of the repository's files; empty if it does not exist."""
     try:
         found = api.list_repo_files(repository)
     except RepositoryNotFoundError:

@@ -1,4 +1,4 @@
-"""Measuring outputs, throughput and metrics of an exported model on labelled rows."""
+"""Measure outputs, throughput and metrics of an exported model on labelled rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Measure:
-    """Measures formats on padded batches, longest rows first, and the plain model."""
+    """Compares formats with the plain model on padded batches, longest rows first."""
 
     def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
         """`predictor` must pad rows instead of packing them."""
@@ -34,7 +34,7 @@ class Measure:
         self._micro = [micro for _, micro in batches]
         family, most = family_of(config), predictor.max_length
         given = (family.inputs(config, micro, most) for micro in self._micro)
-        # Tokenizers of transformers return integer masks and no positions.
+        # Tokenizers in transformers return integer masks and no positions.
         self.inputs = [
             {
                 name: (t.long() if t.dtype == torch.bool else t).contiguous()
@@ -52,13 +52,13 @@ class Measure:
         found = self._all(self._plain, torch.arange(len(self._plain)))
         higher = (name for name, is_so in self._task.figures.items() if is_so)
         self.name = next((n for n in higher if math.isfinite(found.get(n, NAN))), LOSS)
-        """The task's first metric for which higher is better, or else the loss."""
+        """The first metric of the task for which higher is better, or else the loss."""
         self._before = self._figures(self._plain)
 
     def line(self, run: Run) -> dict[str, float | None]:
-        """Return the measurements of one format: throughput, the largest difference of
-        outputs, the metric, and its change from the plain model, the last two with 95 %
-        intervals."""
+        """Return the measurements of one format: throughput, the largest difference in
+        the outputs, the metric, and the metric's change from the plain model. The last
+        two have 95 % confidence intervals."""
         outputs = self._outputs(run)
         figures = self._figures(outputs)
         difference = (outputs - self._plain).abs().max()
@@ -80,7 +80,8 @@ class Measure:
         return torch.cat(found)
 
     def _rate(self, run: Run, size: int) -> float:
-        """Return rows/s in batches of at most `size` rows of similar length."""
+        """Return the throughput in rows/s, in batches of up to `size` rows of similar
+        length."""
         order = np.random.default_rng(0).permutation(len(self.inputs))
         ready = [{n: t[:size] for n, t in self.inputs[at].items()} for at in order]
         run(ready[0])
@@ -93,8 +94,8 @@ class Measure:
 
     def _figures(self, outputs: Tensor) -> Floats:
         """Return the metric over all rows, followed by its values over RESAMPLES
-        bootstrap samples of rows (or queries), the same in every call. If the loss
-        compares rows, there are no samples."""
+        bootstrap samples of rows (or queries), which are the same in every call. If the
+        loss compares rows, there are no samples."""
         samples = (torch.arange(len(outputs)), *self._draws)
         return np.array([self._all(outputs, at).get(self.name, NAN) for at in samples])
 
@@ -113,8 +114,8 @@ class Measure:
 
 
 def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
-    """Draw bootstrap samples of `units` (K,), the unit of each target. Return the
-    targets (K',) of each sample."""
+    """Draw bootstrap samples of units. `units` (K,) gives the unit (a row or query) of
+    each target. Return the indices (K',) of the targets in each sample."""
     _, unit, counts = np.unique(units, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(unit, kind="stable"), np.cumsum(counts)[:-1])
     random = np.random.default_rng(0)
@@ -123,7 +124,7 @@ def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the first value, and the 95 % interval of the other values if any."""
+    """Return the first value, and the 95 % interval of the remaining values if any."""
     known = values[1:][np.isfinite(values[1:])]
     ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
     return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}

@@ -1,5 +1,5 @@
-"""Find the best settings of a sweep by their mean over seeds or folds, and which other
-settings differ from them by more than noise."""
+"""Find the settings with the best mean over seeds or folds in a sweep, and the other
+settings whose difference from them exceeds the noise."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def choose_best(
 ) -> dict[str, Any]:
     """Return a record of the settings with the best mean of the metric `choose_by`.
 
-    It has their first trial, their mean metrics, and whether they are better than all
-    others by more than noise. `environment` is the Kedro environment of the sweep.
-    Raises SweepError if no trial has finished.
+    The record has the first trial of these settings, their mean metrics, and whether
+    they beat all others by more than noise. `environment` is the Kedro environment of
+    the sweep. Raises SweepError if no trial has finished.
     """
     name, groups = _ranked(rows, settings)
     best = next(iter(groups[0].values()))
@@ -114,7 +114,7 @@ def settings_of(row: Row) -> Row:
 
 
 def compared(groups: Sequence[Group], name: str) -> list[Row]:
-    """Return a row for each group, best first. It has the mean, the standard deviation,
+    """Return a row for each group, best first, with the mean, the standard deviation,
     and the paired difference from the best group. The 95 % confidence intervals are
     corrected for the number of pairs."""
     best, *others = groups
@@ -135,8 +135,9 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
 
 
 def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
-    """Return the difference of `group` from `best` over the seeds or folds that both
-    have. For folds, the ratio of test to training rows is 1 / (number of folds - 1)."""
+    """Return the difference between `group` and `best` over the seeds or folds that
+    both have. For folds, the ratio of test to training rows is 1 / (number of folds -
+    1)."""
     common = [key for key in group if key in best]
     if (count := len(common)) < 2:
         return {"verdict": "one training each: set sweep.seeds to 3"}

@@ -17,8 +17,9 @@ whose cores the trials share."""
 
 
 def sets_of(count: int) -> list[Devices]:
-    """Return this machine's GPUs in sets of `count`, or a single set if it has no GPU.
-    Raises SettingsError if it has fewer than `count` GPUs, or CPU cores without one."""
+    """Return this machine's GPUs in sets of `count`, or a single set if there is no
+    GPU. Raises SettingsError if there are fewer than `count` GPUs, or fewer CPU cores
+    on a machine without a GPU."""
     names = gpu_names()
     here, kind = (len(names), "GPU") if names else (usable_cores(), "CPU core")
     if count > here:

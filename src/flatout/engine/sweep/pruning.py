@@ -1,4 +1,4 @@
-"""End a trial whose evaluations are worse than those of other trials."""
+"""Stop a trial whose evaluations are worse than those of other trials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pruning:
     is_worse: bool = False
 
     def look(self) -> bool:
-        """Report new evaluations in order, and return whether the trial must end. A
+        """Report new evaluations in order, and return whether to prune the trial. The
         trial continues if the storage is unreachable."""
         with suppress(*FAULTS):
             points = read_points(self.folder / "metrics.jsonl")

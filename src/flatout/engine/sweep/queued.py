@@ -1,9 +1,9 @@
 """The combinations to try, as trials of an Optuna study.
 
-Each combination has a place, counted from 1. It is the combination's number in the
-grid, or the number under which tpe first drew it. A place can have several Optuna
-trials, because interrupted trials are queued again. Trials that have ended are the rows
-of sweep_trials.csv.
+Each combination has a place, a number that starts at 1. It is the combination's number
+in the grid, or the number of the trial for which tpe first drew it. A place can have
+several Optuna trials, because interrupted trials are queued again. Trials that have
+ended are the rows of sweep_trials.csv.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def fail_running(study: Study) -> None:
 
 
 def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
-    """Return whether a trial is needed, and store the place of a new tpe trial. It is
-    not needed if Optuna drew it after enough trials had been started."""
+    """Return whether a trial is needed, and store the place of a new tpe trial. A trial
+    is not needed if Optuna drew it after enough trials had been started."""
     if PLACE in trial.user_attrs:
         return True
     others = _places(study) - {place_of(trial)}
@@ -109,8 +109,8 @@ Row = dict[str, Any]
 
 
 def best_trial_by_place(found: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """Return one trial for each place: the newest successful trial, or else the newest
-    trial."""
+    """Return one trial for each place: the newest successful trial, or the newest trial
+    if none was successful."""
 
     def worth(trial: FrozenTrial) -> tuple[bool, int]:
         return trial.user_attrs[ANSWER]["status"] == "ok", trial.number
@@ -129,13 +129,13 @@ def row(trial: FrozenTrial, place: int) -> Row:
 
 
 def number(value: Any) -> Any:
-    """Return `value`, or None if it is not finite. Storages use JSON, without NaN."""
+    """Return `value`, or None if it is not finite, because JSON storages reject NaN."""
     return value if value is None or math.isfinite(value) else None
 
 
 def shown(values: Mapping[str, Any]) -> str:
     """Format values as `train.learning_rate=0.001, train.global_batch_size=16`, and
-    skip those that are None."""
+    skip values that are None."""
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""The search space of a sweep: the swept settings, their values, and their checks."""
+"""The search space of a sweep: checks of the swept settings, and their values."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SWEPT = ("train.", "model.", "runtime.")
 SEED, FOLD = "runtime.seed", "fold"
 """Axes of the grid along which each combination of settings is repeated."""
 FIXED = ("train.distributed", "train.resume")
-"""Settings that cannot be swept. sweep.devices_per_trial sets the devices of a trial,
-and trials resume automatically."""
+"""Settings that cannot be swept. The number of devices is set by
+sweep.devices_per_trial, and trials resume automatically."""
 
 FILES = (".db", ".sqlite", ".sqlite3")
 
@@ -48,9 +48,9 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 
 def repeated(settings: Settings, folds: int | None = None) -> Settings:
-    """Return `settings` with the seeds of `sweep.seeds` or the folds added to the grid.
-    With folds, the default grid is dropped. Raises SettingsError if seeds or folds are
-    combined with each other, with a pruner or with another sampler than the grid."""
+    """Return `settings` with `sweep.seeds` or the folds added to the grid. With folds,
+    the default grid is dropped. Raises SettingsError if seeds or folds are combined
+    with each other, with a pruner or with a sampler other than the grid."""
     sweep, grid = settings.sweep, dict(settings.sweep.grid)
     if not (folds or sweep.seeds):
         return settings
@@ -84,8 +84,8 @@ def check_sweep(settings: Settings, folds: int | None = None) -> None:
 
 
 def check_place(place: str) -> None:
-    """Raise SettingsError if `place` is neither a database file nor a known database
-    address. The message omits `place`, which may contain a password."""
+    """Raise SettingsError if `place` is neither a database file nor the URL of a known
+    database. The message omits `place`, which may contain a password."""
     kind, separator, _ = place.partition("://")
     if kind.split("+")[0] == "postgres" or not (separator or place.endswith(FILES)):
         raise SettingsError(

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.special import stdtrit  # importing scipy.stats takes a second
 
 ERROR_RATE, POWER = 0.05, 0.8
-"""The share of comparisons that may report a difference between equal settings, and the
-share that detects a true difference if there are enough seeds."""
+"""The fraction of comparisons that may report a difference between equal settings, and
+the fraction that detects a true difference if there are enough seeds."""
 MAX_SEEDS = 1_000
 
 
@@ -37,14 +37,14 @@ def paired_difference(
     Both were trained with the same N >= 2 seeds or folds. The 95 % confidence interval
     is based on Student's t-distribution, with a Bonferroni correction for the number of
     `comparisons`. `test_to_train` is the ratio of test rows to training rows of a fold,
-    or 0 for seeds. It corrects the variance, because folds share training rows (Nadeau
-    and Bengio 2003).
+    or 0 for seeds. It is used to correct the variance, because folds share training
+    rows (Nadeau and Bengio 2003).
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
     # With few rows, an accuracy has only a few possible values, so equal differences do
-    # not mean that the spread is 0. It is at least that of the rounding error.
+    # not mean that the spread is 0. The spread is at least that of the rounding error.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)
@@ -55,8 +55,9 @@ def paired_difference(
 
 
 def seeds_needed(spread: float, difference: float, comparisons: int = 1) -> int | None:
-    """Return how many seeds detect a true `difference` > 0 in 80 % of comparisons; None
-    if over 1,000. `spread` is the standard deviation of the paired differences."""
+    """Return how many seeds are needed to detect a true `difference` > 0 in 80 % of
+    comparisons, or None if more than 1,000. `spread` is the standard deviation of the
+    paired differences."""
     counts = np.arange(2, MAX_SEEDS + 1)
     quantiles = stdtrit(counts - 1, 1 - ERROR_RATE / (2 * comparisons))
     quantiles = quantiles + stdtrit(counts - 1, POWER)

@@ -22,16 +22,16 @@ from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.secrets import without_password
 
 FAULTS = (StorageInternalError, SQLAlchemyError)
-"""Errors that an unreachable storage raises."""
+"""Errors raised if a storage is unreachable."""
 MISSED_HEARTBEATS = 3
 OPENINGS, REOPEN_S = 3, 2.0
 """Number of attempts to open a storage, and the pause between them in seconds. If two
-machines create the tables at the same time, one of them fails."""
+machines create the tables at the same time, one machine fails."""
 SQLITE = "sqlite:///"
 SQLITE_TIMEOUT_S = 60.0
 
 Stale = Callable[[Any, Any], None]
-"""Called with the study and each trial whose machine has died."""
+"""Called with the study and a trial whose machine has died."""
 
 
 class StorageError(RuntimeError):
@@ -41,7 +41,7 @@ class StorageError(RuntimeError):
 
 
 class FileStorage(RDBStorage):  # type: ignore[misc]
-    """SQLite storage with a lock, because two threads could take the same trial."""
+    """SQLite storage with a lock. Without it, two threads could take the same trial."""
 
     def __init__(self, file: Path) -> None:
         self._turn = threading.Lock()
@@ -54,7 +54,7 @@ class FileStorage(RDBStorage):  # type: ignore[misc]
 
 
 class ServerStorage(RDBStorage):  # type: ignore[misc]
-    """Storage on a database server. Heartbeats continue after a short outage."""
+    """Storage on a database server. Its heartbeats continue after a short outage."""
 
     def record_heartbeat(self, trial_id: int) -> None:
         with suppress(*FAULTS):

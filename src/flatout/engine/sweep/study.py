@@ -46,7 +46,7 @@ def open_study(job: TrainJob, storage: Any) -> Study:
     _, higher = objective(job.settings)
     with FileLock(job.work_folder / QUEUE_LOCK):
         is_known = name in optuna.get_all_study_names(storage)
-        # A resumed study has no seed, or it would repeat the samples of the first run.
+        # With a seed, a resumed study would repeat the samples of the first run.
         seed = None if is_known else job.settings.runtime.seed
         study = optuna.create_study(
             storage=storage,
@@ -76,9 +76,9 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def trained_by(model: ModelSettings) -> dict[str, str]:
-    """Return package versions and digests of the code that trains `model`. The code is
-    that of flatout and of a custom task or family. Results and checkpoints that were
-    created by different code are not reused."""
+    """Return package versions and digests of the code that trains `model`. This is
+    the code of flatout and of a custom task or family. Results and checkpoints created
+    by different code are not reused."""
     engine = Path(flatout.__file__).parent / "engine"
     named = (model.task.rpartition(".")[0], model.family)
     own = {f"code of {name}": digest_of(sources_of(name)) for name in named if name}

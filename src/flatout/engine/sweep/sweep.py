@@ -1,5 +1,5 @@
-"""Run the queued trials of a study until the queue is empty, with one thread for each
-set of devices and one process for each trial."""
+"""Run the queued trials of a study until the queue is empty, with one thread per set
+of devices and one process per trial."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ from flatout.engine.sweep.study import open_study, trained_by
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Increased when the meaning of stored answers changes, to ignore older answers."""
+"""Incremented when the meaning of stored results changes, to ignore older results."""
 POLL_S = 2.0
-"""Seconds between two checks whether other machines are still running trials."""
+"""Seconds between checks for trials that other machines are still running."""
 
 
 class NoValueError(Exception):
-    """Raised if a trial ends without the metric to compare. Other trials continue."""
+    """Raised if a trial ends without the metric to compare. Other trials go on."""
 
 
 def run_sweep(
@@ -101,7 +101,7 @@ class Sweep:
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
     lost: str = ""
-    """Why the answer of a trial came too late, or an empty string."""
+    """Why a trial's result came too late, or an empty string."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class Sweep:
         ranks = self.options.devices_per_trial
         spec, one_rank = self._spec(changes, ranks), self._spec(changes, 1)
         by = trained_by(spec.settings.model)
-        # Machines share a trial's folder, whatever the sizes of their sets of devices.
+        # Machines share a trial's folder even if their sets of devices differ in size.
         data = self._files_of(changes).data_key
         key = one_rank.key({"data": data, "format": FORMAT, "by": by})
         folder = self.folder / key
@@ -194,7 +194,7 @@ class Sweep:
             requeue(self.study, trial)
             raise NoValueError("stopped")
         if answer.status == "ok" and self.metric not in answer.figures:
-            requeue(self.study, trial)  # the answer can be reused with another metric
+            requeue(self.study, trial)  # the result can be reused with another metric
             near = near_or_all(self.metric, answer.figures)
             raise SettingsError(f"no trial has the metric {self.metric}: {near}")
         if answer.status in (*KEPT, "pruned"):
@@ -213,7 +213,7 @@ class Sweep:
     def _answer(
         self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
     ) -> Answer:
-        """Return the stored answer of a trial, or train now."""
+        """Return the stored result of a trial, or run the trial."""
         kept = stored_answer(folder)
         if kept and kept.status == "ok":  # retry others: memory may now be sufficient
             return kept

@@ -1,4 +1,4 @@
-"""Run training steps one by one, over a few batches that represent an epoch."""
+"""Run training steps one by one, on a few batches that are typical of an epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flatout.engine.train.setup.assemble import Trainer
 
 class Driver:
     """Runs single training steps. `window_clock` is closed at the end of each
-    measurement. The recorder has a clock of its own, which is closed at log points."""
+    measurement. The recorder's own clock is closed at each logging step."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -51,8 +51,8 @@ class Driver:
 
 @dataclass
 class Feed:
-    """An endless stream of a block's batches, read through `loader` unless it is None.
-    `period` is the number of steps of the block."""
+    """An endless stream of a block's batches, which come from `loader` unless it is
+    None. `period` is the number of steps in the block."""
 
     loader: StepLoader | None
     batches: Iterator[StepBatch]
@@ -65,7 +65,7 @@ class Feed:
 
 CANDIDATE_BLOCKS = 64
 ENDLESS = 2**40
-"""Number of steps of a loader that is abandoned once enough has been measured."""
+"""Number of steps for a loader that is discarded once the measurement is done."""
 
 
 @dataclass(frozen=True)

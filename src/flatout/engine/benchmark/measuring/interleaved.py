@@ -1,7 +1,7 @@
 """Interleaved A/B measurements, in which windows of two configurations alternate.
 
-The speed of a host can change by a third within minutes. Adjacent windows change
-together, so the ratio of their rates is stable. Each configuration runs in a process of
+The speed of a host can change by a third within minutes. Adjacent windows are affected
+alike, so the ratio of their rates is stable. Each configuration runs in a process of
 its own, because TF32, cuDNN benchmarking and the SDPA kernels are set per process.
 """
 
@@ -35,7 +35,7 @@ ENDS_WITHIN_S = 10.0
 
 
 class BaselineError(RuntimeError):
-    """Raised if the baseline process ends without an answer."""
+    """Raised if the baseline process ends without sending a result."""
 
     status = "unpaired"
     """Status of the trial that was paired with the baseline."""
@@ -60,7 +60,7 @@ class InterleavedPair:
 
 @dataclass
 class Baseline:
-    """The reference configuration, in a separate process (see `measure.baseline`)."""
+    """The reference configuration, running in its own process (`measure.baseline`)."""
 
     process: psutil.Popen
     connection: Connection
@@ -73,7 +73,7 @@ class Baseline:
         return self.answer()
 
     def answer(self) -> Any:
-        """Return the baseline's next answer. The first one is "warm". Raises
+        """Return the next message from the baseline. The first is "warm". Raises
         BaselineError if the process has ended."""
         try:
             return self.connection.recv()
@@ -83,7 +83,7 @@ class Baseline:
             raise BaselineError(text) from None
 
     def end(self) -> None:
-        """Tell the baseline and its workers to end, by sending None."""
+        """Send None, which makes the baseline and its workers exit."""
         with suppress(OSError):  # it has already ended
             self.connection.send(None)
         self._status()
@@ -99,9 +99,9 @@ class Baseline:
 
 @contextmanager
 def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
-    """Context manager that runs a trial's baseline. It starts at once, so that it loads
-    at the same time as this process, and stores its files in a subfolder of `folder`.
-    Yields None if the spec has no baseline (`below`)."""
+    """Context manager that runs a trial's baseline in a process whose files are stored
+    in a subfolder of `folder`. The process starts at once and loads in parallel with
+    this one. Yields None if the spec has no baseline (`below`)."""
     if "below" not in spec.options:
         yield None
         return
@@ -127,8 +127,8 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
 
 def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
     """Measure pairs of windows: at least `repeats`, or up to 2 * `repeats` + 1 if their
-    ratios vary. Both take turns to go first, so that a host that slows down does not
-    bias the ratio."""
+    ratios vary. The two take turns going first, so that a host that slows down does
+    not bias the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     ratios: list[float] = []
@@ -147,8 +147,8 @@ def middle_half_pct(ratios: list[float]) -> float:
 
 
 def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
-    """Make both configurations use the same rows: as many as fit into a window of the
-    slower one. Each is timed while the other is idle."""
+    """Make both configurations use the same rows, as many as the slower one processes
+    in one window. Each is timed while the other is idle."""
     baseline.answer()
     slower_s = max(warm.time_step(), baseline.ask("time_step"))
     steps = block_steps(warm.measure, slower_s)

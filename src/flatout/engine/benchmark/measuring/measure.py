@@ -1,7 +1,7 @@
 """Measure training throughput and the time of each phase.
 
-Throughput is measured in windows without phase timing, with the recorder, loader and
-step that training uses. Phases are timed afterwards, on separate steps.
+Throughput is measured in windows without phase timing, using the same recorder, loader
+and step as training. Phases are timed afterwards, in separate steps.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from flatout.engine.train.setup.job import TrainJob
 PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
 AGAIN_WINDOWS = 3
-"""Windows of a trial of kind `again`. The first does not count, because it is slow (552
+"""Windows of a trial of kind `again`. The first is discarded because it is slow (552
 samples/s compared with 780)."""
 
 FeedOf = Callable[[Trainer, int], Feed]
 
 
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure the loader, copies, steps and log points together, as in training. If the
+    """Measure the loader, copies, steps and logging together, as in training. If the
     spec has a reference configuration `below`, the windows of both alternate, so that
-    changes of the host's speed affect both."""
+    changes in the host's speed affect both."""
     with baseline_of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure only the throughput of `end_to_end`. The number of processes matters more
-    than the accuracy of each, so that a process ends after a few windows, however much
-    they vary."""
+    """Measure only the throughput of `end_to_end`. A larger number of
+    processes matters more than the accuracy of each, so this process stops after a few
+    windows, however much they vary."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
@@ -79,7 +79,7 @@ def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Serve `Baseline` in its process: answer calls until None is received."""
+    """Run the process behind `Baseline`, which serves calls until it receives None."""
     connection = Connection(spec.options["connection"])
     runtime = set_up(job.settings.runtime)
     warm = warm_training(job, spec.measure, loaded_feed, runtime, None)
@@ -91,7 +91,7 @@ def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure the steps alone. Batches are on the device before the clock starts."""
+    """Measure the steps alone. All batches are on the device before timing starts."""
 
     def feed(trainer: Trainer, steps: int) -> Feed:
         block = BlockRows.of(trainer.data, steps)
@@ -184,8 +184,8 @@ def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:
 
 
 def _rates(windows: list[Window]) -> dict[str, Any]:
-    """Return the metrics of the median window, and the 90th percentile of the step time
-    over all windows."""
+    """Return the metrics of the median window, and the 90th percentile of the step
+    times in all windows."""
     median_window = middle(windows)
     figures = Rates.over([median_window])
     return {

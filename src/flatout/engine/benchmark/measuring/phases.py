@@ -84,7 +84,7 @@ class _Timed:
 def phase_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> dict[str, float]:
-    """Return forward_ms, backward_ms and optimizer_ms, the means of `steps` eager
+    """Return forward_ms, backward_ms and optimizer_ms as means over `steps` eager
     steps."""
     clock = PhaseClock(trainer.runtime.device)
     with clock.on(trainer.stepper):
@@ -99,9 +99,9 @@ def phase_ms(
 def launch_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> float | None:
-    """Return how long the host takes to launch a step, in ms. It is the median over
-    `steps` steps of the time until the last kernel is launched into an empty queue. On
-    a CPU, which computes while it launches, None is returned."""
+    """Return how long the host takes to launch a step, in ms. This is
+    the median over `steps` steps, each of which starts with an empty queue and is timed
+    until its last kernel is launched. Returns None on a CPU, which has no queue."""
     if not trainer.runtime.is_cuda:
         return None
     taken = []
@@ -115,7 +115,7 @@ def launch_ms(
 
 
 def gpu_util_pct(runtime: Runtime) -> float | None:
-    """Return the GPU utilisation over the last second or less; None if unknown."""
+    """Return the GPU utilisation over at most the last second, or None if unknown."""
     if not runtime.is_cuda:
         return None
     try:

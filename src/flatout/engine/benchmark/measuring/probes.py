@@ -1,4 +1,4 @@
-"""Trials that do not measure step rates: the loader alone, and a profile."""
+"""Trials that do not measure training steps: the loader alone, and a profile."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from flatout.engine.train.setup.step_data import step_rows
 
 
 def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure the loader's throughput without training steps. Copies to the device are
-    included."""
+    """Measure the throughput of the loader without training steps. Copies to the
+    device are included."""
     runtime = set_up(job.settings.runtime)
     config = build_model(job).config
     resolved = resolve(job, runtime, config)
@@ -81,8 +81,8 @@ MEMORY_VIEWER = "https://docs.pytorch.org/memory_viz: drop the file there"
 
 
 def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Profile a few steps and write the result to `folder`. The files are
-    trace.json.gz, operators.txt and, on a GPU, memory.pickle."""
+    """Profile a few steps and write trace.json.gz, operators.txt and, on a GPU,
+    memory.pickle to `folder`."""
     runtime = set_up(job.settings.runtime)
     trainer = assemble(job, runtime)
     trainer.model.train()
@@ -104,7 +104,7 @@ def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def _write(profiler: Any, runtime: Runtime, folder: Path) -> dict[str, dict[str, str]]:
-    """Write the profile's files, and return the path and viewer of each by name."""
+    """Write the profile's files and return the path and viewer of each file by name."""
     trace, table = folder / "trace.json.gz", folder / "operators.txt"
     profiler.export_chrome_trace(str(trace))
     by = "self_device_time_total" if runtime.is_cuda else "self_cpu_time_total"

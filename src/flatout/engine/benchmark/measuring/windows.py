@@ -1,9 +1,9 @@
-"""Measure throughput in windows over the steps of a block.
+"""Measure throughput in windows that consist of whole blocks of steps.
 
-The same rule applies to every trial of every mode. Each window represents all rows. At
-least `repeats` windows are measured, and `enough` decides when to stop. All windows
-count except those in which something was compiled. The trial's rate is that of the
-median window. Only trials of kind `again` measure fewer windows.
+The same rule applies to every trial of every mode. Each window is representative of all
+rows. At least `repeats` windows are measured, and `enough` decides when to stop.
+Windows in which something was compiled do not count. The trial's throughput is that of
+the median window. Only trials of kind `again` measure fewer windows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flatout.engine.train.recording.timing import Window, steady
 from flatout.engine.train.setup.assemble import Trainer
 
 SPREAD_LIMIT_PCT = 5.0
-"""A spread of the windows above this limit is reported, in percent."""
+"""If the windows spread more than this, in percent, a note reports it."""
 
 
 @dataclass
@@ -71,14 +71,14 @@ class WarmTraining:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """Shorten the block to `steps` if it is longer, and start its workers."""
+        """Shorten the block to `steps` steps if it is longer, and start its workers."""
         if steps < self.feed.period:  # new workers take seconds to start
             del self.feed  # free its workers and batches before new ones start
             self.feed = self.feed_of(steps)
         self.feed.step(self.driver)
 
     def window(self) -> Window:
-        """Measure a window of one or more whole blocks, for about `min_window_s`."""
+        """Measure a window of whole blocks that lasts about `min_window_s`."""
         driver, feed, runtime = self.driver, self.feed, self._runtime
         passes = max(1, round(self.measure.min_window_s / (feed.period * self.step_s)))
         driver.synchronize()
@@ -111,9 +111,9 @@ class WarmTraining:
         return not same_on_all_ranks(float(more), self._runtime)
 
     def discard_ready_batches(self) -> None:
-        """Discard the batches that the workers prefetched during a rest. They would
-        make the loader look faster than it is. Windows still cover whole blocks
-        afterwards."""
+        """Discard the batches that the workers prefetched while this process was idle,
+        because they would make the loader look faster than it is. Later windows still
+        cover whole blocks."""
         loader = self.feed.loader
         ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
         for _ in range(ready):
@@ -121,7 +121,7 @@ class WarmTraining:
         self.feed.step(self.driver)
 
     def window_after_rest(self) -> Window:
-        """Measure a window after a rest, without the prefetched batches."""
+        """Measure a window after an idle period, without the prefetched batches."""
         self.discard_ready_batches()
         return self.window()
 
@@ -131,13 +131,13 @@ class WarmTraining:
 
 
 def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
-    """Return how many steps of a block fit into a window, at least two."""
+    """Return the number of steps for a block that fits into a window, at least two."""
     return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
 def same_on_all_ranks(value: float, runtime: Runtime) -> float:
-    """Return the maximum of `value` over all ranks, so that all ranks decide alike. The
-    number of steps is derived from it, and that must be the same on all ranks."""
+    """Return the maximum of `value` over all ranks. The number of steps is derived from
+    this value, and it must be the same on all ranks."""
     if runtime.ranks.world_size == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
@@ -154,8 +154,8 @@ def enough(
     """Return whether enough windows have been measured.
 
     `rates` are the rates of the windows that count, and `taken` is the number of all
-    windows. They are enough if at least `repeats` rates are no more than
-    `most_apart_pct` apart, or if `taken` has reached 2 * `repeats` + 1.
+    windows. This is the case if there are at least `repeats` rates whose spread is at
+    most `most_apart_pct`, or if `taken` has reached 2 * `repeats` + 1.
     """
     if taken > 2 * repeats:
         return True
@@ -163,7 +163,7 @@ def enough(
 
 
 def middle(windows: Sequence[Window]) -> Window:
-    """Return the window with the median rate; if two are in the middle, the slower."""
+    """Return the window with the median rate (the slower of two middle windows)."""
     return sorted(windows, key=rate)[(len(windows) - 1) // 2]
 
 

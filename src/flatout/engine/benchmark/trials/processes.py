@@ -56,7 +56,7 @@ class Answer:
 
 
 def stored_answer(folder: Path) -> Answer | None:
-    """Return the stored answer of the trial in `folder`, or None if it must be run."""
+    """Return the stored result of the trial in `folder`, or None if it must be run."""
     file = folder / "answer.json"
     try:
         answer = Answer(**json.loads(file.read_text()))
@@ -77,11 +77,11 @@ def ask(
     variables: Mapping[str, str],
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run a trial in `folder` and store its answer there.
+    """Run a trial in `folder` and store its result there.
 
-    `headroom` is the share of memory that should stay free. Without a GPU, the trial is
-    stopped once it uses more than the available memory less half of this share. The
-    other arguments are those of `run_isolated`.
+    `headroom` is the fraction of memory that should stay free. Without a GPU, the trial
+    is stopped once it leaves less than half of this fraction of the available memory
+    free. The other arguments are those of `run_isolated`.
     """
     write_spec(spec, asdict(files), folder)
     limit = None
@@ -96,7 +96,7 @@ def ask(
 
 
 def write_spec(spec: TrialSpec, job: Mapping[str, Any], folder: Path) -> None:
-    """Write the input of a trial's process. `job` holds the fields of a JobFiles."""
+    """Write the input of a trial's process. `job` holds the fields of a `JobFiles`."""
     folder.mkdir(exist_ok=True)
     asked = {"spec": spec.as_json(), "job": job}
     (folder / "spec.json").write_text(json.dumps(asked, indent=1))
@@ -111,12 +111,12 @@ def run_isolated(
     variables: Mapping[str, str] = MappingProxyType({}),
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run the trial of `folder`/spec.json and return its answer.
+    """Run the trial specified in `folder`/spec.json and return its result.
 
     The log is written to the same folder. It begins with the command that repeats the
     trial in a terminal. `variables` are added to the trial's environment. The trial is
     stopped if its processes use more than `max_resident_bytes` of resident memory, or
-    as soon as `stop` returns True, which is called often.
+    once `stop`, which is polled, returns True.
     """
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -196,7 +196,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def end_groups(process: subprocess.Popen[bytes]) -> None:
-    """Kill the trial with its workers and ranks, each of which has its own group."""
+    """Kill the trial, its workers and its ranks, each of which has its own group."""
     groups = {process.pid}
     with suppress(psutil.NoSuchProcess):  # it has ended, so its ranks end themselves
         below = psutil.Process(process.pid).children(recursive=True)

@@ -63,7 +63,7 @@ def _open(stored: Mapping[str, Any], spec: TrialSpec, folder: Path) -> TrainJob:
 
 
 def _status(error: Exception) -> str:
-    """Return the error's `status` attribute, or else `oom` or `error`."""
+    """Return the error's `status` attribute if it has one, else `oom` or `error`."""
     from flatout.engine.models.model import is_out_of_memory
 
     return getattr(error, "status", "oom" if is_out_of_memory(error) else "error")
@@ -84,7 +84,7 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
 
 
 def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
-    """Train as the train pipeline does, and return the report. If an earlier run in the
+    """Train like the `train` pipeline and return the report. If an earlier run in the
     same folder was killed, its newest checkpoint is resumed."""
     from flatout.engine.launch.launch import collect
 

@@ -27,7 +27,7 @@ KINDS = {
 `end_to_end` measures training with the loader. `again` repeats its throughput in one
 more process. `compute` measures steps on batches that are already on the device.
 `baseline` is the reference whose windows alternate with an `end_to_end` trial. `loader`
-measures only the loader. `profile` records a few steps by operator. `train` is a whole
+measures only the loader. `profile` profiles a few steps by operator. `train` is a whole
 training run, used by the sweep.
 """
 Changes = dict[str, Any]
@@ -69,7 +69,7 @@ class TrialSpec:
         return cls(**{**stored, "settings": parse_settings(stored["settings"])})
 
     def key(self, context: Mapping[str, Any]) -> str:
-        """Return a digest of everything that affects the answer. `context` identifies
+        """Return a digest of everything that affects the result. `context` identifies
         the data, the package versions and the device."""
         dumped = self.settings.model_dump(
             mode="json", include={"runtime", "model", "tokenize", "train"}
@@ -103,16 +103,16 @@ COLUMNS = (
     *("forward_ms", "backward_ms", "optimizer_ms"),
     "total_ms",  # mean wall time of a step, in windows without phase timing
     *("total_ms_p90", "samples_per_s", "tokens_per_s", "padding_pct"),
-    "mfu_pct",  # share of the peak FLOP/s in the device's data sheet
+    "mfu_pct",  # fraction of the peak FLOP/s in the device's data sheet
     *("gpu_util_pct", "peak_memory_gib", "reserved_memory_gib"),
     *("compile_s", "recompiles", "status", "note", "kind", "label", "world_size"),
-    "bucket_mib",  # size of a message with gradients between devices
+    "bucket_mib",  # size of a gradient bucket for all-reduce
     "samples_per_s_spread_pct",  # (highest - lowest) / median over the windows
-    "loader_samples_per_s",  # rate of the loader alone
+    "loader_samples_per_s",  # throughput of the loader alone
     "host_ms",  # time that the host takes to launch a step (GPU only)
     "first_step_s",  # cold start: workers, first batch, compilation, first step
     "tflops_per_s",
-    "times_below",  # rate divided by that of the reference configuration
+    "times_below",  # throughput relative to the reference configuration
     "times_below_spread_pct",  # interquartile range of the pairs' ratios / median
     "elapsed_s",  # of the whole trial, including the start of its process
     *("key", "log"),
@@ -122,7 +122,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The specification and result of a trial, which is a row of benchmark_trials.csv.
+    """The specification and result of a trial, stored as a row of benchmark_trials.csv.
     Every column is also an attribute, which is None if it was not measured."""
 
     trial_id: str
