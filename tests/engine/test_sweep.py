@@ -182,7 +182,8 @@ def test_each_setting_is_trained_with_every_seed_or_fold(tmp_path, formula):
     asked = [
         json.loads((folder / row["key"] / "spec.json").read_text()) for row in rows
     ]
-    assert [one["job"]["test"] for one in asked] == [one.test for one in folds]
+    tested = [one["job"]["splits"]["test"] for one in asked]
+    assert tested == [str(one.splits["test"]) for one in folds]
 
 
 @pytest.mark.process
