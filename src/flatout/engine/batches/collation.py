@@ -109,7 +109,7 @@ class StepBatch:
 @dataclass
 class StepRun:
     """Consecutive steps in one buffer, which is sent, pinned and copied to the device
-    at once. For a small batch, each of these costs more than building the batch."""
+    at once. For a small batch, each of these operations costs more than building it."""
 
     buffer: Tensor
     """The bytes of all steps, a uint8 tensor of shape (bytes,)."""
@@ -146,12 +146,12 @@ class Collator:
     task: Task
     layout: Layout
     pools_last: bool = False
-    """Whether a row is represented by its last token (decoders) or its first one."""
+    """Whether a row is represented by its last token (decoders), not its first one."""
     names_rows: bool = False
     """Whether micro-batches contain `target_row`, for tasks with one target per row."""
 
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
-        """Return the tensors for `row_ids` (B,). Without rows, the batch is one padding
+        """Return the tensors for `row_ids` (B,). If there are no rows, return a padding
         token with a loss of zero, so that the rank can still join collectives."""
         buffer, layout = self.collate_step(rows, [row_ids], epoch)
         return views(buffer, layout)[0]
@@ -167,9 +167,9 @@ class Collator:
     ) -> tuple[Tensor, Shapes]:
         """Build one micro-batch for each of `parts` (row numbers), all in one buffer.
 
-        The buffer is part of `memory` (bytes,) if it fits. If `places` has the
-        positions of the rows in the global batch of `count` rows, they become
-        `target_place`.
+        The buffer is part of `memory` (bytes,) if it fits. `places` contains the
+        positions of each part's rows in the global batch of `count` rows. If it is
+        given, the field `target_place` is added.
         """
         found = [self._arrays(rows, ids, epoch) for ids in parts]
         for arrays, own in zip(found, places, strict=False):
@@ -191,7 +191,7 @@ class Collator:
 
     def _leave_padding(self, rows: Rows, row_ids: Ints, targets: Targets) -> None:
         """Move each target to the last token that is not the padding token, because the
-        decoders in transformers use that one, even if a text ends with padding
+        decoders in transformers use that token, even if a text ends with padding
         tokens."""
         pad = self.layout.pad_token_id
         for place, ids in zip(targets.places, rows.views(row_ids), strict=True):
@@ -258,7 +258,7 @@ class StepRows:
     def cut(
         self, row_ids: Ints, step: int, epoch: int, memory: Tensor | None = None
     ) -> StepBatch:
-        """Return this rank's share of the global batch with the rows `row_ids` (N,)."""
+        """Return this rank's part of the global batch with the rows `row_ids` (N,)."""
         rows, ids = self.rows.sequences(row_ids)
         lengths = rows.lengths(ids)
         plan = self.planner.plan(lengths)

@@ -22,7 +22,7 @@ from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
 BLOCK = 4096
-"""Number of positions that are permuted at once: 13 cost as much as a thousand."""
+"""Number of positions permuted at once. Permuting 13 takes as long as a thousand."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class GlobalBatches:
         return np.unique(np.array(self.skipped, dtype=np.int64))
 
     def steps_of(self, rows: Ints, epoch: int) -> Ints:
-        """Return the step (N,) of `rows` (N,) in `epoch`, including skipped rows."""
+        """Return the steps (N,) of `rows` (N,) in `epoch`, including skipped rows."""
         positions = unpermute(rows, self.num_rows, self.seed, epoch)
         return epoch * self.steps_per_epoch + positions // self.batch_size
 
@@ -111,7 +111,7 @@ def _walk(
     keys = sequence.generate_state(FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
     images = numbers.astype(np.uint64)
     outside = np.ones(len(images), dtype=bool)
-    while outside.any():  # on average under four passes: the domain is < 4 * size
+    while outside.any():  # under four passes on average: the domain is < 4 * size
         images[outside] = bijection(images[outside], half_bits, keys)
         outside = images >= size
     return images.astype(np.int64)
@@ -135,7 +135,7 @@ def _inverse_feistel(values: Numbers, half_bits: int, keys: Numbers) -> Numbers:
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply the splitmix64 finaliser (Steele, Lea & Flood 2014), which wraps around."""
+    """Apply the finaliser of splitmix64 (Steele, Lea & Flood 2014), modulo 2**64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -155,9 +155,9 @@ class BudgetError(ValueError):
 class Planner:
     """Splits global batches into micro-batches that fit the token budget.
 
-    `overhead_tokens` and `launch_tokens` are the time that one more micro-batch costs
-    the device and the host, in tokens that the device could process in that time. The
-    strategy `grouped` weighs these costs against padding.
+    `overhead_tokens` and `launch_tokens` are the extra time that each micro-batch costs
+    the device and the host, expressed as the number of tokens that the device could
+    process in that time. The strategy `grouped` weighs these costs against padding.
     """
 
     strategy: Strategy
@@ -196,7 +196,7 @@ class Planner:
         )
 
     def _padded(self, lengths: Ints) -> Plan:
-        """Group rows into slots of one row per rank, and cut the slots into runs."""
+        """Group rows into slots of one row per rank, and slots into micro-batches."""
         order, budget = np.arange(len(lengths)), self.token_budget
         if self.strategy == "grouped":
             order = np.argsort(-lengths, kind="stable")
@@ -222,8 +222,8 @@ class Planner:
 
 
 def _fill_bins(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
-    """Distribute rows of `lengths` (N,) over bins almost equally. Return the positions
-    of each bin's rows, and the number of tokens in the fullest bin."""
+    """Distribute rows of `lengths` (N,) almost equally over `bins` bins. Return the
+    positions of each bin's rows, and the number of tokens in the fullest bin."""
     heap = [(0, index) for index in range(bins)]
     contents: list[list[int]] = [[] for _ in range(bins)]
     order = np.argsort(-lengths, kind="stable")
@@ -258,14 +258,14 @@ MOST_PLACES = 256
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
-    """Cut descending `lengths` (S,) into the ranges [a, b) that cost least.
+    """Cut descending `lengths` (S,) into ranges [a, b) with the lowest total cost.
 
     The cost is the number of padded tokens plus `overhead` per range, and each range
     must fit `budget`. Solved by dynamic programming over the range ends.
     """
     tokens = len(lengths) * int(lengths[0])
     if tokens <= budget and tokens - int(lengths.sum()) <= overhead:
-        return [(0, len(lengths))]  # a second run could not save its own cost
+        return [(0, len(lengths))]  # a second range could not save its own cost
     found = _places(lengths, budget)
     longest, places = lengths[found[:-1]].tolist(), found.tolist()
     cost, begin = [0.0], [0]

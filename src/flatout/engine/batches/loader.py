@@ -23,10 +23,10 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings
 
 BATCHES_A_WORKER = 2
-"""Minimum number of batches per worker for an estimate; fewer are too noisy."""
+"""Minimum number of batches per worker for an estimate. Fewer are too noisy."""
 RUN_BYTES = 2**20
-"""Maximum bytes of steps in one message. A message costs a worker about 1 ms whatever
-its size, but building a batch of 13 short rows takes only 0.2 ms."""
+"""Maximum size in bytes of the steps in one message. Sending costs a worker about 1 ms
+regardless of the size, but building a batch of 13 short rows takes only 0.2 ms."""
 MOST_IN_A_RUN = 32
 BYTES_A_TOKEN = 40
 """Upper bound on the size of a token, summed over all fields of a batch."""
@@ -113,8 +113,8 @@ class StepLoader:
         self.times = WorkerTimes(self.num_workers)
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Yield the batches, then stop the workers. If this were left to the garbage
-        collector, it would close the queues first and block for 5 s per worker."""
+        """Yield the batches, then stop the workers. The garbage collector would close
+        the queues before stopping the workers, and block for 5 s per worker."""
         self._batches = self._from_start()
         try:
             while True:
@@ -143,8 +143,8 @@ class StepLoader:
             yield from run
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
-        """Yield groups of consecutive steps. `copies` is the CUDA stream that copies
-        them to the GPU."""
+        """Yield groups of consecutive steps. `copies` is the CUDA stream on which they
+        are copied to the GPU."""
         # Without workers, a group of several steps would be one long wait.
         size = run_steps(self.data) if self.num_workers else 1
         # Batches of a fixed size reach the GPU through shared, page-locked memory.
@@ -167,8 +167,8 @@ class StepLoader:
                 yield StepRun.of([batch])
 
     def _step_ranges(self) -> Iterator[range]:
-        """Yield a range for the whole run, or for each epoch if workers do not
-        persist."""
+        """Yield one range of steps for the whole run, or one per epoch if workers are
+        not persistent."""
         if self.settings.persistent_workers:
             yield range(self.start, self.stop)
             return
@@ -201,8 +201,8 @@ class StepLoader:
 
 
 def run_steps(data: StepRows) -> int:
-    """Return how many steps a worker sends in one message, limited by their maximum
-    size. Steps with decoded rows are sent one by one, because decoding is slow."""
+    """Return how many steps a worker sends in one message, so that they fit RUN_BYTES.
+    Steps with decoded rows are sent one by one, because decoding is slow."""
     if data.rows.decodes:
         return 1
     row = BYTES_A_TOKEN * data.rows.facts.largest_sample + data.rows.row_bytes
@@ -266,7 +266,7 @@ def _prefetch_to_device(
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
     """Make the current stream wait for the copy of this run, but not of the next one,
-    and keep the memory alive until the stream has used it."""
+    and keep the run's memory alive until the stream has used it."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)

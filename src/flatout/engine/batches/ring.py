@@ -1,4 +1,4 @@
-"""Shared memory that workers write batches to and the GPU reads them from.
+"""Shared memory in which workers write batches for direct copies to the GPU.
 
 A batch of images from a DataLoader worker is normally copied four times: out of Arrow,
 into the batch's buffer, through shared memory and into page-locked memory. Here it is
@@ -45,7 +45,7 @@ class Ring:
 
     @classmethod
     def of(cls, data: StepRows, ahead: int) -> Ring:
-        """Create a ring for the batches of `data`, of which `ahead` are in progress."""
+        """Create a ring for `data`, whose batches are requested `ahead` steps early."""
         rows = -(-data.batches.batch_size // data.planner.world_size)
         row_bytes = data.rows.row_bytes + EXTRA_BYTES
         return cls(ahead + SPARE, rows * row_bytes + 64 * ALIGNMENT)
@@ -54,11 +54,11 @@ class Ring:
         return len(self._memory)
 
     def place(self, number: int) -> Tensor:
-        """Return the memory of one slot as a tensor of shape (bytes,)."""
+        """Return the memory of slot `number` as a tensor of shape (bytes,)."""
         return self._memory[number]
 
     def numbered(self, steps: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Yield each step with its slot, once the slot's previous copy is done."""
+        """Yield each step with its slot number once the slot can be reused."""
         for count, step in enumerate(steps):
             number = count % len(self)
             if self._read[number] is not None:

@@ -68,7 +68,7 @@ class RankError(RuntimeError):
 
 
 class HangError(RuntimeError):
-    """Raised if a rank hangs. It names it and shows the stacks of all ranks."""
+    """Raised if a rank hangs. The message names the rank and shows all stacks."""
 
     exit_code = 6
 

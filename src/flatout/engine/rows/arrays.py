@@ -1,4 +1,4 @@
-"""Rows of numbers or pixels with a fixed shape, which need no padding."""
+"""Rows of numbers or pixels. All rows have the same shape and need no padding."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ VALUES_AT_ONCE = 2**22
 
 @dataclass
 class ArrayFacts(TokenFacts):
-    """Statistics of a split, with a mean and deviation for each value of a sample. For
-    images (uint8, three dimensions), they are for each channel, the last dimension."""
+    """Statistics of a split, with a mean and standard deviation for each value of a
+    sample. Images (uint8, three dimensions) have one per channel (last dimension)."""
 
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""
@@ -60,7 +60,7 @@ class ArrayFacts(TokenFacts):
         return values_in(batch.column("inputs"))
 
     def _values_each(self, rows: int) -> int:
-        """Return how many values of `rows` rows each mean is computed from."""
+        """Return the number of values in `rows` rows that contribute to each mean."""
         places = int(np.prod(self.shape, dtype=np.int64)) // max(1, len(self.mean))
         return rows * places
 

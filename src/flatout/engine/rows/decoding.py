@@ -20,13 +20,13 @@ MOST_PIXELS = 2**28
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
 SMALL = 32
-"""A warning is given if larger images are reduced below this size in pixels."""
+"""A warning is logged if much larger images are scaled to less than this size."""
 SLOW_S = 0.01
 """Transforms that take longer on average, in seconds, are reported."""
 
 
 class BadImage(ValueError):
-    """Raised if a file has no usable pixels. The message is the reason."""
+    """Raised if a file has no usable pixels. The message contains the reason."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Decoder:
         if image.mode.startswith(("I", "F")):
             image = _to_8_bits(image)
         elif image.mode not in ("L", "RGB"):
-            image.info.pop("transparency", None)  # avoids a warning of Pillow
+            image.info.pop("transparency", None)  # avoids a Pillow warning
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
 
@@ -111,7 +111,7 @@ class Decoder:
 
     @property
     def slow_transforms_ms(self) -> dict[str, float]:
-        """The transforms that are slow on average, with their ms per image."""
+        """The milliseconds per image of each transform that is slow on average."""
         each = {n: s / max(1, self.decoded) for n, s in self.seconds.items()}
         return {name: round(1e3 * s, 1) for name, s in each.items() if s > SLOW_S}
 

@@ -1,6 +1,6 @@
 """Images stored as encoded files, which are decoded for each batch.
 
-The loader's workers decode them, or threads if there are no workers. The pixels are the
+The loader's workers decode the images. Without workers, threads do. The pixels are the
 same as those of rows that store pixels.
 """
 

@@ -54,9 +54,9 @@ class Layout:
     pad_multiple: int = 1
     """The padded length, or the packed total, is rounded up to a multiple of this."""
     row_multiple: int = 1
-    """In the packed layout, the number of rows R is rounded up to a multiple of this by
-    empty rows, so that few shapes occur. If there is a target for each row, the number
-    of targets K is rounded up too, by ignored targets."""
+    """In the packed layout, empty rows are added until the number of rows R is a
+    multiple of this, so that few shapes occur. If each row has a target, ignored
+    targets are added in the same way."""
     every_place: bool = False
     """In the padded layout, positions without a target become ignored targets, so that
     all batches of one shape have the same number of targets K."""
@@ -114,7 +114,7 @@ class Layout:
     def _fill(
         self, views: Sequence[Any], shape: Shape, lengths: Ints, fill: int
     ) -> npt.NDArray[np.int64]:
-        """Copy rows to a buffer of `shape`, one per line or concatenated."""
+        """Copy rows to a buffer of `shape`, padded or concatenated."""
         buffer = np.full(shape, fill, dtype=np.int64)
         if not len(views):
             return buffer

@@ -1,4 +1,4 @@
-"""The rows of a split in Arrow buffers, and their interface to batching and training.
+"""The rows of a split in Arrow buffers, and the interface to batching and training.
 
 Each kind of rows (tokens, arrays, images) is a file of this package with a subclass of
 `SplitRows`, which is listed in KINDS.
@@ -62,7 +62,7 @@ class Rows(ABC):
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """Return the sequences within which attention and targets stay, as a `Rows`
+        """Return the sequences that attention and targets do not cross, as a `Rows`
         object and row numbers (S,) in it. They are `rows` (N,) or parts of them."""
         return self, rows
 
@@ -120,13 +120,13 @@ class SplitRows(Rows):
 
     @property
     def row_bytes(self) -> int:
-        """The size of a sample in a batch in bytes, or 0 if sizes differ."""
+        """The size of a sample in a batch in bytes, or 0 if samples differ in size."""
         return 0
 
     @cached_property
     @abstractmethod
     def _chunks(self) -> list[Any]:
-        """One chunk per record batch, with a length and `labels` (N, ...) or None."""
+        """One chunk per record batch, with a length, and `labels` (N, ...) or None."""
 
     @cached_property
     def _chunk_starts(self) -> Ints:
@@ -162,12 +162,12 @@ class SplitRows(Rows):
 
     @abstractmethod
     def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
-        """Return a readable description of a row, which is its text or its file."""
+        """Return the text of a row, or the file or row that it comes from."""
 
     @cached_property
     def facts(self) -> TokenFacts:
         """Statistics of the rows, computed when they were written. If none are stored,
-        all rows are read once, and the statistics are stored next to them."""
+        all rows are read once, and the statistics are stored next to the rows."""
         stored = {} if self.folder is None else stored_facts(self.folder)
         noted = self.facts_class.noted(stored, len(self))
         if noted is not None or self.folder is None:

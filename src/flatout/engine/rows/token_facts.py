@@ -24,8 +24,8 @@ class TokenFacts:
     num_rows: int = 0
     num_tokens: int = 0
     longest: int = 0
-    """Number of tokens of the longest row, or of the longest sequence if samples have
-    several."""
+    """Number of tokens of the longest row, or of the longest sequence if a sample has
+    several sequences."""
     most_sequences: int = 1
     """Maximum number of sequences per sample."""
     largest_id: int = 0
@@ -81,7 +81,7 @@ class TokenFacts:
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
 
     def _count_unlabelled(self, batch: Any) -> None:
-        """Count rows without targets, whose prompt leaves no room for a completion."""
+        """Count rows without targets. Their prompt leaves no room for a completion."""
         labels = batch.column("labels") if "labels" in batch.schema.names else None
         if labels is None or not pa.types.is_list(labels.type):
             return

@@ -55,7 +55,7 @@ class _Tokens(Rows):
 
 
 class TokenRows(_Tokens, SplitRows):
-    """Rows with `input_ids` (list of int) and optional labels for each row or token."""
+    """Rows with `input_ids` (lists of int) and optional labels per row or per token."""
 
     column = "input_ids"
 
@@ -147,7 +147,7 @@ class Documents(_Tokens):
         raise TokenRowsError("joined texts have no labels")
 
     def place_of(self, document: int) -> tuple[int, ...]:
-        """Return the row number of a document, and its first token in that row."""
+        """Return the row number of a document and the index of its first token."""
         return int(self._rows[document]), int(self._starts[document])
 
 
@@ -176,5 +176,5 @@ class Members(Documents):
 
 
 def _offsets_and_values(array: Any) -> tuple[Values, Values]:
-    # For a slice, `.values` is the whole array, which is what the offsets refer to.
+    # For a slice, `.values` is the whole array, and the offsets refer to that array.
     return array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=True)
