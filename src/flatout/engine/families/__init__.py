@@ -1,8 +1,8 @@
-"""Model families: one file per family holds everything that depends on the model type.
+"""Model families. Everything that depends on the model type is in its family's file.
 
-A model type without a family runs as it does in transformers: the whole model, on
-padded rows. To add a family of your own, subclass `Family` in a module and name that
-module in `model.family`; importing the module registers the family.
+A model type without a family runs as in transformers, as a whole and on padded rows. To
+add your own family, subclass `Family` in a module and set `model.family` to the name of
+that module. Importing the module registers the family.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
 
 def families() -> list[Family]:
-    """Return flatout's own families and those registered by an imported module."""
+    """Return flatout's families and the families that imported modules registered."""
     for module in iter_modules(__path__):
         if not module.name.startswith("_"):
             import_module(f"{__name__}.{module.name}")
@@ -40,14 +40,14 @@ OWN_CODE = "flatout_own_code"
 
 
 def family_of(config: Any) -> Family:
-    """Return the family for a model's config, or the plain family for unknown types."""
+    """Return the family for a model config, or the plain family for unknown types."""
     own_code = bool(getattr(config, OWN_CODE, False))
     return family_of_type(getattr(config, "model_type", None), own_code=own_code)
 
 
 def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
-    """Return the family for a model type. Families defined by the user take precedence
-    over flatout's, which are never used for models with custom code."""
+    """Return the family for a model type. User-defined families take precedence over
+    flatout's own families, which are never used for models with custom code."""
     from flatout.engine.families._family import Family
 
     found = [family for family in families() if kind in family.model_types]
@@ -56,8 +56,8 @@ def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
 
 
 def note_own_code(model: Any) -> None:
-    """Mark the config of a model whose classes are custom code. A repository may
-    publish such a model under a known type, for example `bert`."""
+    """Mark the config of a model whose classes are custom code. Such a model may have a
+    known model type, for example `bert`."""
     from flatout.engine.ops.plain import is_plain
 
     family = family_of(model.config)
@@ -88,7 +88,7 @@ def import_own(settings: ModelSettings) -> None:
 
 def first_type(head: HeadKind, *, causal: bool) -> str | None:
     """Return the model type to train from scratch for tasks with this head, or None if
-    the model type in conf/base fits."""
+    the model type in conf/base is suitable."""
     fitting = (f for f in families() if head in f.heads and f.causal == causal)
     return next((f.first_type for f in fitting if f.first_type), None)
 
@@ -101,7 +101,7 @@ def packable() -> list[str]:
 
 
 def model_class(architecture: str) -> Any | None:
-    """Return the class with this name if it is a family's own model class, which
-    transformers does not have; otherwise None."""
+    """Return the model class with this name if a family provides it because
+    transformers does not have it; otherwise None."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

@@ -1,4 +1,4 @@
-"""The interface between the engine and a family of models with its kind of samples."""
+"""The interface of a model family: its heads, its samples and its fused kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.engine.ops.dropout import Noise
 from flatout.engine.tasks import HeadKind
 
 ATTENTION = "joined query, key and value"
-"""The name under which fused attention layers are counted and reported."""
+"""The name under which fused attention layers are counted in reports."""
 Head = Callable[[Any, Tensor], Tensor]
 """A function that maps a model and hidden states (K, hidden) to logits (K, ...)."""
 
@@ -34,33 +34,33 @@ class FusePlan:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How training steps of a family's models may be launched."""
+    """Options for compiling and launching the training steps of a family's models."""
 
     compiles: bool = True
     """Whether `train.compile: auto` may compile the model. Recurrent layers already run
-    as cuDNN kernels, at which Dynamo breaks the graph. If this is False, the fused
+    as cuDNN kernels, which cause graph breaks in Dynamo. If this is False, the fused
     kernels are always used."""
     records_padded: bool = False
-    """Whether steps on padded rows may be recorded as CUDA graphs. This requires that a
-    forward pass never synchronises, and a test in `tests/engine/test_gpu.py` that
+    """Whether steps on padded rows may be captured as CUDA graphs. This requires that a
+    forward pass never synchronises the device, and that `tests/engine/test_gpu.py`
     compares the results."""
     records_unasked: bool = True
-    """Whether `train.cuda_graphs: auto` may record such steps. A recording keeps a
-    second copy of the activations, which are large for images."""
+    """Whether `train.cuda_graphs: auto` may capture such steps. A graph keeps a second
+    copy of the activations, which are large for images."""
     launches_by_place: bool = False
-    """Whether layers launch kernels for every position of a row. If they do, kernel
-    launches may limit the speed of a step of any size."""
+    """Whether layers launch separate kernels for every position of a row. If they do,
+    kernel launches may be the bottleneck of steps of any size."""
 
 
 class Samples:
-    """Samples of a fixed shape, such as images or tables, that models accept instead of
-    tokens. The defaults of this class are for models that accept tokens."""
+    """Samples of a fixed shape, such as images or numeric arrays, that models accept
+    instead of tokens. The defaults of this class are for models that accept tokens."""
 
     one_shape: ClassVar[bool] = False
-    """Whether all samples have one shape, so that a step is compiled as a whole."""
+    """Whether all samples have one shape, so that the model is compiled as a whole."""
     batch_statistics: ClassVar[bool] = False
     """Whether the output for a sample depends on the rest of its batch (BatchNorm). If
-    it does, micro-batches affect the optimisation, so each step has only one."""
+    so, splitting a batch would change the results, so each step has one micro-batch."""
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Return the config keys for the shape of samples in the train split, which
@@ -68,8 +68,8 @@ class Samples:
         return {}
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Return the config keys for the means and deviations used to standardise
-        samples. They are not used for a checkpoint, which keeps its own values."""
+        """Return the config keys for the means and standard deviations that standardise
+        samples. A checkpoint keeps its own values instead."""
         return {}
 
     def checkpoint_statistics(
@@ -92,43 +92,43 @@ class Samples:
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the fields of a micro-batch after random augmentation. The task has
-        drawn the augmentation from (seed, epoch, row)."""
+        drawn the augmentation parameters from (seed, epoch, row)."""
         return batch
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Return the contents of JSON files, keyed by file name, that are saved next to
-        the weights for other programs."""
+        """Return the contents of JSON files, keyed by file name, to save next to the
+        weights for other programs."""
         return {}
 
     def count_products(self, model: Any) -> int | None:
         """Return the number of multiplications in the forward pass of one sample, or
-        None if each matrix is used once per position."""
+        None if every weight matrix is applied once per position."""
         return None
 
 
 class Family:
     """The plain family, which runs the whole model on padded rows.
 
-    Models of transformers compute their head for every token, including padding, and
-    most of the result is not used. A family with `heads` passes only the states of the
-    targets to its head.
+    A transformers model applies its head to every token, including padding, and most of
+    the result is not used. A family with `heads` passes only the states of the targets
+    to its head.
     """
 
     known: ClassVar[list[type[Family]]] = []
     model_types: ClassVar[frozenset[str]] = frozenset()
     model_classes: ClassVar[tuple[type, ...]] = ()
-    """The model classes of this family that transformers does not have."""
+    """The model classes of this family that transformers does not provide."""
     heads: ClassVar[Mapping[HeadKind, Head]] = {}
-    """For each kind of head, the function that maps the targets' states to logits."""
+    """Maps each kind of head to a function from the targets' states to logits."""
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
     """The kinds of heads that consist of a single matrix, the output embedding."""
     packs: ClassVar[bool] = False
-    """Whether rows can be packed without padding; a parity test must cover this."""
+    """Whether rows can be packed without padding. A parity test must cover this."""
     causal: ClassVar[bool] = False
-    """Whether tokens attend only to earlier tokens. If they do, the last token of a row
+    """Whether tokens attend only to earlier tokens. If so, the last token of a row
     represents the row."""
     attends: ClassVar[bool] = True
-    """Whether the model has attention layers, whose kernel can be chosen."""
+    """Whether the model has attention layers, for which a kernel can be chosen."""
     samples: ClassVar[Samples] = Samples()
     """The samples of a fixed shape that the models accept instead of tokens."""
     schedule: ClassVar[Schedule] = Schedule()
@@ -140,7 +140,7 @@ class Family:
         Family.known.append(cls)
 
     def head(self, kind: HeadKind) -> Head | None:
-        """Return the head for `kind`, or None if only the whole model can be run."""
+        """Return the head for `kind`, or None if the model can only run as a whole."""
         return self.heads.get(kind)
 
     def packing_fault(
@@ -162,12 +162,12 @@ class Family:
         return 0
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Return the overhead of one micro-batch on a CPU, as a number of tokens."""
+        """Return the overhead of one micro-batch on a CPU, expressed in tokens."""
         return 16
 
     def num_layers(self, config: Any) -> int:
         """Return the number of layers that run in sequence, or 0 if the config does not
-        state it."""
+        give it."""
         return int(getattr(config, "num_hidden_layers", 0) or 0)
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
@@ -178,11 +178,11 @@ class Family:
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Return the arguments of the model for the fields of a micro-batch."""
+        """Return the model's keyword arguments for the fields of a micro-batch."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
         if type(self) is Family and "attention_mask" in inputs:
-            # As integers, like tokenizers return it: some models compute 1 - mask.
+            # Tokenizers return integers, and some models compute 1 - mask.
             inputs["attention_mask"] = inputs["attention_mask"].long()
         offset = self.position_offset(config)
         if "cu_seqlens" in batch:
@@ -197,12 +197,12 @@ class Family:
 
     def narrow(self, model: Any) -> Sequence[nn.Module]:
         """Restrict the last layer to the targets of a forward pass. Return the modules
-        that read `target_index` (K,), or () if this is not possible."""
+        that read `target_index` (K,), or () if the layer cannot be restricted."""
         return ()
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
         """Replace parts of the model with equivalent fused kernels for training. Return
-        the number of replaced layers per part. Layers of another class are skipped."""
+        the number of replaced layers per part. Layers of other classes are skipped."""
         return {}
 
 
@@ -214,7 +214,7 @@ class Recurrent(Family):
 
 
 def lm_head(model: Any, hidden: Tensor) -> Any:
-    """Apply the output matrix over the vocabulary, which most models call `lm_head`."""
+    """Apply the output projection, which most models call `lm_head`."""
     return model.lm_head(hidden)
 
 
@@ -230,7 +230,7 @@ def row_means(hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     if "cu_seqlens" not in batch:
         mask = batch["attention_mask"]  # (B, T)
         return (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
-    # `unsafe` skips a check of the lengths, which would synchronise with the device.
+    # `unsafe` skips a check of the lengths, which would synchronise the device.
     lengths = batch["cu_seqlens"].diff()
     sums = torch.segment_reduce(hidden[0], "sum", lengths=lengths, unsafe=True)
     means = sums / lengths.clamp(min=1).unsqueeze(-1)

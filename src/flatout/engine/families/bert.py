@@ -51,8 +51,8 @@ class Bert(Family):
 
 
 class Roberta(Bert):
-    """The family of `roberta` models: BERT with different heads and with positions that
-    start after the padding id."""
+    """The family of `roberta` models. They differ from BERT in their heads and in their
+    positions, which start after the padding id."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {

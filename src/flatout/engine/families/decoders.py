@@ -22,28 +22,29 @@ class _Decoder(Family):
         HeadKind.VOCABULARY: lm_head,
     }
     matrix_heads = frozenset({HeadKind.VOCABULARY})
-    # Rows may be packed because the kernel limits attention to a row (`cu_seqlens`),
+    # Rows may be packed because the kernel limits attention to one row (`cu_seqlens`),
     # positions start at 0, and nothing else mixes tokens (see test_model_parity.py).
     packs = True
     causal = True
 
 
 class Gpt2(_Decoder):
-    """The family of `gpt2` models, with learned positions and a plain feed-forward."""
+    """The family of `gpt2` models: learned positions and plain feed-forward layers."""
 
     model_types = frozenset({"gpt2"})
     heads: ClassVar = _Decoder.heads | {HeadKind.TOKEN: tag_tokens}
 
 
 class Llama(_Decoder):
-    """Models with rotary positions, gated feed-forward layers and grouped queries."""
+    """Models with rotary embeddings, gated feed-forward layers and grouped-query
+    attention."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Join the gate and up projections, and join query, key and value, which are
-        normalised and rotated before attention."""
+        """Join the gate and up projections, and join query, key and value. A fused
+        kernel applies norms and rotary embeddings before attention."""
         fused = {"joined gate and up": fuse_gates(model)}
         if plan.joined:
             fused[ATTENTION] = fuse_decoder(model)

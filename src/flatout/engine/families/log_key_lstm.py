@@ -1,5 +1,5 @@
 """LSTMs over sessions of log keys. Importing this module registers the model type with
-AutoConfig and AutoModelForCausalLM of transformers."""
+transformers' AutoConfig and AutoModelForCausalLM."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class LogKeyLstm(Recurrent):
     causal = True
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Return the overhead of one micro-batch. For whole sessions, 256 was the
-        fastest value between 16 and 1,024. Equal windows are computed only once and
-        padding is skipped, so one large micro-batch saves more than several could."""
+        """Return the overhead of one micro-batch in tokens. For whole sessions, 256 was
+        the fastest value between 16 and 1,024. With windows, duplicates are computed
+        only once and padding is skipped, so a single large micro-batch is fastest."""
         share = config.window_keys and not config.dropout
         return 2**30 if share else 256
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Add the positions of the targets, because no other windows are needed."""
+        """Add the positions of the targets, so that only their windows are computed."""
         inputs = super().inputs(config, batch, max_length)
         return {**inputs, "places": batch["target_index"]}
 

@@ -1,9 +1,9 @@
 """A residual multilayer perceptron for numeric samples of a fixed shape.
 
 A sample is flattened and standardised with the statistics of the train split, which the
-model's config stores. Then `num_hidden_layers` blocks of LayerNorm, two matrices and
-GELU follow on a residual stream of width `hidden_size` (the ResNet for tabular data of
-Gorishniy et al. 2021).
+model's config stores. It then passes through `num_hidden_layers` residual blocks of
+width `hidden_size`, each with a LayerNorm, two linear layers and a GELU (the ResNet for
+tabular data of Gorishniy et al. 2021).
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
     input_shape: Any = (1,)
     """The shape of a sample."""
     input_mean: Any = None
-    """The mean of each value of a flattened sample; `input_deviation` is like it."""
+    """The mean of each value of a flattened sample. `input_deviation` holds the
+    standard deviations."""
     input_deviation: Any = None
 
 
 class ResidualBlock(nn.Module):
-    """A block x + W2 gelu(W1 norm(x)) with an inner size of twice the width."""
+    """The block x + W2 gelu(W1 norm(x)), whose inner size is twice the width."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -94,8 +95,8 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
         return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
 
     def _standardised(self, flat: Tensor) -> Tensor:
-        """Standardise `flat` (B, size) and return it as fp32. For fp64 inputs, subtract
-        the mean in fp64, because fp32 may be too coarse for their differences."""
+        """Standardise `flat` (B, size) and return it as fp32. For fp64 inputs, the
+        mean is subtracted in fp64, because fp32 may be too coarse for differences."""
         if flat.dtype is not torch.float64:
             return (flat.float() - self.mean) / self.deviation
         if self._exact_mean is None or self._exact_mean.device != flat.device:
@@ -125,8 +126,8 @@ class Tables(Samples):
         return tuple(config.input_shape)
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Return one mean and one deviation per value of a sample. For images, the
-        values of the channels are repeated for every pixel."""
+        """Return one mean and one standard deviation per value of a sample. For images,
+        the statistics of the channels are repeated for every pixel."""
         size = math.prod(facts.shape)
         return {
             "input_mean": np.resize(facts.mean, size).tolist(),
@@ -140,7 +141,7 @@ class ResidualMlp(Family):
     model_types = frozenset({"residual_mlp"})
     model_classes = (ResidualMlpForSequenceClassification,)
     samples = Tables()
-    # Kernel launches limit the speed of its steps; a recorded graph is one launch.
+    # Kernel launches are the bottleneck of its steps, and a CUDA graph is one launch.
     schedule = Schedule(compiles=False, records_padded=True)
     attends = False
 

@@ -1,6 +1,6 @@
 """Image models: ViT, ConvNeXt and ResNet.
 
-Pixels are sent to the device as bytes, where they are cropped, mirrored and
+Pixels are copied to the device as bytes, where they are cropped, flipped and
 standardised.
 """
 
@@ -30,7 +30,7 @@ from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
-"""The largest value of a byte. transformers' image processors use fractions of it."""
+"""The largest value of a byte. transformers' image processors divide bytes by it."""
 
 
 class _Images(Samples):
@@ -40,8 +40,8 @@ class _Images(Samples):
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
 
     def shape(self, config: Any) -> tuple[int, int, int]:
-        """Return (height, width, channels). Raises ValueError if a model trained
-        elsewhere does not store its image size and statistics."""
+        """Return (height, width, channels). Raises ValueError if the config lacks the
+        image size or the statistics, as for some models trained elsewhere."""
         names = ("image_size", "image_mean", "image_std")
         if missing := [n for n in names if getattr(config, n, None) is None]:
             raise ValueError(
@@ -56,9 +56,9 @@ class _Images(Samples):
     def checkpoint_statistics(
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
-        """Return the statistics in `preprocessor_config.json`, which models on the Hub
-        have, scaled to bytes. Without that file, the result is empty. Raises ValueError
-        if the file cannot be parsed."""
+        """Return the statistics in `preprocessor_config.json`, rescaled to bytes. The
+        result is empty if a model does not have this file. Raises ValueError if the
+        file cannot be parsed."""
         from transformers.utils import cached_file
 
         absent_is_none = {"_raise_exceptions_for_missing_entries": False}
@@ -80,7 +80,7 @@ class _Images(Samples):
     def extra_files(self, config: Any) -> dict[str, Any]:
         """Return the config of a transformers image processor that matches flatout's
         decoder: it scales the shorter side, crops the centre and standardises channels.
-        Grey images get none, because transformers' pipelines pass three channels."""
+        Greyscale images get none, as transformers' pipelines pass three channels."""
         if config.num_channels != len("RGB"):
             return {}
         size = config.image_size
@@ -101,14 +101,14 @@ class _Images(Samples):
         return {PREPROCESSOR: processor}
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Crop and mirror `inputs` (B, H, W, C) as `crops` (B, 5) states."""
+        """Crop and flip `inputs` (B, H, W, C) as given by `crops` (B, 5)."""
         if "crops" not in batch:
             return batch
         return {**batch, "inputs": cropped(batch["inputs"], batch["crops"])}
 
     def count_products(self, model: Any) -> int:
-        """Count multiplications with PyTorch's counter, because a convolution is
-        applied at many positions."""
+        """Count multiplications with FlopCounterMode, because a convolution is applied
+        at many positions."""
         config, was_training = model.config, model.training
         shape = (1, config.num_channels, config.image_size, config.image_size)
         pixels = torch.zeros(shape, device=model.device)
@@ -140,8 +140,8 @@ class _Patches(_Images):
 
 class _Stages(_Images):
     def fault(self, config: Any) -> str | None:
-        """Return a message if images are too small for the number of stages, each of
-        which except the first halves the image."""
+        """Return a message if images are too small for the number of stages. Each stage
+        except the first halves the image size."""
         least = config.patch_size * 2 ** (config.num_stages - 1)
         if config.image_size >= least:
             return None
@@ -161,7 +161,7 @@ class _Vision(Family):
     schedule = Schedule(records_padded=True, records_unasked=False)
 
     def num_layers(self, config: Any) -> int:
-        """Return the number of layers, summed over all stages if there are several."""
+        """Return the number of layers, summed over all stages if the model has any."""
         stages = getattr(config, "depths", None)
         return sum(stages) if stages else super().num_layers(config)
 
@@ -177,7 +177,7 @@ class _Vision(Family):
         return {"pixel_values": standard.permute(0, 3, 1, 2)}
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Compute patches that do not overlap as matrix products."""
+        """Replace the convolution over non-overlapping patches with a matmul."""
         replace_patches(model)
         return {}
 
@@ -185,7 +185,7 @@ class _Vision(Family):
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
     """Return the means and deviations (2, C) on `device`. They are created only once,
-    compiled or not, because otherwise the host would wait for a copy at every step.
+    because otherwise the host would wait for a copy at every step, compiled or not.
     Dynamo allows one such call per graph."""
     return _made_once(known, device)
 
@@ -196,14 +196,14 @@ def _made_once(known: tuple[tuple[float, ...], ...], device: torch.device) -> Te
 
 
 class VisionTransformer(_Vision):
-    """The family of `vit` models, with patches and attention."""
+    """The family of `vit` models: attention over image patches."""
 
     model_types = frozenset({"vit"})
     samples = _Patches()
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Also join query, key and value, fuse bias and GELU, and restrict the last
-        layer to one token."""
+        layer to the first token."""
         from flatout.engine.families._modeling import vit_blocks
 
         super().fuse(model, plan)

@@ -1,6 +1,6 @@
-"""Select the parameters to train: LoRA adapters of peft, or all that are not frozen.
+"""Select the parameters to train: peft's LoRA adapters, or all that are not frozen.
 
-LoRA adds two small trained matrices to each target layer, whose own weights stay fixed.
+LoRA adds two small trainable matrices to each target layer and freezes its own weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def add_adapter(
     model: Any, settings: ModelSettings, task: Task, new: Sequence[str] = ()
 ) -> None:
     """Add an adapter to `model` and freeze everything except the adapter and the head.
-    Without `model.lora`, do nothing. `new` holds the names of weights that the
+    If `model.lora` is off, do nothing. `new` holds the names of weights that the
     checkpoint lacks. Raises SettingsError if a target matches no layer, or if the model
     cannot have an adapter."""
     lora = settings.lora
@@ -85,9 +85,10 @@ def add_adapter(
 
 
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Store the matrices of frozen linear layers in `dtype`, to which autocast casts
-    them anyway. Results stay equal, and no forward pass needs a copy. Matrices tied to
-    embeddings are not changed, and none are with DoRA, which needs their norms."""
+    """Convert the weight matrices of frozen linear layers to `dtype`, to which autocast
+    casts them anyway. Results do not change, and the forward pass needs no copies.
+    Matrices tied to embeddings keep their dtype, and so do all matrices with DoRA,
+    which needs their norms."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:
@@ -100,7 +101,7 @@ def round_frozen(model: Any, dtype: torch.dtype) -> None:
 
 
 def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:
-    """Return the config of the adapter in a local folder, or None if it has none."""
+    """Return the config of the adapter in a local folder, or None if there is none."""
     file = Path(folder or "", CONFIG)
     if not folder or not file.is_file():
         return None
@@ -112,7 +113,7 @@ def has_adapter(model: Any) -> bool:
 
 
 def adapter_faults(settings: ModelSettings) -> list[str]:
-    """Return the faults of `model.lora` that can be found without loading weights."""
+    """Return the errors in `model.lora` that can be found without loading weights."""
     name, rank = settings.name_or_path, settings.lora.rank
     here = f"model.lora.rank={rank}"
     found = adapter_of(name)
@@ -163,8 +164,8 @@ def _targets(model: Any, lora: LoraSettings) -> list[str]:
 
 
 def _linear_layers(model: Any) -> dict[str, bool]:
-    """Return the names of the linear layers below the head, each with whether the layer
-    is part of a block."""
+    """Map the names of the linear layers below the head to whether the layer is part of
+    a block."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -205,7 +206,7 @@ def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
 
 
 def name_in_file(name: str) -> str:
-    """Return the name that a parameter has in the adapter's file."""
+    """Return the name of a model's parameter in the adapter file."""
     for ours, theirs in (
         (".modules_to_save.default", ""),
         (".lora_magnitude_vector.default.weight", ".lora_magnitude_vector"),
@@ -216,22 +217,22 @@ def name_in_file(name: str) -> str:
 
 
 def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the `weights` of an adapter's file as transformers' models name them."""
+    """Rename the `weights` of an adapter file to the names that transformers uses."""
     return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
 
 
 def save_model(model: Any, folder: Path, weights: Any = None) -> None:
     """Save `model` with `save_pretrained`. For an adapter, also save the config,
     because it holds the labels and peft does not save it. `weights` is the gathered
-    state of a sharded model."""
+    state dict of a sharded model."""
     model.save_pretrained(folder, state_dict=weights)
     if has_adapter(model):
         model.config.save_pretrained(folder)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters whose dotted name contains a part that matches one of
-    `patterns`, so that autograd stops at the lowest trained parameter. Raises
+    """Freeze the parameters whose dotted name has a part that matches one of the regex
+    `patterns`. Autograd then stops at the lowest trained parameter. Raises
     SettingsError if a pattern matches nothing, or if no parameter is left to train."""
     for pattern in patterns:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search

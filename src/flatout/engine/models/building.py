@@ -52,10 +52,10 @@ def build(
 ) -> Any:
     """Build a model with fp32 weights on the CPU.
 
-    Without `attn_implementation`, transformers chooses one. If `empty`, the model is
-    built on the meta device, for a rank that receives its weights later. `facts`
-    describes the train rows. Raises ModelError if the model cannot be built, and
-    SettingsError if the settings do not fit it."""
+    If `attn_implementation` is None, transformers chooses one. If `empty` is true, the
+    model is built on the meta device, for a rank that receives its weights later.
+    `facts` describes the train rows. Raises ModelError if the model cannot be built,
+    and SettingsError if the settings do not fit the model."""
     transformers = _quiet_transformers()
     attention.register()
     families()  # registers their model types with transformers
@@ -64,7 +64,7 @@ def build(
     vars(config).pop(MARK, None)  # training changes the weights
     _check_positions(config, max_length)
     auto = getattr(transformers, task.auto_class)
-    # By default, transformers keeps the checkpoint's dtype, and a bf16 checkpoint would
+    # By default, transformers keeps the checkpoint's dtype, so a bf16 checkpoint would
     # be trained without fp32 master weights.
     options: dict[str, Any] = {
         "dtype": torch.float32,
@@ -79,7 +79,7 @@ def build(
 
 def _stop_at(end_id: int, model: Any) -> None:
     """Make generation also stop at the tokenizer's end token, as the Trainer does. The
-    checkpoint may have stopped only at other tokens."""
+    checkpoint's own generation config may list only other tokens."""
     known = model.generation_config.eos_token_id
     ids = known if isinstance(known, list) else [known]
     if end_id not in ids:
@@ -97,7 +97,7 @@ def _made(
     *,
     empty: bool,
 ) -> Any:
-    """Build the model with `auto`, one of transformers' automatic classes."""
+    """Build the model with `auto`, one of transformers' Auto classes."""
     if empty:
         if settings.trust_remote_code:
             options |= {"trust_remote_code": True, "code_revision": settings.revision}
@@ -135,7 +135,7 @@ def _from_scratch(
     try:
         return auto.from_config(config, **options)
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        # A size of 0 causes a division by zero, a negative size an invalid tensor.
+        # A size of 0 causes a division by zero, and a negative size an invalid tensor.
         raise ModelError(_load_fault(settings, error)) from error
 
 
@@ -176,7 +176,7 @@ def _with_adapter(
         from peft import PeftConfig, PeftModel, set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
-        with no_notes():  # the head is missing in the base: the adapter has it
+        with no_notes():  # the adapter provides the head that the base lacks
             model = kind.from_pretrained(
                 name, ignore_mismatched_sizes=True, **where, **options
             )
@@ -202,8 +202,8 @@ def _with_adapter(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """Return the class that `config` names, or the automatic class that runs the code
-    from the folder; None if there is neither."""
+    """Return the class that `config` names, or the Auto class that loads the code in
+    the folder, or None if there is neither."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own
@@ -252,7 +252,7 @@ def _config(
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
-    """Add missing statistics to the config, and check that samples have its shape."""
+    """Add missing statistics to the config, and check that samples match its shape."""
     samples = family_of_type(config.model_type).samples
     name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):
@@ -339,7 +339,7 @@ def _load_config(
 
 def _load_fault(settings: ModelSettings, error: Exception) -> str:
     name, lines = settings.name_or_path, str(error).strip().split("\n")
-    # Field validation errors of a config describe the fault in their second line.
+    # Field validation errors of a config give the reason in their second line.
     reason = " ".join(" ".join(lines[: 2 if lines[0].endswith(":") else 1]).split())
     if reason.startswith("Unrecognized configuration class"):
         reason = (
@@ -362,7 +362,7 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
 
 
 def _check_rope(config: Any, max_length: int) -> None:
-    """Raise SettingsError if positions depend on the longest row in a batch."""
+    """Raise SettingsError if position encodings depend on a batch's longest row."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
     limit = known or getattr(config, "max_position_embeddings", None)

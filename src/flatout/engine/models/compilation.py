@@ -1,9 +1,9 @@
-"""Apply torch.compile to single blocks of a model.
+"""Apply torch.compile to the blocks of a model.
 
-Equal blocks share a graph, so the compilation time of the first step does not grow with
-the number of layers: 28 layers of Qwen3-0.6B's shape took over 240 s as one graph and
-20 s as blocks (16 cores, H200). On several devices, gradients are reduced in buckets:
-each block has its gradients ready early, while the next blocks still compute theirs.
+Identical blocks share a graph, so the compilation time of the first step does not grow
+with the number of layers. 28 layers of Qwen3-0.6B's shape took over 240 s to compile as
+one graph and 20 s as blocks (16 cores, H200). On several devices, the gradients of a
+block are reduced while the next blocks still compute theirs.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from flatout.engine.families import family_of
 
 MOST_VARIANTS = 16
-"""The maximum number of graphs for all blocks together. Embeddings, the first and the
-last layer have graphs of their own, and so have sizes of a single row or token."""
+"""The maximum number of graphs for all blocks together. Embeddings, the first layer
+and the last layer have their own graphs, and so do batches of a single row or token."""
 
 LAYERS_A_PART = 3
-"""The number of layers, compiled for one shape, that take as long as one block for all
-shapes. ViT-S/16 (12 layers) took 77 s and ResNet-50 (16 layers) 101 s, including
-imports, the first step and ten parallel compilations; as blocks for all shapes they
-took 34 and 139 s (H200, 2026-11-24)."""
+"""The number of layers that take as long to compile for one shape as one block does for
+all shapes. ViT-S/16 (12 layers) took 77 s and ResNet-50 (16 layers) 101 s, including
+imports, the first step and ten parallel compilations. As blocks for all shapes, they
+took 34 s and 139 s (H200, 2026-11-24)."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
-    """Compile the model's blocks in place, with one dynamic graph for equal blocks,
-    because the number of tokens differs from step to step. A model that names no
-    blocks, or whose samples have one shape, is compiled as a whole."""
+    """Compile the model's blocks in place, with one dynamic graph for identical
+    blocks, because the number of tokens differs from step to step. A model that names
+    no blocks, or whose samples all have the same shape, is compiled as a whole."""
     _configure()
     if model.family.samples.one_shape:
         return OneShape(model, backend)
@@ -44,7 +44,7 @@ def compiled(model: Any, backend: str = "inductor") -> nn.Module:
 
 
 def _outside_blocks(base: nn.Module) -> list[nn.Module]:
-    """Return the modules around the blocks, such as a decoder's norm."""
+    """Return the modules outside the blocks, such as a decoder's final norm."""
     found = base.children()
     return [m for m in found if type(m).__name__.endswith(("Norm", "Dropout"))]
 
@@ -57,7 +57,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def blocks(model: Any) -> list[nn.Module]:
-    """Return the layers, and the embeddings if the model lists them as a block."""
+    """Return the layers, plus the embeddings if the model lists them as a block."""
     names = set(getattr(model.model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -65,7 +65,7 @@ def blocks(model: Any) -> list[nn.Module]:
 def distinct_parts(model: Any) -> int:
     """Return how many distinct parts of a Hugging Face model are compiled: its kinds of
     blocks, or its layers if it names no blocks and becomes one graph. In a graph for
-    one shape, LAYERS_A_PART layers count as one part."""
+    a single shape, LAYERS_A_PART layers count as one part."""
     family = family_of(model.config)
     if family.samples.one_shape:
         return max(2, family.num_layers(model.config) // LAYERS_A_PART)
@@ -79,7 +79,7 @@ def distinct_parts(model: Any) -> int:
 
 @cache
 def sources_digest() -> str:
-    """Return a digest of the sources of kernels and graphs."""
+    """Return a digest of the source code of flatout's models and kernels."""
     digest = hashlib.blake2s(digest_size=8)
     engine = Path(__file__).parents[1]
     for file in sorted([*engine.glob("models/*.py"), *engine.glob("ops/**/*.py")]):
@@ -92,10 +92,10 @@ def _configure() -> None:
     config.cache_size_limit = MOST_VARIANTS
     # The last block may have a hook that gathers its targets (narrowing.py).
     config.skip_nnmodule_hook_guards = False
-    # The floats of a block never change. As variables, they would be made constant only
-    # after tracing and differentiation, which would then start again.
+    # The floats of a block never change. If traced as variables, they would become
+    # constants only after tracing and differentiation, which would then start again.
     config.specialize_float = True
-    # By default, each block would also be split at DDP's buckets.
+    # By default, each block would also be split at DDP's bucket boundaries.
     config.optimize_ddp = False
     _avoid_slow_reductions()
     _find_graphs_again()
@@ -103,9 +103,9 @@ def _configure() -> None:
 
 def _find_graphs_again() -> None:
     """Add a digest of flatout's sources to the key of cached graphs. PyTorch's own key
-    covers only the kernels of the forward pass, so a new version of flatout would use
-    an old backward pass. With the digest, graphs with custom gradients can be cached
-    too, which PyTorch does not do by default."""
+    covers only the kernels of the forward pass, so a new version of flatout would reuse
+    an old backward pass. With the digest, it is safe to cache graphs with custom
+    gradients too, which PyTorch does not do by default."""
     own = f"flatout-{sources_digest()}"
     config: Any = torch.compiler.config
     if own not in config.cache_key_tag:
@@ -115,9 +115,9 @@ def _find_graphs_again() -> None:
 
 
 def _avoid_slow_reductions() -> None:
-    """Compute the two reductions of LayerNorm's backward pass in one kernel. For 69,000
-    x 768 on an H200, this takes 1.46 ms with the split of PyTorch 2.11, and 0.15 ms
-    with 32 rows per program."""
+    """Compute the two reductions of LayerNorm's backward pass in one kernel. On an H200
+    with inputs of 69,000 x 768, this takes 1.46 ms with the default split of PyTorch
+    2.11 and 0.15 ms with 32 rows per program."""
     import torch._inductor.config as inductor
 
     if hasattr(inductor.triton, "mix_order_reduction_split_size"):
@@ -142,7 +142,7 @@ class OneShape(nn.Module):
         self._last: Shapes | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Run the model, compiled or not."""
+        """Run the compiled model, or the uncompiled one for an unusual shape."""
         shapes = tuple(tensor.shape for tensor in batch.values())
         if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)
@@ -151,5 +151,5 @@ class OneShape(nn.Module):
 
 
 def _is_recorded() -> bool:
-    """Return whether a CUDA graph is being recorded, which compilation would break."""
+    """Return whether a CUDA graph is being captured, which compilation would break."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,20 +1,21 @@
-"""Count the floating-point operations of a training step, and list devices' peak rates.
+"""Count the floating-point operations of a training step, and list GPUs' peak FLOP/s.
 
-The count depends only on the model and the data, not on the code that runs. It covers
-the multiplications of the forward and backward pass, two operations each:
+The count depends only on the model and the data, not on the implementation. It covers
+the matrix multiplications of the forward and backward pass. A multiply-add counts as
+two floating-point operations (FLOPs):
 
-- Every matrix of a layer counts at every real token, with 6 operations per weight (2
-forward, 4 backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts
-like the others, although flatout computes parts of it only for targets (narrowing.py).
+- Every matrix of a layer counts 6 FLOPs per weight and real token (2 forward, 4
+  backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the
+  others, although flatout computes parts of it only for targets (narrowing.py).
 - The head and a pooler count only at targets, and only once even if the head is tied to
   the embedding.
-- Attention counts 12 x heads x head_dim for each pair of tokens that attend to each
-  other: earlier tokens in causal layers, the window in local ones, and always within
-  the same row or document.
-- Gradients of frozen parameters (`train.freeze`) do not count. Neither do those of the
-  layers below, if they have no trained parameters.
-- Padding, embedding lookups, biases, norms, softmax, rotation, activations and
-  recomputation in the backward pass do not count.
+- Attention counts 12 x heads x head_dim for each pair of a token and a token that it
+  attends to: only earlier tokens in causal layers, only the window in local layers, and
+  always within the same row or document.
+- Gradients of frozen parameters (`train.freeze`) do not count. Neither do gradients of
+  the layers below if these have no trained parameters.
+- Padding, embedding lookups, biases, norms, softmax, rotary embeddings, activation
+  functions and recomputation in the backward pass do not count.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PEAK_BF16_TFLOPS = {
     "V100": 125.0,
     "T4": 65.0,
 }
-"""Dense bf16 peaks, or fp16 for cards without bf16, from NVIDIA's data sheets."""
+"""Dense bf16 peaks (fp16 for GPUs without bf16) from NVIDIA's data sheets."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +64,18 @@ class AttentionPairs:
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
-        """Read a config. If `causal`, tokens attend only to earlier tokens."""
+        """Read a config. If `causal` is true, tokens attend only to earlier tokens."""
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
         if kinds is None:
             kinds = ["sliding_attention"] * getattr(config, "num_hidden_layers", 0)
-        # A causal window includes the token itself, a bidirectional window does not.
+        # A causal window includes the token itself; a bidirectional window does not.
         reach = window - 1 if window is not None and causal else window
         reaches = [reach if kind == "sliding_attention" else None for kind in kinds]
         return cls(causal, dict(Counter(reaches)))
 
     def __call__(self, lengths: Ints) -> int:
-        """Return the number of pairs in rows or documents of `lengths` (N,)."""
+        """Return the number of pairs in rows or documents with these `lengths` (N,)."""
         found = 0
         for reach, layers in self.layers_by_reach.items():
             far = lengths - 1 if reach is None else np.minimum(lengths - 1, reach)
@@ -86,14 +87,14 @@ class AttentionPairs:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """The operations of one forward and backward pass."""
+    """Floating-point operation counts for one forward and backward pass."""
 
     body: int
-    """The number of operations per token."""
+    """FLOPs per token."""
     head: int
-    """The number of operations per target."""
+    """FLOPs per target."""
     attention: float
-    """The number of operations per pair of tokens that attend to each other."""
+    """FLOPs per pair of tokens that attend to each other."""
 
     @classmethod
     def of(cls, model: Any) -> ModelFlops:
@@ -116,13 +117,13 @@ class ModelFlops:
         )
 
     def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
-        """Return the operations of a forward and backward pass for these counts."""
+        """Return the FLOPs of a forward and backward pass over these counts."""
         dense = self.body * tokens + self.head * targets
         return dense + int(self.attention * attention_pairs)
 
 
 def _operations(model: nn.Module) -> dict[nn.Module, int]:
-    """Return the operations of each module's own matrices per input. A weight needs 2
+    """Return the FLOPs per input of each module's own matrices. A weight needs 2 FLOPs
     in the forward pass, 2 for its gradient if it is trained, and 2 for the gradient of
     the input if any layer below is trained."""
     below, found = next(model.parameters()).requires_grad, {}
@@ -136,13 +137,13 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _passes(model: nn.Module) -> float:
-    """Return how often a matrix is used on average; 3 if all parameters are trained."""
+    """Return the mean number of matmuls per weight matrix; 3 if all are trained."""
     weights = sum(map(_product_weights, model.modules()))
     return sum(_operations(model).values()) / (2 * weights)
 
 
 def _share_with_backward(model: nn.Module) -> float:
-    """Return the share of layers that have a backward pass, because a parameter in or
+    """Return the fraction of layers that need a backward pass because a parameter in or
     below them is trained."""
     layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     if layers is None:
@@ -167,17 +168,17 @@ def _product_weights(module: nn.Module) -> int:
 
 
 HOST_S_PER_BLOCK = 2.2e-3
-"""The host time to launch a compiled block, forward and backward. BERT-base's 12 blocks
-take 25 to 33 ms."""
+"""The host time to launch a compiled block's forward and backward pass. BERT-base's 12
+blocks take 25 to 33 ms."""
 USED_SHARE = 0.5
-"""The share of the data sheet's peak that an efficient step reaches."""
+"""The fraction of the data-sheet peak that an efficient step reaches."""
 
 
 def launch_tokens(width: int, runtime: Runtime) -> int:
-    """Return how many tokens a GPU trains while the host launches a micro-batch. The
-    result is 0 on a CPU, in fp32 (because the host is seldom the limit), and if the
-    GPU's peak is unknown. A block of `width` has 12 x width^2 weights, so the number of
-    blocks cancels out."""
+    """Return how many tokens a GPU can process while the host launches a micro-batch.
+    The result is 0 on a CPU, in fp32 (where the host is seldom the bottleneck), and if
+    the GPU's peak is unknown. A block of hidden size `width` has 12 x width^2 weights,
+    and the number of blocks cancels out."""
     peak = peak_tflops(runtime.device_name) if runtime.is_cuda else None
     if peak is None or not width or runtime.precision == "fp32":
         return 0
@@ -194,25 +195,25 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""The share of the data sheet's peak that torch.mm reaches (H200: 790 of 989.5)."""
+"""The fraction of the data-sheet peak that torch.mm reaches (H200: 790 of 989.5)."""
 TRIED_S = 0.1
 
 
 def sheet_tflops(runtime: Runtime) -> float | None:
-    """Return a GPU's peak from its data sheet. For fp32 and GPUs that are not in the
-    table, estimate it from measured matrix products. Without a GPU, return None."""
+    """Return a GPU's peak TFLOP/s from its data sheet, or None without a GPU. For fp32
+    and for GPUs that are not in the table, the peak is estimated by timing matmuls."""
     known = peak_tflops(runtime.device_name)
     if known is not None and runtime.precision != "fp32":
         return known
     if not (runtime.is_cuda and torch.cuda.is_available()):
         return None
-    with torch.random.fork_rng(devices=[runtime.device]):  # keep the run's random state
+    with torch.random.fork_rng(devices=[runtime.device]):  # keep the run's RNG state
         return measured_tflops(runtime, TRIED_S) / MEASURED_SHARE
 
 
 def measured_tflops(runtime: Runtime, seconds: float) -> float:
-    """Return the best rate of square matrix products within `seconds`, in TFLOP/s and
-    in the run's precision."""
+    """Measure square matmuls for `seconds` in the run's precision, and return the best
+    throughput in TFLOP/s."""
     size, calls = (8192, 4) if runtime.is_cuda else (1536, 1)
     a, b = (
         torch.randn(size, size, device=runtime.device, dtype=DTYPES[runtime.precision])

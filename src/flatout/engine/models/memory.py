@@ -1,5 +1,5 @@
-"""Compute how much memory a training run needs, either from the model's config alone,
-or from the allocated tensors and passes whose memory was measured."""
+"""Compute how much memory a training run needs, either from the model's config alone or
+from allocated tensors and measured forward and backward passes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATION_BYTES = 125
-"""Bytes per token, layer and hidden unit if the feed-forward layer is four times as
-wide. This is what BERT-base reserves on an H200 (28.0 GiB at 24,600 tokens). For the
-backward pass, 90 of these bytes are kept in fp32, or 79 with bf16 autocast."""
+"""Bytes per token, layer and hidden unit if the feed-forward size is 4 x hidden size.
+This is what BERT-base reserves on an H200 (28.0 GiB at 24,600 tokens). Of these bytes,
+90 are kept for the backward pass in fp32, or 79 with bf16 autocast."""
 STATE_BYTES, WEIGHT_BYTES = 16, 4
-"""Bytes of a trained weight, with its gradient and Adam's two moments, and of a frozen
-weight. All are fp32."""
+"""Bytes per trained weight (with its gradient and Adam's two moments) and per frozen
+weight, all in fp32."""
 GIB = 2**30
 STEPS_AN_OCTAVE = 8
-"""The number of budgets between two powers of two. Budgets are rounded down to one of
-them, so that a small change in free memory gives the same micro-batches."""
+"""The number of token budgets between two powers of two. Budgets are rounded down to
+one of them, so that a small change in free memory gives the same micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Demand:
     """The memory of a run on one device, in bytes, given the tokens per micro-batch."""
 
     held: int
-    """Bytes in use between two steps: weights, buffers and workspaces of libraries."""
+    """Bytes in use between two steps: weights, buffers and library workspaces."""
     gradients: int
     moments: int
     """Bytes of the optimizer's moments."""
     update: int
-    """Temporary bytes of the optimizer's update."""
+    """Temporary bytes during the optimizer's update."""
     fixed: float
-    """Bytes that every pass needs, whatever its size: weights in the compute dtype."""
+    """Bytes that every pass needs regardless of size: weights in the compute dtype."""
     per_token: float
-    """Bytes of a pass per token: activations and temporary memory of kernels."""
+    """Bytes per token of a pass: activations and temporary kernel memory."""
 
     @property
     def states(self) -> int:
@@ -68,12 +68,12 @@ class Demand:
         return self.held + self.gradients + self.moments + self.update
 
     def passes(self, tokens: int) -> float:
-        """Return the bytes of a forward and backward pass over `tokens`, without
-        weights and gradients."""
+        """Return the bytes of a forward and backward pass over `tokens` tokens, without
+        the fp32 weights and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
 
     def peak(self, tokens: int) -> float:
-        """Return the peak bytes of steps with micro-batches of at most `tokens`."""
+        """Return the peak bytes of steps with up to `tokens` tokens per micro-batch."""
         kept = self.held + self.moments + self.gradients
         return kept + max(self.passes(tokens), self.update)
 
@@ -87,8 +87,8 @@ class Demand:
 
 
 def line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return (fixed, per token) of the line through the last two `points`, which are
-    pairs of tokens and bytes. The line of a single point starts at the origin."""
+    """Return the intercept and slope (fixed and per-token bytes) of the line through
+    the last two `points` (tokens, bytes), or through the origin and a single point."""
     high, high_bytes = points[-1]
     low, low_bytes = points[-2] if len(points) > 1 else (0, 0.0)
     slope = max(0.0, (high_bytes - low_bytes) / (high - low))
@@ -96,7 +96,7 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """Round down to one of STEPS_AN_OCTAVE values per octave, but not below `least`."""
+    """Round down to one of STEPS_AN_OCTAVE values per octave, but at least `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())
@@ -115,7 +115,7 @@ def moment_bytes(groups: list[dict[str, Any]]) -> int:
 
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
     """Estimate the memory of a run. `budget` is the maximum number of tokens per
-    micro-batch, and `shards` the number of ranks that share the states."""
+    micro-batch, and `shards` is the number of ranks that share the states."""
     train = settings.train
     model = without_weights(config, settings.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -123,7 +123,7 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
     hidden, wide = config.hidden_size, feed_forward(config)
     unit = ACTIVATION_BYTES * tokens * (2 * hidden + wide) // 6
     layers = config.num_hidden_layers
-    if train.gradient_checkpointing:  # inputs of all layers, everything of one layer
+    if train.gradient_checkpointing:  # the inputs of all layers, all activations of one
         activations = unit + 4 * layers * tokens * hidden
     else:
         activations = layers * unit
@@ -136,9 +136,9 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
 def guessed_tokens(
     settings: Settings, config: Any, room: float, shards: int = 1
 ) -> int | None:
-    """Return the number of tokens of a micro-batch that fits in `room` bytes according
-    to `estimate`. The result is None if the config lacks a size that this needs, or if
-    rows do not consist of tokens."""
+    """Return the number of tokens in a micro-batch that fits in `room` bytes according
+    to `estimate`. The result is None if the config lacks a required size, or if rows do
+    not consist of tokens."""
     if settings.train.rows != "tokens":
         return None
     try:
@@ -149,8 +149,8 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Return the number of weights of a model for its task. With an adapter, only the
-    trained weights count."""
+    """Return the number of weights in a model with its task's head. With an adapter,
+    only the trained weights count."""
     model = without_weights(config, settings)
     every = not settings.lora.is_on
     return sum(p.numel() for p in model.parameters() if every or p.requires_grad)

@@ -1,4 +1,4 @@
-"""Wrap a transformers model to compute hidden states and the loss only at targets."""
+"""Wrap a transformers model so that the head and the loss run only at the targets."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ GRADIENT = "logits_gradient"
 """The batch field with the gradient (K, ...) of the logits. If a micro-batch has it, it
 replaces the task's loss."""
 LOGITS_AT_ONCE = 2**27
-"""The most logits that are computed at once, 512 MiB in fp32. For 65,536 tokens and a
-vocabulary of 151,936 they would need 37 GiB, and the loss makes a copy."""
+"""The maximum number of logits computed at once (512 MiB in fp32). All logits of 65,536
+tokens and a vocabulary of 151,936 would need 37 GiB, and the loss makes a copy."""
 
 
 class TaskModel(nn.Module):
-    """A model with its loss over one micro-batch, padded or packed.
+    """A model with its task's loss, for padded or packed micro-batches.
 
-    The forward pass returns (loss, logits): the task's loss summed over the targets, an
-    fp32 scalar, and the detached logits (K, classes) for tasks with one target per row,
-    otherwise None.
+    The forward pass returns (loss, logits). The loss is an fp32 scalar, summed over the
+    targets. The logits (K, classes) are detached, or None unless the task has one
+    target per row.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class TaskModel(nn.Module):
         self.fused_head = False
         """Whether the loss is computed without storing the logits (linear_loss.py)."""
         self.fused_layers: Mapping[str, int] = {}
-        """The number of layers that have each fused part (`Family.fuse`)."""
+        """Maps each fused part to the number of layers that use it (`Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
         self.pools_mean = task.pooling == "mean" if task.pooling else usual
         one_state = self.head is not None and not self.pools_mean
         self.narrow_points = self.family.narrow(model) if one_state else ()
 
     def _set_cache(self, enabled: bool) -> None:
-        """Switch the cache of keys and values, which only generation uses."""
+        """Switch the KV cache, which only generation uses, on or off."""
         if self._caches:
             self.model.config.use_cache = enabled
 
@@ -92,7 +92,7 @@ class TaskModel(nn.Module):
         self, batch: dict[str, Tensor], take: Callable[[Tensor, Tensor], None]
     ) -> None:
         """Call `take` repeatedly with the logits (k, classes or vocabulary) and labels
-        (k,) of a few targets, so that evaluation needs less memory than a step."""
+        (k,) of a few targets at a time, so that evaluation needs less memory."""
         # Rows whose tags are evaluated together must stay in one part.
         pieces = getattr(self.model.config, "vocab_size", 1)
         several = pieces * math.prod(self.task.label_shape)
@@ -118,7 +118,8 @@ class TaskModel(nn.Module):
         return linear_cross_entropy(hidden, weight, labels, trained)[0]
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the targets' last hidden states (K, hidden), or their rows' means."""
+        """Return the last hidden states (K, hidden) of the targets, or row
+        means."""
         inputs = self._inputs(batch)
         for module in self.narrow_points:
             module.target_index = batch["target_index"]
@@ -143,15 +144,15 @@ class TaskModel(nn.Module):
         logits: Tensor = self.model(**self._inputs(batch)).logits
         if (
             self.task.head_kind.one_a_row
-        ):  # (B, classes): the model itself selects the tokens
+        ):  # (B, classes), as the model itself selects the tokens
             return logits
-        # Perceiver returns logits for all its positions, even beyond the rows.
+        # Perceiver returns logits for all its positions, even beyond the row length.
         logits = logits[:, : batch["input_ids"].shape[1]]
         return logits.flatten(0, 1)[batch["target_index"]]
 
 
 def forget_failed_pass(model: nn.Module) -> None:
-    """Drop the state that layers saved for later layers in a pass that failed."""
+    """Drop the state that layers saved for later layers in a failed forward pass."""
     for module in model.modules():
         forget = getattr(module, "forget", None)
         if callable(forget):
@@ -162,7 +163,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, including while a CUDA graph was recorded."""
+    """Return whether `error` means out of memory, even during CUDA graph capture."""
     if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

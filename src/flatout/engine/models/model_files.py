@@ -1,5 +1,5 @@
-"""Save further files next to a model's weights: the files that other libraries need,
-and the model that results from merging an adapter."""
+"""Save additional files next to a model's weights: files that other libraries need, and
+the merged model of an adapter."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import Settings
 
 MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken"}
-"""sentence-transformers' pooling modes by flatout's names."""
+"""Maps flatout's pooling modes to the names of sentence-transformers."""
 PREFIX = "sentence_transformers.models."
 RANKER = "reranking"
 """The task whose models `CrossEncoder` loads."""
 MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-"""The classes of the modules and their folders, in order of execution."""
+"""Maps sentence-transformers module classes to their folders, in execution order."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Further files of `model`, saved into its folder like a tokenizer. With an
+    """Additional files of `model`, saved to its folder with `save_pretrained`. For an
     adapter, they include the config, which peft does not save, and the merged model."""
 
     model: Any
     parts: Sequence[Any]
-    """Objects to save with the merged model too, such as the tokenizer."""
+    """Objects to save next to the merged model too, such as the tokenizer."""
     settings: Settings
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -57,8 +57,8 @@ def save_sample_files(config: Any, folder: Path) -> None:
 
 
 def save_sentence_files(config: Any, folder: Path, max_length: int) -> None:
-    """Save the JSON files that sentence-transformers needs, if the model computes
-    normalised vectors of texts or scores of passages."""
+    """Save the JSON files that sentence-transformers needs, if the model is an
+    embedding model or a reranker."""
     pooling = getattr(config, "flatout_pooling", None)
     if pooling is not None:
         contents = _of_vectors(pooling, config.hidden_size, max_length)

@@ -1,7 +1,7 @@
 """Check the names in `model.config` and `model.overrides`.
 
-transformers accepts any name. A misspelt one becomes an attribute that is never read,
-or is dropped, so that the model has a different shape than intended.
+transformers accepts any name. A misspelt name becomes an attribute that is never read,
+or is dropped, so the model would have a different shape than intended.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ INHERITED = frozenset(
 )
 """Keys that conf/base sets for every model. Model types that lack a key ignore it."""
 OLDER = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
-"""Older keys, which transformers 5 translates for models from scratch."""
+"""Older keys, which transformers 5 translates for models trained from scratch."""
 COMMON = frozenset({"model_type", "num_labels"})
 
 
 def check_model_keys(settings: ModelSettings) -> None:
-    """Raise SettingsError with all faults if there are any."""
+    """Raise SettingsError with a message for each wrong key, if there are any."""
     faults = model_key_faults(settings)
     if faults:
         raise refusal(faults)
 
 
 def model_key_faults(settings: ModelSettings) -> list[str]:
-    """Return one line per wrong key, or a single line for a missing folder. Checkpoints
-    that are not on this machine are checked after loading (`override_faults`)."""
+    """Return one message per wrong key, or a single message for a missing folder.
+    Remote checkpoints are checked after loading (`override_faults`)."""
     try:
         task_class(settings.task)
     except SettingsError as error:
@@ -84,7 +84,7 @@ def is_of_transformers(kind: str) -> bool:
 
 
 def override_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Return a line for each key in `model.overrides` that the checkpoint lacks."""
+    """Return a message for each key in `model.overrides` that the checkpoint lacks."""
     valid = _names(type(config)) | {name for name in vars(config) if name[0] != "_"}
     valid |= _switches(config.model_type)
     keys = settings.overrides.keys() - COMMON
@@ -110,18 +110,18 @@ def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
             local_files_only=True,
         )
     except (OSError, ValueError, KeyError):
-        return []  # not cached, or custom code: loading it will report the fault
+        return []  # not cached, or custom code: loading will report the error
     return override_faults(settings, config) or _target_faults(settings, config)
 
 
 def _target_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Return the faults of `model.lora` for a model with this config."""
+    """Return the problems with `model.lora` for a model with this config."""
     try:
         without_weights(config, settings)
     except SettingsError as error:
         return [str(error)]
     except (ImportError, KeyError, TypeError, ValueError):
-        return []  # loading it will report the fault
+        return []  # loading will report the error
     return []
 
 

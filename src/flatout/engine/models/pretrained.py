@@ -1,8 +1,8 @@
-"""Load a checkpoint for a task. The body is kept, and the head too if its labels match.
+"""Load a checkpoint for a task, and keep its head if the labels match.
 
 transformers keeps the order of a head's rows but takes their names from the config, so
-that `positive, negative` silently becomes `negative, positive`. This module moves each
-row with the name of its label. A head with other labels starts from scratch.
+`positive, negative` can silently become `negative, positive`. This module reorders the
+rows to match the label names. A head with other labels starts from scratch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 class BodyMismatch(ValueError):
-    """Raised if weights below the head do not have the shape that the config states."""
+    """Raised if weights below the head do not have the shape given by the config."""
 
 
 def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
     """Call `auto.from_pretrained` with the labels of `options["config"]`. `saved` is
-    the checkpoint's own config. The weights that start from scratch are logged, and
-    listed in the model's attribute `new_weights`. Raises BodyMismatch if other weights
-    do not fit, and transformers' own errors."""
+    the checkpoint's own config. Weights that start from scratch are logged and
+    listed in the model's attribute `new_weights`. Raises BodyMismatch if weights below
+    the head do not fit, and transformers' own errors."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     places: list[int] | None = list(range(len(now)))
@@ -57,8 +57,8 @@ def load_with_new_head(
 
 
 def saved_labels(saved: Mapping[str, Any]) -> list[str]:
-    """Return the names of a checkpoint's labels in order of their number. Without
-    names, they are LABEL_0, LABEL_1 and so on."""
+    """Return the names of a checkpoint's labels in class order. Without names, they are
+    LABEL_0, LABEL_1 and so on."""
     named = saved.get("id2label")
     if named:
         return [str(named[key]) for key in sorted(named, key=int)]
@@ -71,7 +71,7 @@ def _places(
 ) -> list[int] | None:
     """Return the old number of each label in `now`, or None if the labels differ."""
     kind, same = config.problem_type, list(range(len(now)))
-    # transformers treats one output without a type as a regression.
+    # transformers treats a single output without a problem type as regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)
     if kind and "regression" in (kind, was):
         return same if kind == was else None
@@ -90,9 +90,9 @@ def _places(
 def label_dimensions(
     auto: Any, config: Any, options: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return, for each tensor whose shape depends on the number of labels, which of its
-    dimensions does. It is found by comparison with a model that has one more label;
-    both are built on the meta device."""
+    """Map each tensor whose shape depends on the number of labels to the dimension that
+    does. The dimension is found by comparison with a model that has one more label.
+    Both models are built on the meta device."""
     shapes = []
     for more in (0, 1):
         own = deepcopy(config)
@@ -117,7 +117,7 @@ def _move_rows(model: Any, sized: Mapping[str, int], places: Sequence[int]) -> N
 
 
 def _initialise_layers(model: Any, sized: Mapping[str, int]) -> None:
-    """Initialise the layers that hold these tensors with the model's own method."""
+    """Initialise the layers that own these tensors with the model's own method."""
     for path in {key.rpartition(".")[0] for key in sized}:
         layer = model.get_submodule(path)
         for parameter in layer.parameters(recurse=False):
@@ -136,7 +136,7 @@ def _warn(name: str, then: Sequence[str], now: Sequence[str]) -> None:
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
     """Load the model. Also return the names of weights that the checkpoint lacks."""
     kind, source = auto, cast("str | None", name)
-    if "state_dict" in options:  # automatic classes accept it only with a name
+    if "state_dict" in options:  # Auto classes accept it only with a name
         with torch.device("meta"):
             kind, source = type(auto.from_config(options["config"])), None
     with no_notes():

@@ -1,9 +1,9 @@
 """Find rows that a transformers model cannot read, before the first training step.
 
 Classifiers such as BART's read the state of a text at its end token. If a text contains
-a literal `</s>`, it has two, and transformers fails during a step. Model types without
-a family of flatout run on padded rows, and the outputs of some depend on the padding,
-which a comparison detects.
+a literal `</s>`, it has two end tokens, and transformers fails during a step. Model
+types without a family in flatout run on padded rows. The outputs of some of them depend
+on the padding, which is detected by running rows with and without padding.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
-"""The lengths in tokens of rows that are run one by one and then as one batch."""
+"""Lengths, in tokens, of the rows that are run one by one and then as one batch."""
 TOLERANCE = 1e-4
-"""The accepted difference as a share of the largest output, ten times fp32 rounding."""
+"""The accepted difference relative to the largest output, ten times fp32 rounding."""
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
-    """Return the faults of rows that the model cannot read, by row number. The fewest
-    end tokens in any row are taken as the usual number."""
+    """Map the numbers of rows that the model cannot read to the reason. The smallest
+    number of end tokens in any row is taken as the expected number."""
     end = getattr(model.config, "eos_token_id", None)
     if end is None or not _reads_ends(model):
         return {}
@@ -50,7 +50,7 @@ def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
 
 
 def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
-    """Raise ModelError if a split has unreadable rows. The message names the first."""
+    """Raise ModelError if a split has unreadable rows, and name the first such row."""
     for name, rows in splits.items():
         faults = end_faults(model, rows)
         if faults:
@@ -75,7 +75,7 @@ def check_padding(model: Any, task: Task) -> None:
     reads_tokens = "input_ids" in inspect.signature(model.forward).parameters
     is_empty = next(model.parameters()).is_meta
     if type(family_of(model.config)) is not Family or not reads_tokens or is_empty:
-        return  # a family's tests cover it, or there is nothing to pad or to run
+        return  # covered by the family's tests, or nothing to pad or to run
     one_a_row = task.head_kind.one_a_row and not has_custom_head(task)
     if fault := _padding_fault(model, one_a_row=one_a_row):
         raise ModelError(

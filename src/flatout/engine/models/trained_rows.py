@@ -1,7 +1,8 @@
 """Record which rows a saved model was trained on, for later evaluations.
 
-A split with a different seed puts train rows into the test split. If the hashes of its
-train rows are saved with a model, flatout can report how many rows it has seen before.
+A split with a different seed can move train rows into the test split. Because a model
+is saved with the hashes of its train rows, flatout can report how many of the evaluated
+rows the model has seen before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flatout.engine.rows.token_facts import SEQUENCES
 
 FACTS, HASHES = "trained_on.json", "trained_rows.npy"
 MOST_BYTES = 2**32
-"""The maximum size of train rows that are hashed, because hashing reads them again. For
+"""The maximum size of train data that is hashed, because hashing reads it again. For
 larger data, only the key is stored."""
 ROWS_AT_ONCE = 2**16
 Hashes = npt.NDArray[np.uint64]
@@ -30,7 +31,7 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class TrainedRows:
-    """A record of a model's train rows, saved to its folder like a tokenizer."""
+    """A record of a model's train rows, saved to the model's folder."""
 
     key: str
     """The key of the train rows, which also identifies the other splits."""
@@ -38,7 +39,7 @@ class TrainedRows:
     """The value of `runtime.seed` in the training run."""
     num_rows: int
     hashes: Hashes | None
-    """The distinct hashes of the rows in ascending order, or None for large data."""
+    """The distinct row hashes in ascending order, or None for large data."""
 
     @classmethod
     def of(cls, train: Any, key: str, seed: int) -> TrainedRows:
@@ -50,7 +51,7 @@ class TrainedRows:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> TrainedRows | None:
-        """Read the record in a saved model's folder, or return None without one."""
+        """Read the record in a saved model's folder, or return None if it has none."""
         path = Path(folder or "") / FACTS
         if not path.is_file():
             return None
@@ -80,7 +81,7 @@ class TrainedRows:
 
 def row_hashes(rows: SplitRows) -> Hashes:
     """Return the hashes (N,) of the rows' model inputs, without labels. Texts joined in
-    a row have a hash each. For images stored as files, the files are hashed."""
+    a row are hashed separately. For images stored as files, the files are hashed."""
     if "encoded" in rows.column_names:
         files = rows.table.column("encoded")
         views: Iterator[Any] = (file.as_buffer() for file in files)

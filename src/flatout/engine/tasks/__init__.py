@@ -54,7 +54,7 @@ PAIRED = (
     ("anchor", "positive", "embedding", "pairs"),
     ("query", "passage", "reranking", "ranking"),
 )
-"""Pairs of text columns, each followed by the task that reads them and its row form."""
+"""Pairs of text columns, each with the task that reads them and the task's row form."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",
@@ -65,7 +65,7 @@ MOVED = {
     "whole_words": "texts = Texts(whole_words=...)",
     "answers_rows": "row_answers, from target_outputs,",
 }
-"""New names of the attributes that tasks had in version 0.1."""
+"""Maps the task attributes of version 0.1 to their new names."""
 
 
 def task_names() -> list[str]:
@@ -75,8 +75,8 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of the task `name`. Raises SettingsError, which suggests the
-    nearest names, if there is no such task."""
+    """Return the class of the task `name`. Raises SettingsError, which suggests
+    the nearest names, if there is no such task."""
     if "." in name:
         return _own_class(name)
     if name not in task_names():
@@ -99,8 +99,8 @@ def check_options(settings: Settings) -> None:
 
 
 def columns_of(split: SplitSettings, task: str) -> Columns:
-    """Return the role of each raw column. Raises RawTextsError or SettingsError if they
-    do not fit the task."""
+    """Return the role of each raw column. Raises RawTextsError or SettingsError if the
+    columns do not fit the task."""
     kind = task_class(task)
     own = {"completion": split.completion_column, "messages": split.messages_column}
     form = next((form for form, column in own.items() if column), kind.texts.form)
@@ -125,7 +125,7 @@ def make_task(
     seed: int = 0,
 ) -> Task:
     """Create the task that `settings` names. Raises SettingsError if there is no such
-    task, or TaskError if it does not fit the vocabulary."""
+    task, or TaskError if the task does not fit the vocabulary."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 
 

@@ -1,4 +1,4 @@
-"""Checks that a task supports the given training options, before any rows exist."""
+"""Checks that a task supports the configured training options. No rows are needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
 
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
     """Return the metrics of a task in the form of `Task.figures`, including those of
-    shortened vectors (`model.matryoshka`)."""
+    truncated vectors (`model.matryoshka`)."""
     sizes = model.matryoshka if task.texts.form == "pairs" else []
     own = {name: higher for name, higher in task.figures.items() if name != "loss"}
     found = dict(task.figures)
@@ -55,8 +55,9 @@ def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
 def loss_options(
     train: TrainSettings, label_names: Sequence[str], label_counts: Mapping[str, int]
 ) -> LossOptions:
-    """Return the loss options of a run. `label_counts` is the number of train rows by
-    class number. Raises SettingsError if the class weights do not match the classes."""
+    """Return the loss options of a run. `label_counts` maps class numbers (as
+    strings) to numbers of train rows. Raises SettingsError if the class weights do not
+    match the classes."""
     weights = _class_weights(train, label_names, label_counts)
     return LossOptions(weights, train.label_smoothing, train.focal_gamma)
 
@@ -83,7 +84,7 @@ def _class_weights(
 
 def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, ...]:
     """Return a weight for each class, computed as in scikit-learn: the number of rows
-    divided by the number of classes times the number of rows of the class."""
+    divided by (number of classes * number of rows in the class)."""
     found = {name: counts.get(str(k), 0) for k, name in enumerate(names)}
     if not any(found.values()):
         raise SettingsError(

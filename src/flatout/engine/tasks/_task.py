@@ -58,7 +58,7 @@ class Texts:
     """Properties of the texts that a task reads."""
 
     form: str = "text"
-    """The form of a row: `text`, `words` with one label each, `pairs` of texts, or
+    """The form of a row: `text`, `words` (with one label each), `pairs` (two texts) or
     `ranking` (a query, a passage and a score)."""
     completions: bool = False
     """Whether rows may be completions of prompts, or chat messages."""
@@ -93,7 +93,7 @@ class LossOptions:
     class_weights: tuple[float, ...] | None = None
     """The weight of each class, indexed by class number."""
     label_smoothing: float = 0.0
-    """The share of a target that is spread over all classes (Szegedy et al. 2016)."""
+    """The target probability that is spread over all classes (Szegedy et al. 2016)."""
     focal_gamma: float = 0.0
     """The exponent of (1 - target probability) in the focal loss (Lin et al. 2017)."""
 
@@ -129,11 +129,11 @@ class Task(ABC):
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     """The transformers class that builds the model with its head."""
     architectures: ClassVar[tuple[str, ...]] = ("ForSequenceClassification",)
-    """The suffixes of the class names of such models."""
+    """The class name suffixes of models with such a head."""
     head_kind: ClassVar[HeadKind] = HeadKind.ROW
     """The input of the head, which selects one of the heads of the model family."""
     whole_batch: ClassVar[bool] = False
-    """Whether the loss compares the samples of a global batch with one another, like
+    """Whether the loss compares the samples of a global batch with one another, as
     contrastive losses do. Each sample then has one target. If a step has several
     micro-batches or ranks, the logits are computed twice (train/cached_gradients.py).
     Evaluations compare COMPARED_ROWS rows at a time (train/evaluate.py)."""
@@ -145,8 +145,8 @@ class Task(ABC):
     float64 for a number, list(...) for several labels, None for rows without labels."""
     texts: ClassVar[Texts] = Texts()
     label_dtype: ClassVar[Any] = np.dtype(np.int64)
-    """The dtype of labels in a batch. Padding is labelled IGNORED, or NaN if it is a
-    float."""
+    """The dtype of labels in a batch. Padding has the label IGNORED, or NaN if the
+    dtype is a float type."""
     label_shape: ClassVar[tuple[int, ...]] = ()
     """The shape of the label of one target."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
@@ -238,7 +238,7 @@ class Task(ABC):
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the number of correct predictions and the number of targets as scalar
-        tensors, or None if single predictions are not right or wrong."""
+        tensors, or None if individual predictions cannot be right or wrong."""
         return None
 
     def metrics(self, device: Device) -> Metrics | None:
@@ -260,8 +260,8 @@ class Task(ABC):
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
         """Return columns that show K predictions in readable form: `loss`, `label`,
         `prediction`, `wrong` and, if available, `score`, the probability of the
-        prediction. The result is empty if single predictions are not right or wrong.
-        The inputs have the shape (K, ...)."""
+        prediction. The result is empty if individual predictions cannot be right or
+        wrong. The inputs have the shape (K, ...)."""
         return {}
 
     def answer_fields(self) -> list[Any]:
@@ -274,9 +274,9 @@ class Task(ABC):
         return {}
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return what prediction keeps of the logits (K, ...) of K targets, with shape
-        (K, ...). This runs on the device, whose memory may be too small for the logits
-        of all targets."""
+        """Reduce the logits of K targets to the outputs (K, ...) that prediction keeps.
+        This runs on the device, whose memory may be too small to keep the logits of
+        all targets."""
         return logits
 
     def row_answers(
@@ -288,7 +288,7 @@ class Task(ABC):
 
 
 class RankedRows(ABC):
-    """Mixin for tasks whose metrics compare the rows of a query."""
+    """Mixin for tasks whose metrics compare the rows that belong to the same query."""
 
     @abstractmethod
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:

@@ -52,12 +52,12 @@ class BidirectionalLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return labels (T, 2) for each row of T tokens, or none for a single token."""
+        """Return labels (T, 2) for each row of T tokens, or no labels if T is 1."""
         labels = [_neighbours(ids) for ids in rows.views(row_ids)]
         return Targets([np.arange(len(own)) for own in labels], labels)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of tokens minus one per row, for each direction."""
+        """Return the number of tokens minus one per row, counted for each direction."""
         return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from flatout.engine.tasks._task import Device, Metrics, Targets, Task, Tensor, T
 
 
 class Embedding(Task):
-    """Contrastive loss of text vectors. The logits are the vectors (K, hidden) of K
+    """Contrastive loss on text vectors. The logits are the vectors (K, hidden) of K
     texts, and the labels (K, 3) are the output of `Members.labels_of`. Identical texts
     are never each other's negatives."""
 
@@ -91,7 +91,7 @@ class Embedding(Task):
 
     def _loss(self, vectors: Tensor, labels: Tensor) -> Tensor:
         """Return the summed loss of vectors (K, size) without synchronising the device.
-        All pairs are compared, and those that do not count are masked."""
+        All pairs of texts are compared, and pairs that do not count are masked."""
         import torch
         from torch.nn.functional import normalize
 
@@ -106,8 +106,8 @@ class Embedding(Task):
         repeats = (text == text[:, None]) | (text == text[positive][:, None])
         repeats |= (text[anchor] == text[:, None]) & (place == 1)
         compared = (place > 0) & (own | ~repeats)
-        # The lowest number, not -inf, which would give rows without a passage NaN
-        # gradients.
+        # Use the lowest finite number, because -inf would give rows without a passage
+        # NaN gradients.
         lowest = torch.finfo(scores.dtype).min
         total = scores.masked_fill(~compared, lowest).logsumexp(1)
         losses = total - scores.gather(1, positive[:, None]).squeeze(1)
@@ -122,7 +122,7 @@ class Embedding(Task):
         return Retrieval(self.settings.matryoshka)
 
     def answer_fields(self) -> list[Any]:
-        """Return a field for the vector of a text, normalised to length 1."""
+        """Return a field for the vector of a text, normalised to unit length."""
         return [pa.field("vector", pa.list_(pa.float32()))]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
@@ -132,7 +132,7 @@ class Embedding(Task):
 
 def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
     """Return the sum of squared errors between the cosines of scored pairs and their
-    scores. `vectors` (K, size) must have length 1."""
+    scores. `vectors` (K, size) must have unit length."""
     import torch
 
     sample, place, bits = labels.unbind(1)

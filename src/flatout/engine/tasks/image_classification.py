@@ -31,14 +31,14 @@ class ImageClassification(SequenceClassification):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return one class per row, and `crops` (B, 5) for each (seed, epoch, row)."""
+        """Return one class per row, and `crops` (B, 5), which depend on the epoch."""
         found = super().targets(rows, row_ids, epoch, pools_last=pools_last)
         ids = row_ids if len(row_ids) else np.zeros(1, np.int64)  # one row of padding
         return replace(found, fields={"crops": self._crops(ids, epoch)})
 
     def _crops(self, row_ids: Ints, epoch: int) -> npt.NDArray[np.float32]:
-        """Return left, top, width and height as shares of the image, and 1 if
-        flipped."""
+        """Return left, top, width and height as fractions of the image size, and a flip
+        flag (1 if flipped, else 0), as an array of shape (B, 5)."""
         area, ratio, x, y, mirror = _uniform(row_ids, self.seed, epoch)
         least, mirrored = self.settings.crop_area, self.settings.flip_probability
         if least == 1:

@@ -20,7 +20,7 @@ NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 
 
 class MaskedLM(Pieces):
-    """Predict a fixed share of the tokens of each row. Of these targets, 80 % are
+    """Predict a fixed fraction of the tokens in each row. Of these targets, 80 % are
     replaced by [MASK], 10 % by a random token and 10 % are kept, as in BERT's
     create_pretraining_data.py, except that the random token is never special."""
 
@@ -59,7 +59,7 @@ class MaskedLM(Pieces):
         return Targets(places, labels, values)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of targets, a fixed share of the ordinary tokens."""
+        """Return the number of targets, a fixed fraction of the non-special tokens."""
         views = rows.views(row_ids)
         return sum(self._mask_count(len(self._candidates(view))) for view in views)
 
@@ -98,9 +98,9 @@ class MaskedLM(Pieces):
         return np.array(self._known.special_token_ids, dtype=np.int64)
 
     def _random_pieces(self, rng: np.random.Generator, count: int) -> Ints:
-        """Draw `count` token ids uniformly from all that are not special. Special
-        tokens such as padding are excluded because RoBERTa assigns them no position."""
-        # The number of ordinary ids below each special id, in ascending order.
+        """Draw `count` token ids uniformly from all non-special tokens. Special tokens
+        such as padding are excluded because RoBERTa assigns them no position."""
+        # The number of non-special ids below each special id, in ascending order.
         below = self._special - np.arange(len(self._special))
         drawn = rng.integers(0, self._known.size - len(below), count)
         # Shift each draw by the number of special ids up to it.

@@ -2,8 +2,8 @@
 
 DeepLog (Du et al. 2017) calls a session abnormal if one of its keys is not among the g
 likeliest continuations, that is, if the rank of its worst key is g or more. The paper
-does not model the end of a session. A model that never saw an end ranks it at random
-among the unseen keys, so the end is judged by its probability instead.
+does not model the end of a session. A model trained without ends ranks them at
+random among the unseen keys, so the end is judged by its probability instead.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flatout.engine.tasks.causal_lm import CausalLM
 
 class NextKey(CausalLM):
     """Predict every key of a session and its end. Each session is one row: a start
-    token, the keys and an end token. The end is a target too, so that a session that
-    breaks off is unexpected."""
+    token, the keys and an end token. The end is a target too, so that an early end
+    of a session can be detected."""
 
     texts = replace(CausalLM.texts, joined=False, whole_words=True)
 
@@ -49,7 +49,7 @@ class NextKey(CausalLM):
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
         """Return the rank of the worst key of each session, the first position with
-        that rank (counted from 1) and the probability of the end (1 without an end)."""
+        that rank (counted from 1) and the end probability (1 if there is no end)."""
         ranks, ends = logits.T
         counts = rows.lengths(np.arange(len(rows))) - 1
         row = np.repeat(np.arange(len(rows)), counts)
@@ -65,7 +65,7 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """The id of the unknown key. Without one, it is -1, which is never a label."""
+        """The id of the unknown key, or -1 (never a label) if there is none."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 

@@ -1,4 +1,4 @@
-"""Regression: predicting one number for each row with the squared error."""
+"""Regression: predicting one number per row, trained with the squared error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A bidirectional LSTM language model (ELMo; Peters et al. 2018).
 
-One stack of LSTMs reads a row from its first token, another from its last. They share
-the embedding and the softmax. transformers saves this file with the weights, so the
-file may import only PyTorch and transformers.
+One stack of LSTMs reads a row from left to right, another from right to left. They
+share the embedding and the softmax layer. transformers saves this file with the
+weights, so the file may import only PyTorch and transformers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BilmConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
     embedding_size: int = 128
     hidden_size: int = 256
-    """The number of cells of an LSTM."""
+    """The number of cells in an LSTM."""
     projection_size: int | None = None
     """The size of an LSTM's output and recurrent state; None means `hidden_size`."""
     num_hidden_layers: int = 2
@@ -35,7 +35,7 @@ class BilmConfig(PreTrainedConfig):
     residual: bool = False
     """Whether the input of each LSTM except the first is added to its output."""
     dropout: float = 0.1
-    """The dropout rate for the inputs of each LSTM and of the softmax."""
+    """The dropout rate for the inputs of each LSTM and of the softmax layer."""
     initializer_range: float = 0.1
     tie_word_embeddings: bool = False
 
@@ -49,7 +49,7 @@ class BilmConfig(PreTrainedConfig):
 
     @property
     def num_directions(self) -> int:
-        """The number of states per token."""
+        """The number of states per token, one per direction."""
         return 2
 
     @property
@@ -60,8 +60,9 @@ class BilmConfig(PreTrainedConfig):
 
 @dataclass
 class BilmStates(ModelOutput):
-    """The states of both stacks, each (B, T, 2, output_size). Index 0 of the direction
-    depends on the tokens up to a position, index 1 on the tokens from it onwards."""
+    """The states of both stacks, each of shape (B, T, 2, output_size). Direction 0
+    depends on the tokens up to a position, direction 1 on the tokens from it
+    onwards."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
@@ -70,16 +71,16 @@ class BilmStates(ModelOutput):
 
 @dataclass
 class BilmOutput(ModelOutput):
-    """The logits (B, T, 2, vocab_size) of the next token, at index 0 of the direction,
-    and of the previous token, at index 1."""
+    """The logits (B, T, 2, vocab_size). Direction 0 predicts the next token, and
+    direction 1 the previous token."""
 
     logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
 
 
 class BilmPreTrained(PreTrainedModel):
-    """The base class, which uses transformers' initial weights: Xavier for LSTMs and
-    zero for biases."""
+    """Base class of the bidirectional LSTM models. Keeps transformers' default weight
+    initialisation, which is Xavier for LSTMs and zero for biases."""
 
     config_class = BilmConfig
     base_model_prefix = "bilm"
@@ -87,7 +88,7 @@ class BilmPreTrained(PreTrainedModel):
 
 
 class BilmModel(BilmPreTrained):
-    """The two LSTM stacks, whose states start at zero in each row."""
+    """The two LSTM stacks without a head. Their states start at zero in each row."""
 
     def __init__(self, config: BilmConfig) -> None:
         super().__init__(config)
@@ -106,8 +107,8 @@ class BilmModel(BilmPreTrained):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BilmStates:
-        """Return the states for `input_ids` (B, T), which are padded on the right as
-        `attention_mask` (B, T) states."""
+        """Return the states for `input_ids` (B, T). `attention_mask` (B, T) is 0 for
+        padding, which must be on the right."""
         mirror = mirrored_places(input_ids, attention_mask)
         wanted = slice(None) if output_hidden_states else slice(-1, None)
         layers = self._layers(input_ids, mirror, wanted)
@@ -135,7 +136,7 @@ class BilmModel(BilmPreTrained):
 
 
 class BilmForPreTraining(BilmPreTrained):
-    """The language model, which predicts tokens in both directions with one matrix."""
+    """The language model. Both directions use the same output matrix."""
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "bilm.embeddings.weight"}
 
@@ -165,7 +166,7 @@ class BilmForPreTraining(BilmPreTrained):
 
 def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the indices (B, T) that reverse each row of `input_ids` (B, T). Padding
-    keeps its index, so that it stays behind the row."""
+    keeps its index, so that it stays at the end of the row."""
     places = torch.arange(input_ids.shape[1], device=input_ids.device)
     if attention_mask is None:
         return places.flip(0).expand_as(input_ids)
@@ -193,8 +194,8 @@ def _read(lstm: Any, states: Tensor) -> Tensor:
         for size in (lstm.proj_size or lstm.hidden_size, lstm.hidden_size)
     ]
     with torch.autocast(kind, enabled=False):
-        # torch.func.functional_call would keep the bf16 weights in the LSTM, and with
-        # them the autograd graph, so that no CUDA graph could be recorded.
+        # torch.func.functional_call would keep the bf16 weights, and with them the
+        # autograd graph, in the LSTM, so that no CUDA graph could be captured.
         found = torch.lstm(
             *(states.bfloat16(), zeros, weights, True, 1, 0.0),
             *(lstm.training, False, True),
@@ -216,5 +217,5 @@ def _stack(config: BilmConfig) -> nn.ModuleList:
     )
 
 
-# Configs refer to this file, and transformers saves it with them.
+# Configs refer to this file, so transformers saves it with them.
 BilmConfig.register_for_auto_class()

@@ -1,7 +1,8 @@
-"""Crop, mirror and scale images on the device, with the crops that a task has drawn.
+"""Crop, flip and resize images on the device, with the crops that a task has drawn.
 
-A crop is (left, top, width, height, mirrored): four fractions of the image, and 0 or 1.
-It is scaled to the image's size (bilinear, with the edge repeated beyond the image).
+A crop is (left, top, width, height, flip): four fractions of the image size, and 1 if
+flipped, else 0. The cropped area is resized to the full image size with bilinear
+interpolation, which repeats the edge pixels beyond the image.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch.nn.functional import affine_grid, grid_sample
 
 def cropped(pixels: Tensor, crops: Tensor) -> Tensor:
     """Apply `crops` (B, 5) to `pixels` (B, H, W, C), which are bytes or floats. The
-    result has the same shape, in fp32."""
+    result is an fp32 tensor of the same shape."""
     if torch.compiler.is_compiling():
         return gathered(pixels, crops)
     return sampled(pixels, crops)
@@ -35,8 +36,8 @@ def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
 
 def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
     """Crop by indexing rows and columns. When compiled, this reads bytes and writes the
-    model's input without intermediate tensors. For 512 images of 224 x 224, an H200
-    needs 0.4 ms."""
+    model's input without intermediate tensors. On an H200, 512 images of
+    224 x 224 pixels take 0.4 ms."""
     _, high, wide, _ = pixels.shape
     left, top, width, height, mirrored = crops.unbind(1)
     up, down, below = _between(_places(high, top, height), high)
@@ -61,8 +62,8 @@ def _places(size: int, start: Tensor, share: Tensor) -> Tensor:
 
 
 def _between(places: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two neighbouring pixels of each place and the weight of the second,
-    each of shape (B, size)."""
+    """Return the two neighbouring pixels of each position and the weight of the second
+    pixel, each of shape (B, size)."""
     inside = places.clamp(0, size - 1)
     low = inside.floor()
     return low.long(), (low + 1).clamp(max=size - 1).long(), inside - low

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 @strict
 class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The sizes of the model. The defaults are the paper's."""
+    """The sizes of the model, which default to those of the paper."""
 
     model_type = "log_key_lstm"
 
@@ -31,7 +31,7 @@ class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """The base class, which uses PyTorch's initial weights."""
+    """Base class of the log-key LSTM models. Keeps PyTorch's default initialisation."""
 
     config: LogKeyLstmConfig
     config_class = LogKeyLstmConfig
@@ -44,7 +44,7 @@ class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
-    """An LSTM that maps keys (B, T) to states (B, T, hidden) of all keys so far."""
+    """An LSTM that maps keys (B, T) to states (B, T, hidden), one after each key."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -61,9 +61,10 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         places: Tensor | None = None,
         **_: Any,
     ) -> BaseModelOutput:
-        """Return the states (B, T, hidden). No mask is needed, because padding is on
-        the right and cannot affect earlier states. With windows on a CPU, `places` (K,)
-        selects states of the flattened (B, T); the result is then (1, K, hidden)."""
+        """Return the states (B, T, hidden). `attention_mask` is ignored, because
+        padding is on the right and cannot affect earlier states. With windows on a CPU,
+        `places` (K,) are the positions in the flattened (B, T) whose states are
+        returned; the result then has the shape (1, K, hidden)."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
             states = self._read(self.embeddings(input_ids))
@@ -85,8 +86,8 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return found
 
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
-        """Run each window of `window` keys as a row of its own, and return its last
-        state. The first keys of a row take their states from the first window."""
+        """Run each window of `window` keys as a separate row and return its last state.
+        The states of a row's first keys are taken from the first window."""
         batch, _, width = keys.shape
         windows = keys.unfold(1, window, 1).transpose(2, 3)  # (B, T - window + 1, ...)
         found = self._read(windows.reshape(-1, window, width))
@@ -95,14 +96,14 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
 
     def _states_at(self, places: Tensor, keys: Tensor, window: int) -> Tensor:
         """Return the states of `_states_of_windows` only at `places` (...), with shape
-        (..., hidden). Equal windows are computed once, because most of them are
-        repeated. On a GPU the search would synchronise, and with dropout they
-        differ."""
+        (..., hidden). Duplicate windows are frequent, so each distinct window is
+        computed only once. This is not done on a GPU, where finding duplicates would
+        synchronise the device, or with dropout, which makes duplicates differ."""
         step = (places % keys.shape[1]).clamp(max=window - 1)
         begins = (places - step).flatten().unsqueeze(1)
         windows = keys.flatten().take(begins + torch.arange(window))
         distinct, of_each = torch.unique(windows, dim=0, return_inverse=True)
-        # Embed key by key, so that the LSTM needs no copy of its inputs.
+        # Embed the keys time step by time step, so that the LSTM needs no input copy.
         inputs = self.embeddings(distinct.t()).transpose(0, 1)
         found = self._read(inputs).transpose(0, 1).flatten(0, 1)
         at = step.flatten() * len(distinct) + of_each
@@ -111,7 +112,7 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
     """The LSTM with a head that maps keys (B, T) to logits (B, T, vocabulary) of the
-    key that follows each."""
+    key that follows each key."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)

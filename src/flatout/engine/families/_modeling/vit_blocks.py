@@ -1,10 +1,10 @@
 """Vision transformer layers with fewer kernel launches.
 
-Query, key and value are one matrix product. One kernel computes bias and GELU of the
-feed-forward layer, and its backward pass also sums the bias's gradient, for which
+Query, key and value are computed by one matmul. One kernel computes bias and GELU of
+the feed-forward layer. Its backward pass also sums the bias gradient, for which
 Inductor would read the data again (kernels/bias_gelu.py). The last layer computes its
 query, output, norm and feed-forward part only for the first token, because the head
-reads no other; logits and gradients stay the same.
+reads no other token. Logits and gradients stay the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class FeedForward(ViTMLP):  # type: ignore[misc]
 
 
 def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
-    """Return the states (B, T, hidden) for query, key and value, each (B, T, H * D)."""
+    """Return the attention output (B, T, hidden). `parts` are query, key and value,
+    each of shape (B, T, H * D)."""
     q, k, v = (
         part.view(*part.shape[:2], -1, attention.head_dim).transpose(1, 2)
         for part in parts
@@ -57,7 +58,7 @@ def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
 
 
 def fuse_attention(model: Any) -> int:
-    """Replace attention layers that use PyTorch's sdpa, and return their number."""
+    """Replace attention layers that use PyTorch's SDPA, and return their number."""
     if "sdpa" not in model.config._attn_implementation:
         return 0
     found = [m for m in model.modules() if type(m) is ViTAttention]
@@ -78,7 +79,7 @@ def fuse_feed_forward(model: Any) -> int:
 
 
 class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
-    """A replacement for the last layer, with the same weights."""
+    """A replacement for the last ViTLayer, with the same weights."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """Return the first token's states (B, 1, hidden) for states (B, T, hidden)."""
@@ -89,14 +90,14 @@ class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
 
 
 def _attend(attention: Any, normed: Tensor) -> Tensor:
-    """Return the first token's attention (B, 1, hidden) to `normed` (B, T, hidden)."""
+    """Return the attention output (B, 1, hidden) of the first token of `normed`."""
     query = attention.q_proj(normed[:, :1])
     both = joined_product((attention.k_proj, attention.v_proj), normed)
     return _attended(attention, (query, *both.chunk(2, -1)))
 
 
 def narrow_to_first_token(model: Any) -> None:
-    """Restrict the last layer of a classifier whose head reads only the first token."""
+    """Restrict the last layer to the first token, which is all that the head reads."""
     layer = model.base_model.layers[-1]
     attention = layer.attention
     plain = type(layer) is ViTLayer and type(attention) is ViTAttention

@@ -11,9 +11,9 @@ from flatout.engine.machine.hub import where_to_look
 from flatout.engine.tasks._task import TaskError
 
 MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
-"""Maps pooling modes of sentence-transformers to the names in flatout."""
+"""Maps the pooling modes of sentence-transformers to flatout's names."""
 OLD_KEY = re.compile("pooling_mode_(.+?)(_tokens?)?")
-"""Versions before 6 have one key for each mode."""
+"""The config key of one mode in sentence-transformers before version 6."""
 DEFAULT = "mean"
 """The mode that sentence-transformers uses for models without a pooling config."""
 KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
@@ -49,7 +49,7 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
 
 
 def _check_reached(name: str) -> None:
-    """Raise TaskError if the Hub, which may have a pooling config, is out of reach."""
+    """Raise TaskError if the Hub, which may have a pooling config, is unreachable."""
     if not Path(name).is_dir() and where_to_look(name).get("local_files_only"):
         raise TaskError(
             f"model.pooling: whether {name} names its pooling is unknown, because "

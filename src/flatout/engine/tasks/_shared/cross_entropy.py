@@ -1,4 +1,4 @@
-"""Base classes of tasks whose targets are one of many classes or tokens."""
+"""Base classes of tasks in which each target is one of many classes or tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from flatout.engine.tasks._task import (
 
 
 class CrossEntropy(Task):
-    """Cross entropy of logits (K, C) and labels (K,), summed over targets."""
+    """Base class whose loss is the cross entropy of logits (K, C) and labels (K,),
+    summed over targets."""
 
     takes_options = frozenset({"label_smoothing", "focal_gamma"})
     figures: ClassVar[Mapping[str, bool]] = {"loss": False, "accuracy": True}
@@ -29,14 +30,14 @@ class CrossEntropy(Task):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a fused kernel may compute the loss, which must have no options and
-        must not be overridden by a custom task."""
+        """Whether a fused kernel may compute the loss. This is the case if no loss
+        options are set and no custom task overrides `loss`."""
         ours = type(self).loss.__module__.startswith("flatout.engine.tasks.")
         return ours and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """Return the sum of target weights, as in PyTorch's weighted mean, or None if
-        classes have no weights."""
+        """Return the sum of the targets' class weights, as in PyTorch's weighted mean,
+        or None if no class weights are set."""
         if self.loss_options.class_weights is None:
             return None
         targets = self.targets(rows, row_ids, epoch, pools_last=False)
@@ -62,7 +63,7 @@ class CrossEntropy(Task):
         return losses
 
     def _weights_on(self, device: Device) -> Tensor | None:
-        """Return the class weights (C,), which are copied to the device only once."""
+        """Return the class weights (C,). They are copied to the device only once."""
         weights = self.loss_options.class_weights
         if weights is None:
             return None
@@ -85,7 +86,7 @@ class CrossEntropy(Task):
         return Hits(device)
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return ln(C), multiplied by (1 - 1 / C) ** gamma for the focal loss."""
+        """Return ln(C) for C classes, times (1 - 1 / C) ** gamma for the focal loss."""
         rest = 1 - 1 / num_outputs
         return float(rest**self.loss_options.focal_gamma) * math.log(num_outputs)
 

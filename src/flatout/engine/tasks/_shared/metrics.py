@@ -1,6 +1,6 @@
 """Evaluation metrics, accumulated as sums on the device.
 
-Values that must be ranked are kept whole and gathered from all ranks once, at the end.
+Metrics that sort their values keep all of them and gather them once, at the end.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MOST_RANKED_CLASSES = 32
 
 
 class Hits(Metrics):
-    """Accuracy in [0, 1], for language models with too many classes for other
-    metrics."""
+    """Accuracy in [0, 1], for language models, whose vocabularies are too large for
+    per-class metrics."""
 
     def __init__(self, device: torch.device) -> None:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
@@ -47,8 +47,8 @@ class Hits(Metrics):
 
 
 class Classes(Metrics):
-    """Metrics of classes, such as F1, top-5 accuracy and the area under the ROC
-    curve."""
+    """Single-label classification metrics, such as F1, top-5 accuracy and the area
+    under the ROC curve."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class Classes(Metrics):
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
-        """Return the metrics of `SequenceClassification.figures`, if there are
-        targets."""
+        """Return the metrics named in `SequenceClassification.figures`, or nothing if
+        there were no targets."""
         counts = self._counts.double().cpu()
         judged = int(counts[1].sum())
         if not judged:
@@ -105,13 +105,13 @@ class Classes(Metrics):
 
 
 class Numbers(Metrics):
-    """Errors and correlations of one predicted number per row."""
+    """Regression metrics: errors and correlations of one predicted number per row."""
 
     def __init__(self) -> None:
         self._pairs: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, 1) and labels (k,), which are NaN without a target."""
+        """Add logits (k, 1) and labels (k,). A label is NaN if there is no target."""
         self._pairs.append(torch.stack([logits[:, 0].float(), labels.float()], 1))
 
     def kept(self) -> list[list[Tensor]]:
@@ -119,7 +119,7 @@ class Numbers(Metrics):
         return [self._pairs]
 
     def compute(self) -> dict[str, Any]:
-        """Return mse, mae, pearson and spearman, or nothing without any target."""
+        """Return mse, mae, pearson and spearman; nothing if there were no targets."""
         pairs = torch.cat(self._pairs).double().cpu().numpy()
         pairs = pairs[~np.isnan(pairs[:, 1])]
         if not len(pairs):
@@ -136,9 +136,9 @@ class Numbers(Metrics):
 def figures_of_counts(
     right: Tensor, true: Tensor, predicted: Tensor
 ) -> dict[str, float]:
-    """Compute metrics from the counts (C,) of each class, in fp64. Macro averages are
-    taken over classes that occur or are predicted. As in scikit-learn, a division by
-    zero gives zero."""
+    """Compute metrics in fp64 from the numbers (C,) of correct, true and predicted rows
+    of each class. Macro averages are taken over classes that occur or are predicted.
+    As in scikit-learn, a division by zero gives zero."""
     there = true + predicted > 0
     precision = (right / predicted.clamp(min=1))[there].mean()
     recall = (right / true.clamp(min=1))[there].mean()
@@ -155,8 +155,8 @@ def figures_of_counts(
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
-    """Return the Matthews correlation for several classes (Gorodkin 2004), or 0 if all
-    labels or all predictions are equal."""
+    """Return the multi-class Matthews correlation coefficient (Gorodkin 2004), or 0 if
+    all labels or all predictions are equal."""
     count = true.sum()
     both = right.sum() * count - true @ predicted
     spread = (count**2 - true @ true) * (count**2 - predicted @ predicted)
@@ -171,8 +171,8 @@ def _class_scores(logits: Tensor) -> Tensor:
 
 
 def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the mean one-versus-rest AUC of classes with positive and negative
-    rows."""
+    """Return the mean one-versus-rest AUC over the classes that have both positive and
+    negative rows."""
     real = labels != IGNORED
     scores, labels = scores[real], labels[real]
     first = 1 if scores.shape[1] == 1 else 0
@@ -184,9 +184,9 @@ def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
     """Return the area under the ROC curve for `scores` (N,) and booleans `positive`
-    (N,). It is the share of (positive, negative) pairs in which the positive row has
-    the higher score, with ties counted half (Mann and Whitney 1947), or NaN if there
-    are no pairs."""
+    (N,), or NaN if all rows are positive or all are negative. It is the fraction of
+    (positive, negative) pairs in which the positive row has the higher score, with ties
+    counted half (Mann and Whitney 1947)."""
     ours, others = int(positive.sum()), int((~positive).sum())
     if not ours * others:
         return math.nan
@@ -203,7 +203,7 @@ def correlation(pairs: npt.NDArray[Any]) -> float:
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the ranks, starting at 1, of `values` (N,) or of each column of (N, C).
-    Equal values share their mean rank. If any value is NaN, all ranks are NaN.
+    Tied values get their mean rank. If any value is NaN, all ranks are NaN.
     scipy.stats is not used because its import takes 0.5 s."""
     if values.ndim > 1:
         return np.stack([ranks(column) for column in values.T], 1)
@@ -216,7 +216,7 @@ PREFIXES = ("", "forward_", "backward_")
 
 
 class Directions(Metrics):
-    """Perplexity, accuracy and top-5 accuracy, for each direction and for both."""
+    """Perplexity, accuracy and top-5 accuracy, per direction and for both together."""
 
     def __init__(self, device: torch.device) -> None:
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)

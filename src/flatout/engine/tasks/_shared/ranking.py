@@ -20,7 +20,7 @@ from flatout.engine.tasks._shared.metrics import correlation, ranks
 from flatout.engine.tasks._task import Metrics
 
 DEPTH = 10
-"""The number of passages that are ranked for each query."""
+"""The number of top-ranked passages that are considered for each query."""
 RELEVANT = 0.5
 """The smallest label of a relevant passage."""
 QUERIES_AT_ONCE = 1024
@@ -29,11 +29,11 @@ Ints = npt.NDArray[np.int64]
 
 
 class Retrieval(Metrics):
-    """Retrieval metrics of distinct anchors, the queries, over all distinct passages. A
-    passage that equals the query is ignored."""
+    """Retrieval metrics. Each distinct anchor is a query that ranks all distinct
+    passages. A passage identical to the query is ignored unless it is a positive."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` are the lengths of shortened vectors that are evaluated as well."""
+        """`sizes` are the sizes of truncated vectors that are evaluated as well."""
         self._sizes = sizes
         self._vectors: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -48,8 +48,8 @@ class Retrieval(Metrics):
         return [self._vectors, self._labels]
 
     def compute(self) -> dict[str, Any]:
-        """Return FIGURES, or `spearman` for scored pairs. Metrics of shortened vectors
-        are called `<name>_dim_<size>`."""
+        """Return the metrics named in FIGURES, or `spearman` for scored pairs. Metrics
+        of truncated vectors are called `<name>_dim_<size>`."""
         vectors = torch.cat(self._vectors)
         labels = torch.cat(self._labels).cpu().numpy()
         if (labels[:, 1] == -1).any():
@@ -67,7 +67,7 @@ class Retrieval(Metrics):
 
 
 def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
-    """Return the rows (2, N) of both texts of N scored pairs, and their scores (N,)."""
+    """Return the row numbers (2, N) of the texts in N scored pairs, and the scores."""
     order = np.argsort(labels[:, 0], kind="stable")
     places = labels[order, 1]
     rows = np.stack([order[places == 0], order[places == -1]])
@@ -77,7 +77,7 @@ def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
 def _correlation(
     rows: Ints, scores: npt.NDArray[np.float32], vectors: Tensor
 ) -> dict[str, float]:
-    """Return the Spearman correlation between scores and cosines."""
+    """Return the Spearman correlation between scores and cosine similarities."""
     one, other = (
         normalize(vectors[torch.from_numpy(own).to(vectors.device)], dim=1)
         for own in rows
@@ -87,7 +87,7 @@ def _correlation(
 
 
 class _Wanted:
-    """The passages that each query should find, derived from labels (K, 3)."""
+    """The relevant passages of each query, derived from labels (K, 3)."""
 
     def __init__(self, labels: npt.NDArray[Any]) -> None:
         samples, places, hashes = labels.T
@@ -104,14 +104,14 @@ class _Wanted:
         at = order[np.searchsorted(samples[anchors], own, sorter=order)]
         size = len(self.corpus)
         self.pairs: Ints = np.unique(query_of[at] * size + passage_of[is_positive])
-        """The number query * C + passage of each matching pair, in ascending order."""
+        """The number query * C + passage for each relevant pair, in ascending order."""
         self.counts: Ints = np.bincount(self.pairs // size, minlength=len(texts))
-        """The number of matching passages of each query (Q,)."""
+        """The number of relevant passages (Q,) of each query."""
         place = np.minimum(np.searchsorted(corpus, texts), size - 1)
         themselves = np.arange(len(texts)) * size + place
         same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
         self.themselves: Ints = np.where(same, place, -1)
-        """The number of the passage that equals each query (Q,), or -1 without one."""
+        """The index (Q,) of the passage identical to each query, or -1 if none."""
 
 
 def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
@@ -127,7 +127,7 @@ def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
 
 
 def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
-    """Return a mask (Q, DEPTH) of the ranks at which a passage matches the query."""
+    """Return whether the passage at each rank is relevant, as a mask (Q, DEPTH)."""
     size, hits = len(wanted.corpus), []
     corpus = vectors[torch.from_numpy(wanted.corpus).to(vectors.device)]
     for start in range(0, len(wanted.queries), QUERIES_AT_ONCE):
@@ -145,13 +145,13 @@ def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
 
 
 class Ranking(Metrics):
-    """Ranking metrics of the passages that are given for each query."""
+    """Ranking metrics over the passages that are given for each query."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, 1) and labels (k, 2), the score and the query number."""
+        """Add logits (k, 1) and labels (k, 2) with columns (score, query number)."""
         self._rows.append(torch.cat([logits.float(), labels.float()], 1))
 
     def kept(self) -> list[list[Tensor]]:
@@ -159,7 +159,7 @@ class Ranking(Metrics):
         return [self._rows]
 
     def compute(self) -> dict[str, Any]:
-        """Return means over all queries with a relevant passage, if there are any."""
+        """Return the metrics averaged over all queries with a relevant passage."""
         rows = torch.cat(self._rows).cpu().numpy()
         return ranking_figures(*rows[~np.isnan(rows[:, 1])].T)
 
@@ -167,9 +167,9 @@ class Ranking(Metrics):
 def ranking_figures(
     logits: npt.NDArray[Any], labels: npt.NDArray[Any], queries: npt.NDArray[Any]
 ) -> dict[str, float]:
-    """Return the ranking metrics of N rows, averaged over queries. Passages with equal
-    logits are ordered by ascending label, so that a model gains nothing by giving all
-    passages the same score."""
+    """Return the ranking metrics of N rows, averaged over all queries with a relevant
+    passage. Passages with equal logits are ordered by ascending label, so that a model
+    gains nothing by giving all passages the same score."""
     numbers, queries = np.unique(queries, return_inverse=True)
     order = np.lexsort((labels, -logits, queries))
     ideal = labels[np.lexsort((-labels, queries))].astype(np.float64)

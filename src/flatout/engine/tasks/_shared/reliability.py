@@ -1,7 +1,7 @@
 """Calibration: how well probabilities match outcomes, and how to correct them.
 
-Logits (N, L) with labels (N, L) of 0 and 1 are for L labels with a sigmoid each. Logits
-(N, C) with labels (N,) are for C classes with a softmax. All computations use fp64.
+Logits (N, L) with 0/1 labels (N, L) mean L independent labels with a sigmoid each.
+Logits (N, C) with labels (N,) mean C classes with a softmax. All computations use fp64.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 NUM_BINS = 15
-"""The number of bins of equal width in [0, 1]."""
+"""The number of equal-width bins in [0, 1]."""
 MOST_SCALED = 100.0
-"""The largest temperature, and the inverse of the smallest."""
+"""The largest temperature allowed. Its inverse is the smallest."""
 NARROWEST = 1e-12
-"""The smallest distance of a threshold from 0 and 1."""
+"""The smallest distance allowed between a threshold and 0 or 1."""
 Floats = npt.NDArray[np.float64]
 Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
 """Probabilities (N, L) and booleans (N, L) that tell whether each label is true."""
@@ -62,8 +62,8 @@ def calibration_figures(
 ) -> dict[str, Any]:
     """Return the calibration error before and after scaling with `temperature`. The
     error is the mean over labels. If there are several labels, their errors are also
-    returned by name. `reliability` lists the rows, the mean probability and the share
-    of hits of each non-empty bin, over all labels."""
+    returned by name. `reliability` lists the number of rows, the mean probability and
+    the fraction of hits in each non-empty bin, over all labels."""
     figures: dict[str, Any] = {"reliability": {}}
     for suffix, divisor in (("_uncalibrated", 1.0), ("", temperature)):
         shares, hits = outcomes(logits / divisor, labels)
@@ -106,8 +106,8 @@ def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> fl
 def best_threshold(shares: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
     """Return the probability threshold with the largest F1, or None if no row is
     positive. `shares` (N,) are probabilities. Thresholds lie halfway between
-    neighbouring probabilities. If several are equally good, the one nearest to 0.5 is
-    returned."""
+    neighbouring probabilities. If several thresholds have the same F1, the one nearest
+    to 0.5 is returned."""
     if not positive.any():
         return None
     values, groups = np.unique(shares, return_inverse=True)

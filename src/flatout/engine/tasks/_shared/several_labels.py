@@ -1,8 +1,8 @@
-"""Metrics of tags and of rows with several labels each.
+"""Metrics of token classification and multi-label classification.
 
 An entity is correct only if its type, start and end match (Sang 2002). Starts and ends
-follow the rules of conlleval and seqeval, even for tag sequences that no scheme allows,
-such as I- without a preceding B-.
+follow the rules of conlleval and seqeval, even for invalid tag sequences, such as I-
+without a preceding B-.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAG = re.compile(r"O|[BIES](-.+)?")
 
 
 class Entities(Metrics):
-    """Tag accuracy, and entity precision, recall and F1 by the rules of seqeval."""
+    """Tag accuracy, and entity precision, recall and F1 as defined by seqeval."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.has_entities = all(TAG.fullmatch(name) for name in names)
@@ -39,7 +39,7 @@ class Entities(Metrics):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add the logits (k, C) and labels (k, 2) of complete rows."""
-        # Move tokens that do not begin a word to the end: they would split entities.
+        # Tokens that do not begin a word would split entities; move them to the end.
         order = (labels[:, 0] == IGNORED).to(torch.int8).argsort(stable=True)
         labels, predicted = labels[order], logits.argmax(-1)[order]
         tags, real = labels[:, 0], labels[:, 0] != IGNORED
@@ -58,10 +58,11 @@ class Entities(Metrics):
     def _entities(
         self, tags: Tensor, starts: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for each tag (k,) whether an entity ends there, its type and start."""
+        """Return the end flag, the type and the start of the entity at each tag
+        (k,)."""
         prefix = self._prefixes[tags].where(real, OUTSIDE)
         types = self._types[tags].where(real, -1)
-        # The tags before the first and after the last of a row count as O.
+        # The positions before the first and after the last tag of a row count as O.
         before = prefix.roll(1).where(~starts, OUTSIDE)
         other = types.roll(1).where(~starts, -1) != types
         inside = prefix != OUTSIDE
@@ -83,7 +84,7 @@ class Entities(Metrics):
         return [self._hits, self._counts]
 
     def compute(self) -> dict[str, Any]:
-        """Return metrics in [0, 1]. Entity metrics require tags with prefixes."""
+        """Return metrics in [0, 1]. Entity metrics require tags such as B-LOC."""
         hits, judged = self._hits.tolist()
         found = {"accuracy": hits / judged} if judged else {}
         if not self.has_entities:
@@ -99,7 +100,7 @@ class Entities(Metrics):
 
 
 class LabelCounts(Metrics):
-    """F1 of labels, and the accuracy of rows, in which all labels must be correct."""
+    """F1 over labels, and exact-match accuracy of rows (all labels must be correct)."""
 
     def __init__(
         self,
