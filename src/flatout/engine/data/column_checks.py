@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Faults:
-    """Reasons why rows of a batch are rejected. Only a row's first reason is kept."""
+    """Reasons why rows of a batch are rejected. Only the first one per row is kept."""
 
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The column and the reason of each rejected row, by row index."""
@@ -51,7 +51,8 @@ def named(array: Any) -> Any:
 
 
 def python_values(batch: RawBatch, name: str) -> list[Any]:
-    """Return the N values of a column, all None if the batch is not valid UTF-8."""
+    """Return the N values of a column as Python objects. If any of them is not valid
+    UTF-8, all are None."""
     array = plain_values(batch.columns[name])
     try:
         return list(array.to_pylist())
@@ -155,7 +156,7 @@ def _read_list(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> A
 
 
 def _list(value: Any, label_type: Any) -> list[Any] | None:
-    """Return `value` as a list of the type `label_type`, or None if it is not one."""
+    """Return `value` as a list of type `label_type`, or None if that is impossible."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
         if pa.types.is_string(label_type.value_type) and isinstance(found, list):
@@ -168,7 +169,7 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
 
 
 def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read class names. Texts are unchanged; whole numbers lose their decimal point."""
+    """Read class names. Texts are unchanged, and floats such as 1.0 become `1`."""
     array = named(batch.columns[name])
     if pa.types.is_floating(array.type):
         array = _names_of_floats(array)
@@ -233,8 +234,8 @@ def read_score(batch: RawBatch, name: str, lowest: int, faults: Faults) -> Any:
 
 
 def _number(value: Any) -> float:
-    """Return `value` as a float, or NaN if it is not a number. Python reads 1_0 as 10,
-    but it is more likely a typing error, so it also gives NaN."""
+    """Return `value` as a float, or NaN if it is not a number. Texts such as 1_0, which
+    Python reads as 10, also give NaN because they are more likely typos."""
     try:
         return float("nan") if "_" in str(value) else float(value)
     except (TypeError, ValueError):

@@ -1,5 +1,5 @@
-"""Assign the raw columns to their uses, and explain errors if a column that the
-parameters name is missing or probably the wrong one."""
+"""Map raw columns to their roles, and explain which columns named in the parameters are
+missing or probably wrong."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ COMPARED = {
     "pairs": ("needs pairs", "positive"),
     "ranking": ("ranks passages", "passage"),
 }
-"""Forms that compare two texts, each with a description of its tasks for messages and
-the name of its second column."""
+"""Forms that compare two texts. Each has a phrase that describes its tasks in error
+messages, and the name of its second column."""
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
@@ -39,7 +39,7 @@ NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the raw columns by use. None means that the rows have no such column."""
+    """The raw column names by role. None means that the rows have no such column."""
 
     text: str
     text_pair: str | None
@@ -108,8 +108,8 @@ class Columns:
         )
 
     def among(self, present: Sequence[str]) -> Columns:
-        """Return a copy for a file that has the columns `present`. Pairs need no score:
-        the default label column is left out if the file does not have it."""
+        """Return a copy for a file with the columns `present`. Scores are optional for
+        pairs, so their default label column is left out if it is not present."""
         optional = self.form == "pairs" and self.label == DEFAULT_LABEL
         absent = optional and self.label not in present
         return replace(self, label=None) if absent else self
@@ -126,7 +126,7 @@ class Columns:
 
     @property
     def has_names(self) -> bool:
-        """Whether labels are names: either of a single class or lists of names."""
+        """Whether labels are names, either of a single class or in lists."""
         return self.has_classes or (self.has_labels and _is_names(self.label_type))
 
     @property
@@ -200,7 +200,8 @@ def column_faults(
     entry: str,
     advice: str = "Set the names in conf/local/parameters.yml",
 ) -> str | None:
-    """Return a message if columns are missing or ambiguous, or None if all exist once.
+    """Return a message if columns are missing or ambiguous, or None if each exists
+    exactly once.
 
     `wanted` maps parameter names to column names. The message suggests the most similar
     column names and ends with `advice`. `entry` is the name of the catalog entry.
@@ -229,7 +230,7 @@ def column_faults(
 
 
 def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
-    """Return a hint if folder names such as `label=good` contain a wanted column."""
+    """Return a hint if a wanted column is part of a folder name (`label=good`)."""
     parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
     names = {f"{name}=" for name in wanted.values()}
     found = sorted(p for p in parts if p[: p.find("=") + 1] in names)

@@ -1,4 +1,4 @@
-"""Rows that `split.drop_rows` leaves out, by number or by the hash of their text."""
+"""Leave out the rows in `split.drop_rows`, given by number or by text hash."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from flatout.engine.parameters.faults import first_line
 
 Given = Sequence[int] | str
 KNOWN = 0.5
-"""Minimum share of a file's rows that must also be in the raw data."""
+"""Minimum fraction of the rows in the given file that must be in the raw data, too."""
 
 
 def drop_key(given: Given) -> Any:
-    """Return the value that stands for `split.drop_rows` in a content key. Raises
-    SettingsError if the file that it names cannot be read."""
+    """Return the value that represents `split.drop_rows` in a content key. Raises
+    SettingsError if `given` is a file that cannot be read."""
     if isinstance(given, str):
         return xxhash.xxh3_128_hexdigest(np.sort(_hashes(given)).tobytes())
     return sorted(given)
 
 
 def drop(codes: Codes, facts: RowFacts, given: Given, raw_name: str) -> None:
-    """Set the code of the rows in `split.drop_rows` to DROPPED in `codes` (N,). If they
-    are given by a file, only rows of the train split are dropped. Raises SettingsError
-    if the data does not have these rows."""
+    """Set the code of the rows in `split.drop_rows` to DROPPED in `codes` (N,). If
+    `given` is a file, only rows of the train split are dropped. Raises SettingsError if
+    the data does not have these rows."""
     if not isinstance(given, str):
         codes[np.isin(facts.rows, _numbers(facts, given, raw_name))] = DROPPED
         return

@@ -1,4 +1,4 @@
-"""Folds of a cross-validation. Each row is in the test part of exactly one fold."""
+"""Cross-validation folds. Each row is a test row in exactly one fold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from flatout.engine.data.row_facts import Codes, RowFacts, scrambled
 
 FOLD = "fold"
-"""Name of the column with the fold number of each row, counted from 0."""
+"""Name of the column with each row's fold number, counted from 0."""
 
 
 def assign_folds(
@@ -16,9 +16,9 @@ def assign_folds(
 ) -> npt.NDArray[np.int8]:
     """Return the fold number of each row (N,), or -1 for rows that are in no split.
 
-    Rows are distributed label by label, as in scikit-learn's StratifiedKFold. Rows of
-    the same group, or texts that differ only in case and white space, stay together and
-    count as one row with the label of the first of them.
+    Folds are stratified by label, as in scikit-learn's StratifiedKFold. Rows of the
+    same group (without groups, texts that differ only in case and white space) stay
+    together and count as a single row, which has the label of the first one.
     """
     used = np.flatnonzero(codes >= 0)
     hashes = (facts.near if facts.groups is None else facts.groups)[used]
@@ -35,7 +35,7 @@ def assign_folds(
 def folds_fault(
     facts: RowFacts, assigned: npt.NDArray[np.int8], folds: int, *, has_classes: bool
 ) -> str | None:
-    """Return why the folds (N,) cannot be used, or None if they can."""
+    """Return why the fold numbers (N,) cannot be used, or None if they can."""
     if facts.are_given:
         return (
             "split.folds: the data gives the split of each row. Set split.folds: null, "

@@ -1,5 +1,5 @@
-"""Read rows that are not just a text and a label: words with tags, conversations, pairs
-and triplets, and multi-label rows with one column of zeros and ones per label."""
+"""Read rows that are more than a text and a label: tagged words, conversations, pairs,
+triplets, and multi-label rows with one column of zeros and ones per label."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
 
 
 def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
-    """Return a list for each of the N rows with the names of the columns that are 1."""
+    """Return, for each of the N rows, a list of the names of the columns that are 1."""
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
         numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy(False)

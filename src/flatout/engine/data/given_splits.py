@@ -19,7 +19,7 @@ SPLIT_CODES = {
     **dict.fromkeys(("eval", "evaluation"), 1),
     **dict.fromkeys(("test", "testing"), 2),
 }
-"""Common names of splits, with the index of the split in SPLITS."""
+"""Maps common names of splits to the index of the split in SPLITS."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SplitTexts:
     """Raw rows of several given splits, combined into one source."""
 
     parts: Mapping[str, RawTexts]
-    """Raw texts by the name of their split. `train` is always included."""
+    """The raw texts of each split, by split name. `train` is always included."""
 
     @property
     def column_names(self) -> list[str]:
@@ -56,7 +56,8 @@ def entry_of(split: str) -> str:
 
 def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Rename splits to train, validation and test. `name` is the catalog entry's name.
-    Raises RawTextsError if a name is unknown or given twice, or train is missing."""
+    Raises RawTextsError if a name is unknown, if two names mean the same split, or if
+    train is missing."""
     known = [key for key in splits if key.lower() in SPLIT_CODES]
     named = {SPLITS[SPLIT_CODES[key.lower()]]: splits[key] for key in known}
     if len(named) == len(splits) and "train" in named:

@@ -1,5 +1,5 @@
-"""Check the labels of all rows, and report the share of each label and the texts that
-occur with several labels."""
+"""Check the labels of all rows, and report the frequency of each label and the texts
+that occur with several labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN_TEXTS = 3
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Reject rows whose labels have no row in train, because a model cannot learn them.
+    """Reject rows with labels that do not occur in train, as these cannot be learned.
 
     Return record batches of these rows, and set their code in `codes` (N,) to REJECTED.
     """
@@ -38,8 +38,8 @@ def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
 
 
 def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
-    """Return label metrics for the report. If the labels are numbers, it only covers
-    texts with several labels."""
+    """Return the part of the report about labels. If they are numbers, it only covers
+    texts that occur with several labels."""
     several = _several_labels(facts)
     if not facts.label_sets:
         return several if facts.numbers is not None else {}
@@ -65,7 +65,7 @@ def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
 
 
 def _shares(facts: RowFacts, rows: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return the share of each label name in `rows` (n,)."""
+    """Return the fraction of `rows` (n,) that have each label name."""
     counts = sorted(_counts(facts, rows).items())
     return {name: round(count / len(rows), 6) for name, count in counts}
 
@@ -93,7 +93,7 @@ def _shown(facts: RowFacts, row: int) -> str:
 
 
 def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a single warning, however many texts came with several labels."""
+    """Yield a warning if there are texts that occur with several labels."""
     several = report.get("texts_with_several_labels", 0)
     if several:
         shown = [" and ".join(pair) for pair in report["several_labels_at"]]

@@ -63,7 +63,7 @@ class RawBatch:
     The values of these columns were converted to text."""
     broken: list[BrokenRow] = field(default_factory=list)
     """Rows that could not be parsed. A broken row may be reported with a later batch
-    only if no parsed row lies in between."""
+    only if there is no parsed row in between."""
     split: int = -1
     """Index of the rows' split in SPLITS, or -1 if no split is given."""
 
@@ -128,8 +128,8 @@ def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
 
 def _splits_of(splits: Any, name: str) -> RawTexts:
     """Return a reader for all splits of a `datasets.DatasetDict`. If it has only one
-    split, its rows count as unsplit, because `load_dataset` calls the rows of a plain
-    file "train". Raises RawTextsError if the names of the splits are unknown."""
+    split, its rows are treated as unsplit, because `load_dataset` calls the rows of a
+    plain file "train". Raises RawTextsError if the names of the splits are unknown."""
     if len(splits) == 1:
         return _dataset_texts(next(iter(splits.values())), name)
     from flatout.engine.data.given_splits import SplitTexts, entry_of, named_splits
@@ -139,8 +139,8 @@ def _splits_of(splits: Any, name: str) -> RawTexts:
 
 
 def rows_at_once(num_rows: int, num_bytes: int) -> int:
-    """Return how many of `num_rows` rows, which have `num_bytes` bytes in total, form a
-    batch: at most BATCH_ROWS rows and about BATCH_BYTES bytes."""
+    """Return the batch size for `num_rows` rows with `num_bytes` bytes in total. A
+    batch has at most BATCH_ROWS rows and about BATCH_BYTES bytes."""
     return max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(1, num_bytes)))
 
 

@@ -1,5 +1,5 @@
-"""Data about each row that the split needs, collected in a single pass: labels, given
-splits, and hashes that find equal and nearly equal texts."""
+"""Data about each row that is needed to assign splits, collected in a single pass:
+labels, given splits, and hashes that identify equal and nearly equal texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.engine.data.raw_texts import SPLITS, name_of
 
 Hashes = npt.NDArray[np.uint64]
 TEXT_HASH = "text_hash"
-"""Column of token rows that identifies their text: the first 64 bits of its hash."""
+"""Token-row column with the first 64 bits of the hash of each row's text."""
 REJECTED, DUPLICATE, DROPPED = -1, -2, -3
 """Codes of rows that are in no split. The code of a split is its index in SPLITS."""
 Codes = npt.NDArray[np.int8]
@@ -29,7 +29,8 @@ class RowFacts:
     """Data about the N usable rows. It needs about 41 bytes per row."""
 
     exact: Hashes
-    """Hash of each row's content (N, words). Repeated rows have equal hashes."""
+    """Hash of each row's content as words of 64 bits, of shape (N, words). Duplicate
+    rows have equal hashes."""
     near: Hashes
     """Hash of each row's normalised content (N,)."""
     rows: npt.NDArray[np.int64]
@@ -40,9 +41,9 @@ class RowFacts:
     labels: npt.NDArray[np.int32]
     """Index of each row's labels in `label_sets` (N,)."""
     label_sets: list[tuple[str, ...]]
-    """The distinct labels: each is the name of a class, or several names, sorted."""
+    """The distinct sets of labels, each a sorted tuple of class names."""
     given: frozenset[int]
-    """Codes of all given splits, including those without a usable row."""
+    """Codes of all given splits, including splits without a usable row."""
     num_raw: int
     groups: Hashes | None = None
     numbers: npt.NDArray[np.float64] | None = None
@@ -74,7 +75,7 @@ class FactCollector:
         self.num_raw = 0
 
     def add(self, sources: Sequence[str], **arrays: npt.NDArray[Any] | None) -> None:
-        """Add n usable rows. `arrays` are fields of RowFacts by name."""
+        """Add n usable rows. `arrays` maps the names of RowFacts fields to arrays."""
         known = self._source_codes
         codes = [known.setdefault(source, len(known)) for source in sources]
         self._parts["sources"].append(np.array(codes, np.int32))
@@ -131,7 +132,7 @@ def _set_of(labels: list[Any]) -> tuple[str, ...]:
 def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
     """Return hashes of the exact texts (N, 2) and of the normalised texts (N,)."""
     texts = _texts(table)
-    # The near hash covers only the anchor, so that all its pairs are in one split.
+    # Only the anchor is hashed, so that all pairs of an anchor are in one split.
     near = [xxhash.xxh3_64_intdigest(normalised_text(text).encode()) for text in texts]
     if "passages" in table.schema.names:
         lists = table.column("passages").to_pylist()
@@ -172,7 +173,7 @@ def group_hashes(groups: Any | None) -> Hashes | None:
 
 
 def scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """Mix hashes with a seed by SplitMix64. Each seed gives an independent split."""
+    """Mix hashes with a seed (SplitMix64). Each seed gives an independent split."""
     with np.errstate(over="ignore"):
         z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -192,7 +193,7 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
-    """Return, for each text in several splits, its first row in each of them."""
+    """For each text that is in several splits, return its first row in each split."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)

@@ -30,7 +30,7 @@ from flatout.engine.data.given_splits import read_splits
 from flatout.engine.data.raw_texts import RawBatch
 
 LOWEST_SCORE = {"pairs": -1, "ranking": 0}
-"""Lowest valid label of the forms whose labels are scores. The highest is 1."""
+"""Lowest valid label, by form, for forms whose labels are scores. The highest is 1."""
 NOTHING = ("", "None", "nan")
 """Excerpts of missing values, which are not worth showing."""
 
@@ -51,7 +51,7 @@ class CheckedBatch:
     table: Any
     """The usable rows as a RecordBatch with the schema `Columns.row_schema`."""
     good: Mask
-    """Mask of the raw rows (one value per raw row) that are in `table`."""
+    """Mask over all raw rows, which is True for the rows that are in `table`."""
     groups: Any | None
     rejected: Any
     """The rejected rows as a RecordBatch with REJECTED_SCHEMA."""
@@ -60,7 +60,7 @@ class CheckedBatch:
 
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
-    """Validate each row of `batch`. Only the first fault of a row is reported."""
+    """Validate each row of `batch`. Only the first problem of a row is reported."""
     faults = Faults()
     arrays = [*_values(batch, columns, faults), pa.array(batch.rows)]
     groups = read_group(batch, columns.group, faults) if columns.group else None

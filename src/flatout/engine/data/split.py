@@ -1,13 +1,13 @@
-"""Split rows into train, validation and test in a stable way and without leaks.
+"""Assign rows to train, validation and test, stably and without leaks.
 
 The split of a row depends only on its content: a hash of its key, scaled to [0, 1), is
 compared with the fractions. The key of a text is its normalised form (Unicode NFKC with
 unified case and white space). The key of an array or an image is its values. If there
-is a group column, the key is the name of the group. A row therefore keeps its split
-when other rows are appended, removed or reordered, and texts that differ only in case
-and white space, or equal samples, share a split. Labels are distributed as by
-independent random draws: of a label with n rows, n * f +- sqrt(n * f * (1 - f)) are in
-a split of fraction f.
+is a group column, the key is the group's name. A row therefore keeps its split when
+other rows are appended, removed or reordered, and texts that differ only in case and
+white space, or equal samples, share a split. Splits are not stratified: labels are
+distributed as if each row were drawn independently at random. Of n rows with the same
+label, n * f +- sqrt(n * f * (1 - f)) are in a split of fraction f.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class SplitError(ValueError):
 
 
 class SplitPlan(ABC):
-    """Assigns each row to a split. At the first access, the raw rows are read in a
-    single pass, and the usable rows are written to a spool, from which they are read
-    later."""
+    """Assigns each row to a split. On first access, the raw rows are read in a single
+    pass, and the usable rows are written to a spool file, from which they are later
+    read."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class SplitPlan(ABC):
         has_classes: bool,
         kind: str,
     ) -> None:
-        """`has_names` is True if labels are names, and `has_classes` if each row has
-        only one. `kind` is `texts`, `arrays` or `images`."""
+        """`has_names` is True if labels are names, and `has_classes` is True if each
+        row has exactly one name. `kind` is `texts`, `arrays` or `images`."""
         self.settings, self.raw_name = settings, f"raw_{kind}"
         self.quarantine = f"rejected_{'rows' if kind == 'texts' else kind}"
         self.has_names, self.has_classes = has_names, has_classes
@@ -72,10 +72,11 @@ class SplitPlan(ABC):
     @property
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """The report, with the row counts of `row_counts` and facts about the data."""
+        """The split report: the result of `row_counts` and facts about the data."""
 
     def prepare(self, folder: Path) -> None:
-        """Set the folder of the spool. The disk of the output has enough space."""
+        """Set the folder for the spool file. It is on the output's disk, because that
+        has enough space."""
         self._folder = folder
 
     @cached_property
@@ -110,7 +111,8 @@ class SplitPlan(ABC):
 
     @property
     def codes(self) -> Codes:
-        """Index of each usable row's split (N,). Negative codes mean no split."""
+        """Index of each usable row's split (N,). A negative code means that the row is
+        in no split."""
         return self._assignments[0]
 
     @cached_property
@@ -200,8 +202,8 @@ def one_label_text(name: str, left: str = "") -> str:
 
 
 def assign_splits(facts: RowFacts, settings: SplitSettings) -> Codes:
-    """Return the split codes (N,). If the data gives only some of the splits, the rows
-    of the others are drawn from train by their hashes."""
+    """Return the split codes (N,). If the data provides only some of the splits, rows
+    for the missing splits are drawn from train by their hashes."""
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
     shares = [fractions.train, fractions.validation, fractions.test]

@@ -1,4 +1,4 @@
-"""Split texts, and create recipes with content keys for the resulting entries."""
+"""Split texts, and create recipes with content keys for the new catalog entries."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from flatout.engine.parameters import SplitSettings
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 4
-"""Increase it if the same input would give different rows."""
+"""Increase this whenever the same input would give different rows."""
 ROWS_DIGEST = "rows_digest"
 SHOWN_LEAKS = 100
 MANY_NUMBERS = 50
-"""With at least this many distinct numeric labels, a hint suggests regression."""
+"""Minimum number of distinct numeric labels for which a hint suggests regression."""
 
 
 class TextSplit(SplitPlan):
@@ -103,7 +103,7 @@ class TextSplit(SplitPlan):
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """The report, with row counts, label shares and leaks."""
+        """The split report, with row counts, label fractions and leaks."""
         facts, codes = self.facts, self.codes
         labels = label_report(facts, codes)
         kept = self.settings.keep_duplicates
@@ -147,7 +147,7 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Return the digest of the rows, which is also in the key of their tokens."""
+        """Return the digest of the rows, which is also in the key of the token rows."""
         return self._facts
 
     @property
@@ -186,7 +186,7 @@ def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
     """Return the recipes of rejected_rows, the rows of the three splits and
-    split_report, by the name of the catalog entry."""
+    split_report, by catalog entry name."""
     columns = columns.among(raw.column_names)
     plan = TextSplit(raw, columns, settings)
     fields = {

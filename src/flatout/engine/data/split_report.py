@@ -1,4 +1,4 @@
-"""Create the report of a split: row counts, reasons for rejection, labels and leaks."""
+"""Create the split report: row counts, rejection reasons, labels and leaks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def split_report(
     *,
     repeats: bool = False,
 ) -> dict[str, Any]:
-    """Return the report as a dict. `repeats` must be True if the same text may be in
+    """Return the report as a dict. `repeats` must be True if the same text may occur in
     several rows and splits. Raises AssertionError if a row is not accounted for, or if
     a text or a group is unexpectedly in two splits."""
     report = {
@@ -55,8 +55,8 @@ def split_report(
 
 
 def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
-    """Count the rows that were read, that are in each split, that `split.drop_rows`
-    left out, and that were rejected for each reason."""
+    """Count the rows that were read, the rows in each split, the rows left out by
+    `split.drop_rows`, and the rows rejected for each reason."""
     out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
     return {
         "rows_in": facts.num_raw,
@@ -68,7 +68,7 @@ def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
 
 
 def leak_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning if the same texts were given in more than one split."""
+    """Yield a warning if the data has the same texts in more than one split."""
     if found := report.get("leaks", []):
         shown = "; ".join(" = ".join(rows) for rows in found[:SHOWN_TEXTS])
         more = "; ..." if len(found) > SHOWN_TEXTS else ""
@@ -86,8 +86,8 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Count the rows in a split whose text differs from another one only in case, white
-    space or Unicode composition."""
+    """Count the rows whose text differs from an earlier one only in case, white space
+    or Unicode composition, and the texts that are in two splits in this way."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
@@ -96,7 +96,7 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
 
 
 def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
-    """Return a log message with the rows in each split and the rejection reasons."""
+    """Return a log message with the size of each split and the rejection reasons."""
     parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
     counts = (
         f"{report['rows_in']:,} rows in: {parts}; {report['rejected']:,} rejected, "
@@ -154,8 +154,8 @@ def _reason_line(reason: str, count: int, rejected: Any) -> str:
 
 
 def _places(rows: list[dict[str, Any]], more: str) -> str:
-    """Return row numbers such as `2, 7, 9, ... of reviews.csv`. If rows are from
-    several files, each number has the name of its file."""
+    """Return row numbers such as `2, 7, 9, ... of reviews.csv`. If the rows come from
+    several files, each number is prefixed with its file name."""
     sources = {row["source"] for row in rows}
     one = len(sources) == 1 and SOURCE not in sources
     named = [(SOURCE if one else r["source"], r["row"]) for r in rows]

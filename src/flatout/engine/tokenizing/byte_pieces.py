@@ -12,7 +12,7 @@ from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
 
 PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
 LONGEST_WORD = 1_000
-"""Maximum length in bytes of words used for training (base64 or DNA are longer)."""
+"""Maximum length in bytes of a training word. Longer ones (base64, DNA) are ignored."""
 NUM_BYTES = 256
 FORMAT_VERSION = 1
 CHAT_TEMPLATE = (
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ bos_token + 'assistant\\n' }}{% endif %}"
 )
-"""Messages start with the role and end with the end token, which stops the model."""
+"""Messages start with the role and end with the end token, which ends generation."""
 OPTIONS: dict[str, Any] = {
     "pad_token": PAD,
     "bos_token": START,
@@ -56,7 +56,7 @@ def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
 
 
 def around(tokenizer: Tokenizer, *, end: bool) -> processors.TemplateProcessing:
-    """Return a post-processor that adds a start token and, if `end`, an end token."""
+    """Return a post-processor that adds a start token and optionally an end token."""
     last = f" {END}" if end else ""
     return processors.TemplateProcessing(
         single=f"{START} $A{last}",

@@ -1,4 +1,4 @@
-"""Statistics on the lengths and the truncation of token rows."""
+"""Statistics of the lengths and the truncation of token rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 def token_report(tokens: Mapping[str, Any], max_length: int) -> dict[str, Any]:
     """Return a report on token rows as a JSON-compatible dict. `tokens` has a
-    `datasets.Dataset` for each split, including `train`. Shares are between 0 and 1."""
+    `datasets.Dataset` for each split, including `train`. Fractions are in [0, 1]."""
     return {
         "max_length": max_length,
         "splits": {name: _split(rows) for name, rows in tokens.items()},

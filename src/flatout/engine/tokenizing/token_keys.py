@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class StaleTokensError(ValueError):
-    """Raised if token rows were created from other inputs. Names the differences."""
+    """Raised if token rows were created from other inputs. The message lists them."""
 
 
 def folder_of(tokens: Any) -> Path | None:
@@ -32,7 +32,7 @@ def folder_of(tokens: Any) -> Path | None:
 
 
 def key_of(tokens: Any) -> ContentKey | None:
-    """Return the key stored with token rows, or None if they are not a whole folder."""
+    """Return the key stored with token rows, or None if `folder_of` finds no folder."""
     folder = folder_of(tokens)
     return None if folder is None else stored_key(folder)
 
@@ -44,19 +44,20 @@ def facts_of(tokens: Any) -> dict[str, Any]:
 
 
 def token_key(tokens: Any) -> str:
-    """Return a digest of the inputs of `tokens`, or if unknown, of its rows."""
+    """Return a digest of the inputs that `tokens` came from or, if unknown, its
+    rows."""
     key = key_of(tokens)
     return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the digest of the key that is now stored with each split, or None."""
+    """Return the digest of each split's current key, or None if it has no key."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 
 
 def warn_if_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
-    """Warn if rows were replaced since a run started. `keys` are the digests then."""
+    """Warn if rows have changed since `keys_of` returned `keys` at a run's start."""
     now = keys_of(splits)
     names = [name for name, key in keys.items() if key and now[name] != key]
     if names:
@@ -75,8 +76,9 @@ def check_tokens_match(
     label_names: Sequence[str],
 ) -> None:
     """Raise StaleTokensError if inputs have changed since the rows of `splits` were
-    created, naming all of them: parameters, the tokenizer, label names, or the data of
-    another split. Rows without a key, for example in memory, only cause a warning."""
+    created. The message lists all changes: parameters, the tokenizer, label names, or
+    splits of different data. Rows without a key (e.g. in memory) only cause a
+    warning."""
     keys = {f"{name}_tokens": key_of(rows) for name, rows in splits.items()}
     known = {name: key for name, key in keys.items() if key is not None}
     if len(known) < len(keys):
@@ -114,14 +116,14 @@ def _changed_inputs(
 
 
 def _digest_of(tokenizer: Any) -> str | None:
-    """Return the digest of a transformers tokenizer, or None if it has no folder."""
+    """Return a transformers tokenizer's digest, or None if its folder is unknown."""
     folder = Path(tokenizer.name_or_path or "")
     found = all((folder / name).is_file() for name in FILES)
     return TokenizerFile(folder).digest if found else None
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """Return a text such as `tokenize.max_length: 320 -> 128` per changed parameter."""
+    """Return a text like `tokenize.max_length: 320 -> 128` per changed parameter."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
     return wanted.changes_since(stored)

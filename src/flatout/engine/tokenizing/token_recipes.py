@@ -1,4 +1,4 @@
-"""Recipes of token rows, with keys of all data and options that affect the tokens."""
+"""Recipes of token rows, whose keys cover all data and options that affect tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 COLUMNS = ("text", "text_pair", "completion", "messages", PASSAGES, "label")
 """Columns of rows that affect their tokens."""
 FORMAT_VERSION = 1
-"""Increase it if the same input would give different token rows."""
+"""Increase this whenever the same input would give different token rows."""
 
 
 def tokens_recipe(
@@ -52,7 +52,7 @@ def tokens_recipe(
         fields["whole_ends"] = True  # Absent if truncated rows have an end token.
     starts = tokenizer.backend.num_special_tokens_to_add(False) > 0
     if options.form == "completion" and starts and options.end_id is not None:
-        # Absent in keys of versions that added no end token if there is a start token.
+        # Earlier versions added no end token here, and their keys lack this field.
         fields["end_id"] = options.end_id
     if options.form == "messages":
         fields["chat_template"] = tokenizer.chat_template
@@ -75,8 +75,8 @@ def split_recipes(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """Return a recipe for each split. Each key also contains the digests of all splits,
-    so that token rows of different data are never combined."""
+    """Return a recipe for each split. Each key also covers the rows of all splits, so
+    that token rows of different data are never combined."""
     recipes = [
         tokens_recipe(f"{name}_tokens", rows, tokenizer, label_names, model, tokenize)
         for name, rows in splits.items()

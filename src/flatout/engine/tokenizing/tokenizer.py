@@ -1,4 +1,4 @@
-"""Load a checkpoint's tokenizer or train one, and make it usable for training."""
+"""Load a checkpoint's tokenizer or train a new one, and prepare it for training."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FORMAT_VERSION = 2
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Tokenizer classes of transformers that return no token type ids."""
 ENDS_TEXTS = "flatout_ends_texts"
-"""Key in the config of a tokenizer that adds no end token, as prompts require, but
-whose texts get one for training."""
+"""Config key that marks a tokenizer that adds no end token, because a prompt must not
+have one. An end token is added to training texts nevertheless."""
 TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
 """The `model_max_length` that transformers writes for models without a maximum."""
@@ -87,8 +87,8 @@ class TokenizerFile:
 
     @cached_property
     def backend(self) -> Any:
-        """A `tokenizers.Tokenizer` that neither truncates nor pads. It adds the end
-        token to texts if that is done for training (see ENDS_TEXTS)."""
+        """A `tokenizers.Tokenizer` that neither truncates nor pads. It adds an end
+        token to texts if the config contains ENDS_TEXTS."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_buffer(self._read("tokenizer.json"))
@@ -124,7 +124,7 @@ class TokenizerFile:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """Recipe of the tokenizer: loaded from `model.name_or_path`, or trained if None."""
+    """Recipe of the tokenizer, which is trained if `model.name_or_path` is None."""
 
     rows: Any
     """`datasets.Dataset` to train on."""
@@ -133,7 +133,7 @@ class TokenizerRecipe:
 
     @cached_property
     def key(self) -> ContentKey:
-        """Key with the inputs that determine the tokenizer."""
+        """The content key, with all inputs that determine the tokenizer."""
         model = self.model
         fields = {"format": FORMAT_VERSION, "task": model.task}
         if model.name_or_path is None:
@@ -219,7 +219,7 @@ def _scratch_config(model: ModelSettings) -> dict[str, Any]:
 
 
 def _put_space_before_words(tokenizer: Any) -> None:
-    """Let a byte-level tokenizer (GPT-2, RoBERTa) add a space before each word. Words
+    """Make a byte-level tokenizer (GPT-2, RoBERTa) add a space before each word. Words
     are encoded one by one, and their tokens depend on the space."""
     from tokenizers.pre_tokenizers import ByteLevel
 

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenizerError(ValueError):
-    """Raised if a tokenizer cannot be loaded or used. Lists the causes."""
+    """Raised if a tokenizer cannot be loaded or used. The message lists the causes."""
 
 
 def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> None:
@@ -60,7 +60,7 @@ def _faults(
 
 
 def _pad_candidate(tokenizer: Any) -> str | None:
-    """Return a token for padding. Any will do: the lengths of rows show the padding."""
+    """Return a token to pad with. Any will do, as row lengths identify the padding."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
 

@@ -26,8 +26,8 @@ _NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 OPTIONS = dict(zip(_NAMES, SPECIAL_TOKENS, strict=True))
 """Arguments for the tokenizer class of transformers."""
 TRAINING_BYTES = 16 << 20
-"""Amount of text for training, in evenly spaced rows. More hardly changes the
-result."""
+"""Bytes of text to train on, taken from evenly spaced rows. More text hardly changes
+the result."""
 COUNTED_TEXTS = 10_000
 LONGEST_WORD = 100
 """Maximum length of a word in characters. Longer words are encoded as [UNK]."""
@@ -39,8 +39,8 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     """Train a tokenizer on an Arrow column of texts. It converts texts to lower case,
     and keeps accents, Hangul and emoji.
 
-    The library numbers letters in the order of a hash map, which differs from run to
-    run. Passing all letters in sorted order makes the result reproducible.
+    The tokenizers library assigns ids to letters in hash map order, which differs from
+    run to run. Passing all letters in sorted order makes the result reproducible.
     """
     sample = list(sampled(texts))
     letters, rare = _alphabet(sample, vocab_size // 3)
@@ -92,7 +92,7 @@ def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
 
 
 def sampled(texts: Any) -> Iterator[str]:
-    """Yield the texts, or evenly spaced texts of TRAINING_BYTES in total."""
+    """Yield all texts, or evenly spaced texts if they exceed TRAINING_BYTES."""
     every = max(1, -(-int(texts.nbytes) // TRAINING_BYTES))
     for chunk in texts.chunks:
         yield from chunk.take(np.arange(0, len(chunk), every)).to_pylist()
@@ -125,7 +125,7 @@ def _untrained(model: models.WordPiece) -> Tokenizer:
 
 
 def add_special_tokens_to_ends(tokenizer: Tokenizer) -> Tokenizer:
-    """Add the special tokens. One is put before each text, and one after it."""
+    """Register the special tokens, and add [CLS] before and [SEP] after each text."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
     tokenizer.post_processor = processors.TemplateProcessing(

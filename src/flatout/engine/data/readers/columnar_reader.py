@@ -69,8 +69,8 @@ class ArrowReader(FileReader):
 
 
 def _check_offsets(array: Any) -> None:
-    """Raise ArrowInvalid if buffers are damaged. Texts that are not UTF-8, which
-    pyarrow checks last, pass because only their rows are rejected later."""
+    """Raise ArrowInvalid if buffers are corrupt. Invalid UTF-8, which pyarrow checks
+    last, is accepted because only the affected rows are rejected later."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:

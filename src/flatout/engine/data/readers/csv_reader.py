@@ -1,4 +1,4 @@
-"""Read CSV files. All values are read as text: NA, null and nan are not missing, and
+"""Read CSV files. All values are read as text, so NA, null and nan are not missing, and
 the label 007 stays 007. Rows with a wrong number of fields are reported."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 # pyarrow.dataset is not used because it does not number rows that cannot be parsed.
 
 BLOCK_BYTES = 64 << 20
-"""Maximum size of a row."""
+"""Maximum size of a row in bytes."""
 HEAD_BYTES = 64 << 10
-"""Bytes searched for the header first, so that opening does not read the whole file."""
+"""Number of bytes searched for the header first, to avoid reading the whole file."""
 _TOO_LONG = (
     f"a row is longer than {BLOCK_BYTES >> 20} MiB. Is a quote never closed? "
     "Rows of this length can be given as JSON lines or Parquet"
@@ -136,7 +136,7 @@ class CsvReader(FileReader):
 
     def _note(self, row: Any, broken: list[BrokenRow]) -> str:
         """Record a row with a wrong number of fields, as one broken row per line."""
-        # str.splitlines also splits at characters such as U+2028, which end no row.
+        # str.splitlines also splits at U+2028 and similar, which do not end a row.
         lines = re.split(r"\r\n|\r|\n", row.text)
         reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
         if len(lines) > 1:
@@ -148,8 +148,8 @@ class CsvReader(FileReader):
 
 
 def _whole_records(batch: Any, pattern: str) -> int:
-    """Count the fields that contain a whole record. A quote inside a text may have
-    opened a quoted field that contains all rows up to the next quote."""
+    """Count the fields that seem to contain a whole row. This happens if a quote inside
+    a text opens a quoted field, which then contains all rows up to the next quote."""
     count = 0
     for column in batch.columns if pattern else ():
         lines = pc.match_substring(column, "\n")

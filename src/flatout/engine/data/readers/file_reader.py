@@ -17,7 +17,7 @@ from flatout.engine.parameters.faults import first_line
 
 HASH_BYTES = 16 << 20
 PACKED = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
-"""First bytes of compressed files."""
+"""The first bytes of compressed files, by compression format."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Format:
     column_names: tuple[str, ...] | None = None
     """Column names of a CSV file without a header."""
     kind: str | None = None
-    """File type, such as `csv` or `jsonl`. If None, the suffix of the name decides."""
+    """File type, such as `csv` or `jsonl`. If None, the file name's suffix is used."""
 
     def __post_init__(self) -> None:
         """Raise RawTextsError if a value is invalid."""
@@ -59,7 +59,8 @@ def _is_one_mark(value: Any) -> bool:
 
 
 class Utf8:
-    """A stream converted to UTF-8. `marks` counts how often `mark` was read from it."""
+    """A stream that is converted to UTF-8. `marks` is the number of times that `mark`
+    has occurred in it so far."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0
@@ -89,14 +90,15 @@ class FileReader(ABC):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
     def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
-        """Open the file as UTF-8. If `keep_bad`, invalid UTF-8 is not changed."""
+        """Open the file as UTF-8. If `keep_bad` is True, invalid UTF-8 is left as
+        is."""
         encoding = codecs.lookup(self.form.encoding).name
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
         return Utf8(self._open(), encoding, mark, as_is=as_is)
 
     def _open(self) -> Any:
-        """Open the file, and decompress it if its first bytes mark it as packed."""
+        """Open the file. If it is compressed (see PACKED), it is decompressed."""
         with self.path.open("rb") as file:
             head = file.read(4)
         packed = next((k for k, mark in PACKED.items() if head.startswith(mark)), None)

@@ -26,7 +26,7 @@ from flatout.engine.parameters.faults import first_line
 logger = logging.getLogger(__name__)
 
 STAMPS = ".stamps.json"
-"""Name of the file in the download folder with a hash of each file's metadata."""
+"""File in the download folder that stores a hash of each file's remote metadata."""
 CHECK = "check the address, the network and the entry's credentials"
 TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial"})
 """Metadata fields that may stay the same when the contents of a file change."""
@@ -51,13 +51,14 @@ class RemoteFiles:
 
     @property
     def folder(self) -> Path:
-        """The local folder of the downloaded files."""
+        """The local folder for the downloaded files."""
         name = PurePosixPath(urlsplit(self.url).path).name or "files"
         return self.cache / f"{name}-{xxhash.xxh3_64_hexdigest(self.url.encode())}"
 
     def fetch(self) -> Path:
         """Download new and changed files. Return the local folder, or the path of the
-        file if the URL names a single file. Raises RawTextsError."""
+        file if the URL names a single file. Raises RawTextsError if the download
+        fails."""
         with self._errors():
             store, found, is_file = self._find()
             known, stamps = self.fetched_stamps(), _stamps(store, found)
@@ -72,14 +73,15 @@ class RemoteFiles:
         return self.folder / next(iter(found)) if is_file else self.folder
 
     def stamps(self) -> dict[str, str | None]:
-        """Return a hash of the current remote metadata of each file, or None if the
-        metadata cannot show a change. Raises RawTextsError."""
+        """Return a hash of each file's current remote metadata, by file name. The hash
+        is None if the metadata cannot reveal a change. Raises RawTextsError if the
+        store cannot be read."""
         with self._errors():
             store, found, _ = self._find()
             return _stamps(store, found)
 
     def fetched_stamps(self) -> dict[str, str | None]:
-        """Return a hash of each file's metadata at the time of its download."""
+        """Return the result of `stamps` at the time of the last download."""
         try:
             return dict(json.loads((self.folder / STAMPS).read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -127,7 +129,7 @@ class RemoteFiles:
 
 
 def _is_file(store: Any, path: str) -> bool:
-    """Return whether `path` is a file. (fsspec's HTTP `isfile` requests all of it.)"""
+    """Return whether `path` is a file. (fsspec's HTTP `isfile` downloads the file.)"""
     try:
         return bool(store.info(path)["type"] == "file")
     except FileNotFoundError:
@@ -147,5 +149,5 @@ def _stamp(info: Mapping[str, Any]) -> str | None:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether no part of the path is empty, hidden or a marker (_SUCCESS)."""
+    """Return whether no part of the path is empty, hidden or a marker like _SUCCESS."""
     return not any(p.startswith((".", "_")) or not p for p in name.split("/"))

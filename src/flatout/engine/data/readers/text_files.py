@@ -46,8 +46,8 @@ class TextFiles:
 
     @cached_property
     def files(self) -> list[Path]:
-        """The shards, sorted by name. Raises RawTextsError if there is none, or if they
-        are of several file types."""
+        """The shards, sorted by name. Raises RawTextsError if there are none, or if
+        their file types differ."""
         inside = files_of(self.path)
         if not self.path.is_dir():
             return inside

@@ -35,8 +35,8 @@ Part = Literal["all", "train", "rest"]
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """Selects sessions by a hash of their names. The part `train` is a `share` of the
-    sessions without the abnormal ones, and `rest` contains all other sessions."""
+    """Selects sessions by a hash of their names. The part `train` contains the normal
+    sessions of a random fraction `share`, and `rest` contains all other sessions."""
 
     part: Part = "all"
     share: float = 0.8
@@ -60,8 +60,9 @@ def label_of(value: str) -> str:
 
 
 def read_labels(path: Path) -> dict[str, str]:
-    """Read a file with two columns, session name and label. Return `normal` or
-    `abnormal` by session name. Raises RawTextsError if it has other columns."""
+    """Read a file with two columns, session name and label. Return a dict from session
+    name to `normal` or `abnormal`. Raises RawTextsError if there are not two
+    columns."""
     reader = TextFiles(path)
     columns = reader.column_names
     if len(columns) != 2:
@@ -88,16 +89,17 @@ class LogColumns:
     key: str = "EventId"
     session: str = "Content"
     pattern: str | None = r"blk_-?\d+"
-    """Pattern that finds one or more session names in the session column. If None, the
-    whole value is the name."""
+    """Regular expression that matches the session names in the session column. If None,
+    the whole value is the name."""
     label: str | None = None
     """Column with the label of each line. A session is normal if all its lines are."""
 
 
 def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
     """Return a DataFrame of sessions in the order of their first lines, and the
-    unusable lines. It has the columns `session`, `row` (of the first line), `text` and
-    `label`. Raises RawTextsError if a column is missing or no line has a session."""
+    unusable lines. The DataFrame has the columns `session`, `row` (of the first line),
+    `text` and `label`. Raises RawTextsError if a column is missing or no line has a
+    session."""
     reader = TextFiles(file)
     _check_columns(reader, columns)
     lines, broken = _lines(reader, columns)

@@ -115,8 +115,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
-    """Read a file with the keys of one session per line. The result is as for
-    `group_lines`. A session is named after the file and the line number."""
+    """Read a file that has the keys of one session per line. Return the same types as
+    `group_lines`. A session is named after the file and its line number."""
     import pandas as pd
 
     found, broken = [], []

@@ -1,4 +1,4 @@
-"""Synthetic sessions that imitate blocks of a file system, some of them with faults.
+"""Synthetic sessions that imitate the logs of file system blocks, some abnormal.
 
 Their names and keys mark them as synthetic. They do not represent a real log.
 """
@@ -19,16 +19,16 @@ from flatout.engine.data.sessions.grouping import (
 )
 
 FORMAT_VERSION = 1
-"""Increase it if the same seed would give different sessions."""
+"""Increase this whenever the same seed would give different sessions."""
 ABNORMAL_SHARE = 0.05
 REPLICAS = 3
 Keys = list[str]
 
 
 def synthetic_sessions(count: int, seed: int, sessions_filter: SessionFilter) -> Any:
-    """Generate `count` sessions. Return those that `sessions_filter` selects as an
-    Arrow table with the columns `session`, `text` and `label`. The same seed gives the
-    same sessions."""
+    """Generate `count` sessions, and return the ones selected by `sessions_filter` as
+    an Arrow table with the columns `session`, `text` and `label`. The same seed always
+    gives the same sessions."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     found = [_session(rng, number) for number in range(count)]
     names, texts, labels = map(list, zip(*found, strict=True))

@@ -39,7 +39,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 
 UNIT_BYTES = 2 << 20
-"""Bytes of text to encode at a time."""
+"""Number of bytes of text to encode at a time."""
 UNIT_ROWS = 20_000
 TEXTS = ("text", "text_pair", "completion", "messages")
 """Columns that are encoded."""
@@ -149,15 +149,15 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return the targets per row. For rows of words, return targets per token."""
+        """Return the targets as they are or, for rows of words, one per token."""
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)
         return lists_of(labels, part.lengths)
 
     def _encode(self) -> Iterator[tuple[int, int, Encoded]]:
-        """Encode rows in parts, which limits the memory. For each part, yield its first
-        row, the row after its last one, and its tokens."""
+        """Encode rows in parts to limit memory use. For each part, yield its first row,
+        its end row (exclusive), and its tokens."""
         table, own = self.rows.data.table, (*TEXTS, PASSAGES)
         texts = table.select([name for name in own if name in table.column_names])
         size = max(1, min(UNIT_ROWS, UNIT_BYTES * len(texts) // max(1, texts.nbytes)))
@@ -188,7 +188,7 @@ class TokensRecipe(ArrowRecipe):
 
     def _targets(self, start: int, stop: int) -> Any | None:
         """Return the targets of rows `start` to `stop`, or None if there are no labels.
-        With the labels of all rows, an Arrow array could exceed its maximum size."""
+        Targets of all rows at once could exceed the maximum size of an Arrow array."""
         if "label" not in self.rows.column_names:
             return None
         label = self.rows.data.table.column("label").slice(start, stop - start)

@@ -1,5 +1,5 @@
-"""Concatenated rows of token ids, and their conversion to Arrow: texts joined to blocks
-of equal length, and samples of several texts."""
+"""Concatenated rows of token ids, and their conversion to Arrow, either as texts joined
+into blocks of equal length or as samples of several texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokensError(ValueError):
-    """Raised if rows cannot be encoded. The message names them and a fix."""
+    """Raised if rows cannot be encoded. The message names the rows and a fix."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Encoded:
     type_ids: npt.NDArray[np.int8] | None = None
     """Token type ids (T,), only for pairs of texts."""
     marks: Ids | None = None
-    """Marks of tokens (T,), -1 by default. The first token of a word has the word's
-    index, and the target tokens of completions have 0."""
+    """Mark of each token (T,): the word's index for the first token of a word, 0 for
+    target tokens of completions and messages, and -1 for all other tokens."""
 
 
 def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
-    """Concatenate lists into an array. (The tokenizers library only returns lists. This
-    is the fastest way to convert them: 4 % of the encoding time.)"""
+    """Concatenate lists into an array. The tokenizers library only returns lists, and
+    this is the fastest way to convert them. It takes 4 % of the encoding time."""
     joined = array(typecode)
     for row in rows:
         joined.fromlist(row)
@@ -56,8 +56,8 @@ JOINED_SCHEMA = pa.schema(
         ("length", pa.int32()),
     ]
 )
-"""`document_lengths` are the numbers of tokens of the documents in a block; their sum
-is `length`. Attention and labels must not cross from one document to the next."""
+"""`document_lengths` are the token counts of the documents in a block, and `length` is
+their sum. Attention and labels must not cross document boundaries."""
 
 
 def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
@@ -119,12 +119,11 @@ PAIRS_SCHEMA = pa.schema(
         ("length", pa.int32()),
     ]
 )
-"""`input_ids` are the concatenated tokens of all sequences; `length` is their
-number."""
+"""`input_ids` are the concatenated tokens of all texts, and `length` is their count."""
 
 
 def texts_of(table: Any) -> Any:
-    """Return all texts (S,) of N samples, in order."""
+    """Return the texts (S,) of N samples, each anchor followed by its passages."""
     anchors = table.column("text").to_pylist()
     passages = table.column(PASSAGES).to_pylist()
     pairs = zip(anchors, passages, strict=True)

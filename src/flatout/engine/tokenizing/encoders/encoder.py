@@ -1,5 +1,5 @@
-"""Convert texts to token ids with the Rust tokenizer, whose threads use all cores, and
-conversations with the tokenizer's chat template."""
+"""Convert texts to token ids with the multithreaded Rust tokenizer. Conversations are
+formatted with the tokenizer's chat template first."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flatout.engine.tokenizing.encoders.encoded import (
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 MOST_CHARACTERS = 1_000
-"""Characters that are read per token of a row, which limits memory for huge texts."""
+"""Maximum number of characters to read per token, to limit memory for huge texts."""
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """Options that determine the token ids, in addition to text and tokenizer."""
+    """Options that, besides the text and the tokenizer, determine the token ids."""
 
     max_length: int
     has_pair: bool = False
@@ -97,7 +97,8 @@ class Encoder:
         return replace(_encoded(rows, cut), marks=flat(marks))
 
     def _encode_words(self, texts: Any) -> Encoded:
-        """Encode the words of each text one by one. `marks` show their first tokens."""
+        """Encode each text word by word. `marks` are set at the first token of each
+        word."""
         words = [text.split(" ") for text in texts.to_pylist()]
         encodings = self._tokenizer.encode_batch(words, is_pretokenized=True)
         marks = [_first_pieces(encoding.word_ids) or [-1] for encoding in encodings]
@@ -185,8 +186,9 @@ class ChatEncoder:
             raise TokensError(NO_GENERATION)
 
     def encode(self, messages: Any, first_row: int) -> Encoded:
-        """Encode an Arrow column of conversations as JSON. `marks` are 0 at tokens of
-        the assistant. `first_row` is the number of the first row, used in messages."""
+        """Encode an Arrow column of conversations (JSON). `marks` are 0 at tokens of
+        the assistant. `first_row` is the number of the first row, for error
+        messages."""
         rows = [self._row(json.loads(value)) for value in messages.to_pylist()]
         for number, (ids, mask) in enumerate(rows):
             self._check_end(ids, mask, first_row + number)

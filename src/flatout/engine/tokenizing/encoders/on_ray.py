@@ -1,4 +1,4 @@
-"""Encode rows on a Ray cluster, with a task per part. Results are in row order."""
+"""Encode rows on a Ray cluster, with one task per part. Results are in row order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 
 RETRIES = 20
-"""How often a part is encoded again if its worker was killed."""
+"""Maximum number of times that a part is encoded again if its worker is killed."""
 AHEAD = 2
 """Number of parts in progress per CPU of the cluster."""
 TELL_S = 30.0
@@ -41,7 +41,7 @@ def encode_on_ray(
     parts: Iterator[tuple[Any, int]], tokenizer: TokenizerFile, options: EncodeOptions
 ) -> Iterator[Encoded]:
     """Yield the tokens of each part, in order. A part is a table of rows and the number
-    of its first row. Raises TokensError if Ray or rows cannot be used."""
+    of its first row. Raises TokensError if Ray fails or rows are invalid."""
     ray = _connected()
     encode = ray.remote(max_retries=RETRIES)(encode_part)
     paths = sorted(path for path in tokenizer.folder.iterdir() if path.is_file())
@@ -71,7 +71,7 @@ def encode_on_ray(
 def encode_part(
     files: Files, options: EncodeOptions, wanted: dict[str, str], table: Any, start: int
 ) -> Encoded:
-    """Encode a part on a worker, whose package versions must be those in `wanted`."""
+    """Encode a part on a worker, whose package versions must match `wanted`."""
     if wanted != VERSIONS:
         raise TokensError(
             f"tokenize.engine: a worker of the Ray cluster has {VERSIONS}, and this "
