@@ -1,4 +1,4 @@
-"""Read numbers from Parquet, CSV, .npz and HDF5 files, and open sources of any kind."""
+"""Read numeric data from Parquet, CSV, .npz and HDF5 files, and open data sources."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ArrayFiles:
     """Columns of a table, or the array of a .npz or HDF5 file. If empty, everything
     except the label is used."""
     label: str | None
-    """Name of the column or array with the labels."""
+    """Name of the column or array that contains the labels."""
     is_labelled: bool = True
     """Whether labels are required. If not, they are not read."""
     kind: ClassVar = "arrays"
@@ -139,7 +139,7 @@ class ArrayFiles:
 
 
 def _labels_one_dim(file: Path, labels: Any) -> Any:
-    """Return labels (N,), also from (N, 1). Raises ArraysError for other shapes."""
+    """Return labels (N,), reshaped if they are (N, 1). Otherwise raises ArraysError."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0]
     if labels.ndim != 1:
@@ -189,8 +189,8 @@ def open_source(
     *,
     is_labelled: bool = True,
 ) -> ArraySource:
-    """Open a file or folder of samples. `label` is the name of the label column. Labels
-    are required if `is_labelled` is True, otherwise they are not read."""
+    """Open a file or folder of samples. `label` is the name of the label column. If
+    `is_labelled` is True, labels are required. Otherwise they are not read."""
     if isinstance(own, ArraySettings):
         return ArrayFiles(path, tuple(own.inputs), label, is_labelled)
     from flatout.engine.arrays.image_files import ImageFiles

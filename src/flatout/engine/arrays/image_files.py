@@ -1,4 +1,4 @@
-"""Read images from a folder of class folders, or images listed in a manifest."""
+"""Read images from one folder per class, or from the files listed in a manifest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPLIT_NAMES = frozenset(
 
 @dataclass
 class ImageFiles:
-    """A source of images, which are decoded by threads, one window at a time."""
+    """A source of images. Threads decode the images of one window at a time."""
 
     path: Path
     label: str | None
@@ -66,8 +66,8 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def facts(self) -> dict[str, Any]:
-        """Return the duration of slow transforms. For a folder, also return its class
-        folders without images and the number of files that are not images."""
+        """Return the duration of slow transforms. For a folder, also return the class
+        folders that have no images, and the number of files that are not images."""
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():
             return found
@@ -105,8 +105,8 @@ class ImageFiles:
 
     @cached_property
     def _listed(self) -> list[tuple[Path, Any, str | None]]:
-        """The file, the label and the fault (or None) of each image. Raises ArraysError
-        if there are no images."""
+        """The file, the label and the rejection reason (or None) of each image. Raises
+        ArraysError if there are no images."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
             classes = list(map(self._class_of, files))
@@ -118,8 +118,8 @@ class ImageFiles:
         raise ArraysError(f"{self.path} names no image: it has columns but no rows")
 
     def _manifest(self) -> Iterator[tuple[Path, Any, str | None]]:
-        """Yield the file, the label and the fault (or None) of each row of the
-        manifest. A row with a fault has a placeholder with its number as its file.
+        """Yield the file, the label and the rejection reason (or None) of each manifest
+        row. If there is a reason, the file is a placeholder with the row number.
         Raises ArraysError or RawTextsError if the manifest cannot be used."""
         table, places = TextFiles(self.path), {"images.image_column": self.image_column}
         places |= {"split.label_column": self.label} if self.label else {}
@@ -148,7 +148,8 @@ class ImageFiles:
     def _decode_into(
         self, pixels: npt.NDArray[np.uint8], files: Sequence[Path]
     ) -> dict[int, str]:
-        """Decode `files` (n,) into `pixels` (n, ...). Return error messages by row."""
+        """Decode `files` (n,) into `pixels` (n, ...). Return the error message of each
+        row that cannot be decoded, by index."""
         faults: dict[int, str] = {}
         with ThreadPoolExecutor(usable_cores()) as pool:
             for row, one in enumerate(pool.map(self._decode, files)):
@@ -166,7 +167,7 @@ class ImageFiles:
 
 
 def _check_classes(path: Path, names: set[str]) -> None:
-    """Raise ArraysError if the folder names are those of splits instead of classes."""
+    """Raise ArraysError if the folders are named after splits instead of classes."""
     if len(names) > 1 and {name.casefold() for name in names} <= SPLIT_NAMES:
         raise ArraysError(
             f"{path} has the folders {sorted(names)}, which are splits, not classes: "

@@ -1,4 +1,4 @@
-"""Recipes of fixed-shape rows, with keys of the data and options they depend on."""
+"""Recipes for fixed-shape rows, with content keys of their data and options."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from flatout.engine.rows.encoded_images import EncodedFacts
 from flatout.engine.tasks import make_task
 
 FORMAT_VERSION = 4
-"""Increase it if the same input would give different rows."""
+"""Increase this if the same input would result in different rows."""
 
 
 @dataclass(frozen=True)
 class SamplesRecipe(PlanRecipe, ArrowRecipe):
-    """Recipe of the rows of a split, with `inputs`, `source` and optional `labels`."""
+    """Recipe for the rows of a split: `inputs`, `source` and, if any, `labels`."""
 
     split: str
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -49,7 +49,7 @@ class SamplesRecipe(PlanRecipe, ArrowRecipe):
 
     def batches(self) -> Iterator[Any]:
         """Yield the rows as RecordBatches, in order. Raises SplitError or ArraysError
-        if they cannot be used."""
+        if the samples cannot be used."""
         facts = EncodedFacts()
         for batch in self.plan.rows(self.split):
             facts.add(batch)
@@ -63,9 +63,9 @@ def array_recipes(
     own: ArraySettings | ImageSettings,
     model: ModelSettings,
 ) -> dict[str, Any]:
-    """Return the recipes of the three splits, the rejected rows and the report, and the
-    label names. Raises ArraysError or SplitError if the samples cannot be used, and
-    SettingsError if the parameters do not fit them."""
+    """Return the recipes for the three splits, the rejected rows and the report, and
+    the label names. Raises ArraysError or SplitError if the samples cannot be used, and
+    SettingsError if the parameters do not fit the samples."""
     source = open_source(raw, split.label_column, own)
     names = label_names_of(source, make_task(model))
     if len(names) == 1:

@@ -27,12 +27,12 @@ from flatout.engine.rows.rows import array_of, values_in
 from flatout.engine.tasks import Task
 
 FINE = 1e-3
-"""Largest acceptable float32 step between values, as a share of their range."""
+"""Largest acceptable float32 rounding step, as a fraction of the range of values."""
 INPUTS, LABEL = "inputs", "label"
 
 
 class SampleSplit(SplitPlan):
-    """Assigns each sample to a split. Repeated samples are kept."""
+    """Assigns each sample to a split. Duplicate samples are kept."""
 
     def __init__(
         self, source: ArraySource, settings: SplitSettings, task: Task
@@ -70,7 +70,8 @@ class SampleSplit(SplitPlan):
     def _labels_and_faults(
         self, window: Window, shape: tuple[int, ...] | None
     ) -> tuple[Any, dict[int, str]]:
-        """Return the labels (n,) of a window's rows, and why rows are rejected."""
+        """Return the labels (n,) of a window's rows, and the reason for each rejected
+        row, by its index."""
         count, kind = len(window.values), self.task.label_type
         faults = window.faults_for(shape)
         if kind is None:
@@ -103,7 +104,7 @@ class SampleSplit(SplitPlan):
         return with_files(pa.record_batch(columns), files, window.values.shape)
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """Select rows with NumPy, because Arrow's filter handles values one by one."""
+        """Select rows with NumPy, because Arrow's filter processes values singly."""
         if INPUTS not in batch.schema.names:
             return super()._chosen(batch, mask)
         values = values_in(batch.column(INPUTS))[mask]
@@ -158,8 +159,8 @@ class _Values:
     @property
     def dtype(self) -> Any:
         """The dtype of the stored samples: uint8 if all files have this dtype, float64
-        if float32 is too coarse (as for Unix times, where its step at the largest value
-        is not small compared with the range of the values), otherwise float32."""
+        if float32 is too coarse, otherwise float32. For example, it stores today's
+        Unix times in steps of 128 s."""
         spread = np.maximum(self._high - self._low, 0)
         largest = np.maximum(np.abs(self._high), np.abs(self._low))
         step = np.finfo(np.float32).eps * np.where(spread > 0, largest, 0)
@@ -186,8 +187,8 @@ def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
 
 
 def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
-    """Return labels (n,) as an Arrow array of type `kind`, and their faults. The rules
-    are the same as for labels of texts."""
+    """Return labels (n,) as an Arrow array of type `kind`, and the reasons why labels
+    are invalid. The rules are the same as for text data."""
     labels, kinds = column_of_mixed([_plain(label) for label in given])
     batch = RawBatch("", np.arange(len(labels)), {LABEL: labels}, {LABEL: kinds})
     faults = Faults()
@@ -195,7 +196,7 @@ def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
 
 
 def _plain(label: Any) -> Any:
-    """Decode bytes, as HDF5 stores them, and strip white space around names."""
+    """Decode bytes, which HDF5 uses for strings, and strip surrounding whitespace."""
     if isinstance(label, bytes):
         label = label.decode(errors="replace")
     return str(label).strip() if isinstance(label, (str, bool)) else label

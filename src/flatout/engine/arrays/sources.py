@@ -1,4 +1,4 @@
-"""The interface of sources of raw samples, and code that they share."""
+"""The interface of raw sample sources, and code that the sources share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_VALUES = "a sample without values"
 
 
 class ArraysError(ValueError):
-    """Raised if raw samples cannot be used. The message names them and a fix."""
+    """Raised if raw samples cannot be used. The message suggests a fix."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Window:
     source: str
     first_row: int
     values: npt.NDArray[Any]
-    """The samples (n, ...). Rows with a fault may have any values."""
+    """The samples (n, ...). Unusable rows have arbitrary values."""
     labels: Sequence[Any] | None
     """The labels (n,) as read from the file."""
     faults: Mapping[int, str] = field(default_factory=dict)
-    """Reasons why rows cannot be used, by their index in the window."""
+    """A mapping from the index of each unusable row in the window to the reason."""
     names: Sequence[str] | None = None
     """File names (n,) if each row is a separate file."""
     files: Sequence[Path] | None = None
     """Files (n,) whose bytes are stored instead of `values`."""
 
     def faults_for(self, shape: tuple[int, ...] | None) -> dict[int, str]:
-        """Return why rows are invalid, by their index. Samples must have the shape
-        `shape`, or any shape if it is None because it is not known yet."""
+        """Return a mapping from the index of each invalid row to the reason. Samples
+        must have the shape `shape`, unless it is None (not known yet)."""
         found, values = dict(self.faults), self.values
         if shape is not None and values.shape[1:] != shape:
             other = f"of shape {values.shape[1:]}, but others have shape {shape}"
@@ -67,7 +67,7 @@ class Window:
         return found
 
     def place(self, row: int) -> tuple[str, int]:
-        """Return the file of a row of the window, and the row's number in the file."""
+        """Return the file that contains a row of the window, and its number there."""
         if self.names is not None:
             return self.names[row], 0
         return self.source, self.first_row + row
@@ -106,8 +106,8 @@ class Files:
 
 
 def _bytes_digest(file: Path) -> str:
-    """Return the hash of a file. If it cannot be read, its row will be rejected, and
-    the error message is returned instead."""
+    """Return the hash of a file, or the error message if the file cannot be read. (The
+    row of such a file is rejected later.)"""
     try:
         return file_hash(file)
     except OSError as error:
@@ -133,14 +133,14 @@ class FilesKey(ContentKey):
 
 
 class ArraySource(Protocol):
-    """A source of raw samples, which are read again at each pass."""
+    """A source of raw samples, which are read again on each pass."""
 
     kind: ClassVar[str]
     """The value of `train.rows` for these samples."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The parameters that determine how rows are read, by their path."""
+        """The parameters that determine how rows are read, by parameter path."""
 
     @property
     def files(self) -> Files:
@@ -172,7 +172,7 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
 
 def files_below(path: Path) -> Iterator[Path]:
     """Yield all files below a folder, following links to folders. Hidden files and
-    folders are skipped because they contain thumbnails or checkpoints of notebooks.
+    folders are skipped because they contain thumbnails or notebook checkpoints.
     Raises ArraysError if a folder cannot be read."""
     seen = set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
@@ -197,7 +197,7 @@ def name_in(path: Path, file: Path) -> str:
 
 
 def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and stop of windows of `total` rows of `row_bytes` each."""
+    """Yield the start and stop of each window of `total` rows with `row_bytes` each."""
     size = max(1, min(WINDOW_ROWS, WINDOW_BYTES // max(1, row_bytes)))
     for start in range(0, total, size):
         yield start, min(start + size, total)

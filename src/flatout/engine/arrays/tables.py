@@ -1,4 +1,4 @@
-"""Read tables of numbers from Parquet and CSV files in common export formats."""
+"""Read numeric tables from Parquet and CSV files in common export formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD_BYTES = 64 << 10
 
 
 def table(file: Path) -> TextFiles:
-    """Return a reader of a table. For CSV, the delimiter is guessed from the header."""
+    """Return a reader for a table. The delimiter of a CSV file is guessed."""
     with file.open("rb") as opened:
         head = opened.readline(HEAD_BYTES).decode(errors="replace")
     return TextFiles(file, Format(delimiter=max(DELIMITERS, key=head.count)))
@@ -31,7 +31,8 @@ def table(file: Path) -> TextFiles:
 
 def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Return samples (n, ...) from a column of lists, or from one column per number,
-    and error messages by row. Raises ArraysError if the columns cannot be used."""
+    and a mapping from the index of each unusable row to the reason. Raises ArraysError
+    if the columns cannot be used."""
     if broken := batch.broken:
         raise ArraysError(
             f"{file} cannot be read: row {broken[0].row} has {broken[0].reason}"
@@ -52,7 +53,7 @@ def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, st
 
 def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
     """Return a column as numbers (n,), and a mask (n,) of missing or invalid values.
-    Raises ArraysError if at least half of the first batch are not numbers."""
+    Raises ArraysError if at least half of the first batch is not numeric."""
     column = batch.columns[name]
     if is_text(column.type):
         numbers = read_number(batch, name, Faults()).to_numpy()
@@ -72,8 +73,8 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Return samples from a column of lists of any depth, and error messages of rows
-    whose shape is not the most common one."""
+    """Return samples from a column of lists of any depth, and error messages for rows
+    whose shape differs from the most common shape."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = Counter(row.shape for row in rows if row is not None)
     shape = shapes.most_common(1)[0][0] if shapes else (0,)

@@ -28,11 +28,11 @@ SHARD_BYTES = 1 << 30
 
 
 class ArrowRecipe(ABC):
-    """A recipe that creates the rows of a table, with the key of its contents."""
+    """A recipe that creates the rows of a table, with the table's content key."""
 
     key: ContentKey
     mirror: str | None = None
-    """URL of a store with copies of such folders, named by key (`tokenize.mirror`)."""
+    """URL of a store with copies of such folders, named by key digest, or None."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ class ArrowRecipe(ABC):
         """Prepare to yield batches. `folder` may be used for temporary files."""
 
     def facts(self) -> dict[str, Any]:
-        """Return counts to store with the rows, complete after the last batch."""
+        """Return statistics to store with the rows. Call this after the last batch."""
         return {}
 
     def to_dataset(self) -> Any:
@@ -58,8 +58,8 @@ class ArrowRecipe(ABC):
 
 
 def without_indices(dataset: Any) -> Any:
-    """Return a `datasets.Dataset` whose Arrow table has exactly its rows. (`select` and
-    `shuffle` keep the whole table and only store row numbers alongside.)"""
+    """Return a `datasets.Dataset` whose Arrow table contains only the dataset's rows.
+    (`select` and `shuffle` keep the whole table and store row numbers alongside.)"""
     return dataset if dataset._indices is None else dataset.flatten_indices()
 
 
@@ -183,7 +183,7 @@ class Spool:
             self._files[-1].flush()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the stored batches, with one in memory at a time. May be repeated."""
+        """Yield the stored batches one at a time. The iteration may be repeated."""
         for file in self._files:
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):

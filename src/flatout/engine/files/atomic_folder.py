@@ -1,4 +1,4 @@
-"""Write folders that are either complete or absent, with the key of their contents.
+"""Write folders that are either complete or absent, with their content key.
 
 Files are written to a hidden folder next to the target. It replaces the target once all
 files are on the disk. The key file is written last.
@@ -37,15 +37,15 @@ def stored_key(folder: Path) -> ContentKey | None:
 
 
 def stored_facts(folder: Path) -> dict[str, Any]:
-    """Return the counts that the recipe stored with `folder`, or {} if there are
+    """Return the statistics that the recipe stored with `folder`, or {} if there are
     none."""
     stored = _read_key_file(folder)
     return {} if stored is None else dict(stored.get("facts", {}))
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Add `facts` to the counts stored with `folder`. A folder that has no key file or
-    cannot be written to is not changed."""
+    """Add `facts` to the statistics stored with `folder`. A folder that has no key file
+    or cannot be written to is not changed."""
     stored = _read_key_file(folder)
     if stored is None:
         return
@@ -70,8 +70,8 @@ def write_whole(
     folder: Path, key: ContentKey, fill: Callable[[Path], dict[str, Any]]
 ) -> None:
     """Let `fill` write files into a new folder, then replace `folder` with it. The
-    counts that `fill` returns are stored with the key. If it fails, `folder` is not
-    changed."""
+    statistics that `fill` returns are stored with the key. If `fill` fails, `folder` is
+    not changed."""
 
     def fill_and_note(target: Path) -> None:
         _write_key_file(target, key, fill(target))

@@ -1,4 +1,4 @@
-"""Write files and folders so that they appear under their name only when complete.
+"""Write files and folders that appear under their name only once they are complete.
 
 They are written under a hidden name in the same folder and then renamed. Hidden files
 that a killed process left behind are removed after a day without a write.
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 WRITING, REPLACED = "writing", "replaced"
 HIDDEN = re.compile(rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})-.+")
 ABANDONED_S = 86_400.0
-"""A hidden path that was not written to for this time counts as abandoned."""
+"""A hidden path that has not been written to for this many seconds is abandoned."""
 
 
 def child(folder: Path, name: Any) -> Path:
@@ -122,8 +122,8 @@ def sync(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
-    """Remove files that killed processes left in `folder`, and log their names. If
-    `alone`, files are removed whatever their age: no other process is writing here."""
+    """Remove files that killed processes left in `folder`, and log their names. If no
+    other process writes there (`alone`), the age of the files does not matter."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:

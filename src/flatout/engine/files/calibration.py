@@ -38,8 +38,8 @@ class Calibration:
 
     @staticmethod
     def check_rows(count: int, settings: Settings) -> None:
-        """Raise SettingsError if `count` validation rows are too few for the fits that
-        the settings ask for."""
+        """Raise SettingsError if `count` validation rows are too few to fit the values
+        that the settings request."""
         calibrates = settings.evaluate.calibrate
         picks = settings.model.label_threshold == "auto"
         if count >= LEAST_ROWS or not (calibrates or picks):

@@ -2,7 +2,7 @@
 
 A :class:`ContentKey` contains all inputs of a stored result, such as the rows, the
 tokenizer file, the options and the version of the code. It is stored with the result.
-Equal keys mean equal results, and the fields that differ are reasons to rebuild it.
+Equal keys mean equal results, and differing fields explain why a result is rebuilt.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LONGEST_SHOWN = 100
 
 
 def _is_unreadable(then: str, now: str) -> bool:
-    """Return whether showing the values is useless: digests, or long lists."""
+    """Return whether the values are digests or too long to be shown."""
     has_digest = any(re.search(r'"[0-9a-f]{32}"', text) for text in (then, now))
     return has_digest or len(then) + len(now) > LONGEST_SHOWN
 
@@ -72,7 +72,8 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Return a file's xxh3 hash (32 hex digits). It detects damage, but not attacks."""
+    """Return a file's xxh3 hash (32 hex digits). It detects accidental corruption, but
+    not tampering."""
     state = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

@@ -1,5 +1,5 @@
-"""Identify the source code of a run, so that a run with changed code counts as another
-run, and identify processes."""
+"""Identify the source code of a run, so that changed code makes it a different run, and
+identify processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 
 
 def source_of(module: str) -> Path | None:
-    """Return a module's file, or None if it is not found. Importing it reports why."""
+    """Return a module's file, or None if the module is not found."""
     with suppress(ImportError, ValueError):
         spec = find_spec(module)
         if spec and spec.origin and (file := Path(spec.origin)).is_file():

@@ -1,4 +1,4 @@
-"""Copy folders to and from an object store or any other file system of fsspec.
+"""Copy folders to and from an object store, or another file system fsspec supports.
 
 A copy consists of the files of a folder and a list of their sizes and hashes, which is
 written last. A copy without this list is an unfinished upload and is never read.
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 COMPLETE = "complete.json"
 RETRY_S = 60.0
-"""If a store does not answer, requests are repeated for this time."""
+"""If a store does not respond, requests are retried for this many seconds."""
 LASTING = (ImportError, FileNotFoundError, PermissionError, ValueError)
 NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
 
@@ -108,7 +108,7 @@ class Mirror:
             return None
 
     def read_json(self, file: str) -> dict[str, Any]:
-        """Return the JSON object in a file, or {} if it is missing or damaged."""
+        """Return the JSON object in a file, or {} if it is missing or invalid."""
         with suppress(ValueError):
             found = json.loads(self.read(file) or "{}")
             return found if isinstance(found, dict) else {}
@@ -118,8 +118,8 @@ class Mirror:
         self._place[0].pipe_file(self._path(file), text.encode())
 
     def with_retries(self, work: Callable[[], Found]) -> Found:
-        """Return the result of `work`, repeating it for RETRY_S if the store does not
-        answer. Raises MirrorError if it still fails, or if the error is permanent."""
+        """Call `work` and return its result, retrying for RETRY_S seconds if the store
+        does not respond. Raises MirrorError if the calls fail or cannot succeed."""
         begin_s, pause_s = time.monotonic(), 1.0
         while True:
             try:

@@ -22,7 +22,7 @@ def first_fault(paths: Iterable[Path]) -> str | None:
 
 
 def shown(place: Path) -> str:
-    """Return the path relative to the working directory; folders end with a slash."""
+    """Return the path relative to the working directory, with a slash after folders."""
     inside = place.is_relative_to(Path.cwd()) and place != Path.cwd()
     text = str(place.relative_to(Path.cwd()) if inside else place)
     return f"{text}/" if os.path.isdir(place) else text
