@@ -1,9 +1,9 @@
-"""The training loop, its setup, records and checkpoints.
+"""The training loop, with its setup, logging and checkpointing.
 
 | question | place |
 |---|---|
 | Which rows does a step use? | `batches/global_batches.py`: `permute`, `Planner` |
-| Where is the loss divided? | `step.py`: `Stepper._loss_divisor` |
+| What is the loss divided by? | `step.py`: `Stepper._loss_divisor` |
 | Where are gradients clipped? | `optimizer.py`: `Updater` |
 | What decides `compile: auto`? | `setup/compile_choice.py`: `choose_compilation` |
 | What makes a checkpoint atomic? | `checkpoint_folder.py`: `write_checkpoint` |

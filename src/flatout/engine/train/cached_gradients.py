@@ -1,11 +1,11 @@
-"""Compute a loss that compares all samples of a global batch split over devices.
+"""Compute a loss that compares all samples of a global batch, e.g. a contrastive loss.
 
 This takes two passes (Gao et al. 2021). The first pass computes the logits of all
-micro-batches without gradients. The ranks exchange them, and the loss gives the
-gradient of each logit. The second pass computes the logits of each micro-batch again,
-with the same random numbers, and runs the backward pass from that gradient. In this
-way, the loss compares the whole global batch, but only the activations of one
-micro-batch are in memory.
+micro-batches without gradients. The ranks exchange the logits and compute the loss and
+its gradient with respect to each logit. The second pass recomputes the logits of each
+micro-batch, with the same random numbers, and runs the backward pass from these
+gradients. In this way, the loss compares all samples of the global batch, but only the
+activations of one micro-batch are in memory at a time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.model import GRADIENT
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function that returns the summed loss, an fp32 scalar, of logits (K, ...) and
-labels (K, ...)."""
+"""A function that maps logits (K, ...) and labels (K, ...) to their summed loss, an
+fp32 scalar."""
 Part = tuple[Tensor, Tensor, Tensor]
-"""Logits (k, ...), labels (k, ...) and their positions (k,) in the global batch."""
+"""The logits (k, ...) and labels (k, ...) of targets at positions (k,) of a batch."""
 
 
 def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """Return the logits and labels (S, ...) of the `count` targets of a global batch,
-    in order, from the parts of all ranks. Padding has the position after the last."""
+    """Combine the parts of all ranks into the logits and labels (S, ...) of a global
+    batch, in order. `count` is the number of targets S. Padding has position S."""
     logits, labels, places = (torch.cat(list(own)) for own in zip(*parts, strict=True))
     found = []
     for values in (logits.float(), labels):
@@ -44,8 +44,8 @@ def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, T
 
 
 class CachedGradients:
-    """The loss of a global batch, and the gradients from which the backward pass of
-    each micro-batch starts."""
+    """The loss of a global batch and its gradient with respect to the logits, from
+    which the backward pass of each micro-batch starts."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CachedGradients:
         no_sync: Callable[[], AbstractContextManager[Any]],
         draw: Callable[[], None],
     ) -> None:
-        """`draw` draws new random numbers for the next pass."""
+        """`draw` draws new random numbers (for dropout) before each forward pass."""
         self._runtime, self._draw = runtime, draw
         self._micro_batches = batch.micro_batches
         self._states: list[list[Tensor]] = []
@@ -77,12 +77,12 @@ class CachedGradients:
         (gradient,) = torch.autograd.grad(found, logits)
         self._gradient = torch.cat([gradient, torch.zeros_like(gradient[:1])])
         self.loss = found.detach() / ranks
-        """This rank's share of the summed loss, a scalar tensor."""
+        """The summed loss divided by the number of ranks, as a scalar tensor."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Yield the tensors of each micro-batch with the gradients of its logits. The
         backward passes then add up to the gradient of the global loss. The random
-        numbers are those of the first pass."""
+        state of the first pass is restored before each micro-batch."""
         for tensors, state in zip(self._micro_batches, self._states, strict=True):
             torch.set_rng_state(state[0])
             if self._runtime.is_cuda:

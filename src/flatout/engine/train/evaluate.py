@@ -1,4 +1,4 @@
-"""Compute the loss and metrics of a split, longest rows first to avoid padding."""
+"""Compute the loss and metrics of a split, with rows sorted by length if possible."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 
 PERPLEXITY = "perplexity"
 ROWS_AT_ONCE = 1024
-"""The number of rows that are planned together. Each rank evaluates a share of them."""
+"""The number of rows that are divided into micro-batches and among ranks at once."""
 COMPARED_ROWS = 512
-"""The number of rows that a loss over whole batches compares with each other. It does
-not depend on the global batch size, so that losses of different runs are comparable."""
+"""The number of rows that a whole-batch (contrastive) loss compares with each other. It
+is independent of the global batch size, so that losses of runs are comparable."""
 EVALUATION_EPOCH = 0
-"""The epoch for which random targets (masks) are drawn. It is always the same, so that
-losses are comparable."""
+"""The epoch number that seeds random targets, such as masked tokens. It is fixed, so
+that losses are comparable."""
 
 
 class Sums:
-    """The loss, number of targets and metrics of a split, summed on the device. `own`
-    are the custom metrics."""
+    """Accumulates the loss, number of targets and metrics of a split on the device.
+    `own` computes the custom metrics, if there are any."""
 
     def __init__(
         self, task: Task, device: torch.device, own: OwnMetrics | None = None
@@ -56,17 +56,17 @@ class Sums:
         self.judge(logits, labels)
 
     def add_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Add to the loss only, for targets whose metrics are added elsewhere."""
+        """Add to the loss only. The metrics are updated separately, with `judge`."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
 
     def judge(self, logits: Tensor, labels: Tensor) -> None:
-        """Add to the metrics only."""
+        """Update the metrics only."""
         if self._metrics is not None:
             self._metrics.update(logits, labels)
 
     def read(self, runtime: Runtime) -> Evaluation:
-        """Return the evaluation over all ranks. This waits for the device."""
+        """Return the evaluation over all ranks. This synchronises the device."""
         if runtime.ranks.world_size > 1:
             self._merge(runtime.ranks.world_size)
         targets = int(self._targets)
@@ -83,9 +83,9 @@ class Sums:
         return Evaluation(loss, known)
 
     def _figures(self, runtime: Runtime) -> dict[str, Any]:
-        """Return the metrics that the main rank computes, so that all ranks decide by
-        identical bits. Only one rank computes them, because a custom metric might fail
-        on some ranks and not on others."""
+        """Compute the metrics on the main rank and broadcast them, so that all ranks
+        have identical values. Otherwise, a custom metric might fail on some ranks
+        only."""
         box: list[Any] = [{}]
         if runtime.ranks.is_main and self._metrics is not None:
             try:
@@ -108,7 +108,7 @@ class Sums:
 
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
-    """Return the tensors (k, ...) of all ranks. k may differ between ranks."""
+    """Gather the tensors `own` (k, ...) of all ranks. k may differ between ranks."""
     found: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(found, own.cpu())
     return [part.to(own.device) for part in found]
@@ -125,8 +125,8 @@ def evaluate(
     most_rows: int | None = None,
 ) -> Evaluation:
     """Evaluate all `rows`, or at most `most_rows` of them, with the task's metrics and
-    the custom metrics `own`. The host waits for the device once, at the end. The
-    model's training mode is restored."""
+    the custom metrics `own`. The device is synchronised once, at the end. The model's
+    training mode is restored."""
     compares = model.task.whole_batch
     order, size = np.arange(len(rows)), COMPARED_ROWS
     if not compares:
@@ -150,7 +150,8 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """Add the loss that compares all rows of `batch`, on the main rank only."""
+    """Update the metrics, and add the loss over all rows of `batch`. The loss is added
+    on the main rank only, because `Sums.read` sums it over ranks."""
     parts: list[Part] = []
     for micro in batch.micro_batches:
 

@@ -1,8 +1,8 @@
-"""Sum the gradients of all ranks after the backward pass, in one buffer.
+"""Sum the gradients of all ranks after the backward pass, with a single all-reduce.
 
-DDP reduces gradients during the backward pass. That hides a slow link, but it occupies
-multiprocessors that matrix products need. With CUDA graphs, all ranks would also have
-to record at the same step, although each rank meets its shapes at different steps.
+DDP reduces gradients during the backward pass. That hides a slow interconnect, but it
+occupies multiprocessors that matmuls need. With CUDA graphs, all ranks would also have
+to capture at the same step, although each rank meets new shapes at different steps.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 ALIGNMENT = 64
-"""Each gradient starts at a multiple of this number of elements, because kernels make
-wide reads from multiples of 16 bytes."""
+"""Each gradient starts at a multiple of this number of elements, because vectorised
+loads in kernels need 16-byte alignment."""
 
 
 class FlatAllReduce:
     """A buffer that holds the gradients of `parameters`, each at a fixed address, as
-    CUDA graphs require. Like DDP, it first copies rank 0's weights to all ranks. The
-    gradient of an unused parameter is zero, so AdamW decays the parameter without a
-    warning (DDP rejects such models)."""
+    CUDA graphs require. Like DDP, the constructor broadcasts the weights of rank 0.
+    Unused parameters get zero gradients, so AdamW decays them without a warning (DDP
+    rejects models with unused parameters)."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters

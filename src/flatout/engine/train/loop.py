@@ -1,4 +1,4 @@
-"""The training loop: `train()` runs all steps of a run and the work between them."""
+"""The training loop. `train()` runs all steps, and logs, evaluates and saves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from flatout.engine.train.setup.step_data import make_collator, make_planner
 logger = logging.getLogger(__name__)
 
 ROWS_TRIED = 256
-"""The number of validation rows on which custom metrics are tried before training."""
+"""The number of validation rows on which custom metrics are tested before training."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class TrainResult:
     report: TrainReport
     history: list[LogPoint]
     trust_remote_code: bool = False
-    """Whether custom code of the model may run, because it already ran in training."""
+    """Whether loading the model may execute its custom code, as training did."""
 
     @property
     def model(self) -> Any:
@@ -119,7 +119,7 @@ def train(
 def start_or_resume(
     trainer: Trainer, recorder: Recorder, session: Session
 ) -> StepLoader:
-    """Load the newest checkpoint, if any. Return a loader of the batches after it."""
+    """Load the newest checkpoint, if any. Return a loader that begins at its step."""
     start_step = session.resume()
     if recorder.lost_patience:  # killed after the last step, before writing results
         recorder.end_at(start_step)
@@ -142,8 +142,8 @@ def take_step(
     trainer: Trainer, recorder: Any, batch: StepBatch, wait_s: float
 ) -> float:
     """Run one step of a training run or a benchmark, and return its learning rate.
-    `recorder` has the methods `step_begins` and `step_ends` of Recorder. `wait_s` is
-    the time that the host waited for `batch`."""
+    `recorder` needs the methods `step_begins` and `step_ends` of Recorder. `wait_s` is
+    how long the host waited for `batch`, in seconds."""
     total = trainer.total_steps
     lr = learning_rate(trainer.job.settings.train, batch.step % total, total)
     set_learning_rate(trainer.optimizer, lr)
@@ -160,8 +160,9 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """Log, evaluate and save a checkpoint if these are due after the step of `batch`.
-    Raises Interrupted on a signal, and NonFiniteError if a step was not finite."""
+    """Log, evaluate and save a checkpoint, each only if due after the step of `batch`.
+    Raises Interrupted if a signal was received, and NonFiniteError if the loss or a
+    gradient was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -230,7 +231,7 @@ def evaluate_split(
         resolved = replace(trainer.resolved, token_budget=budget)
         planner = make_planner(job.settings, runtime, resolved)
         collator = make_collator(job, runtime, resolved, model.model.config)
-        # Code compiled for steps does not fit, and compiling again is not worthwhile.
+        # Code compiled for training does not fit, and recompiling is not worthwhile.
         with torch.compiler.set_stance("force_eager"):
             return evaluate(model, rows, planner, collator, runtime, own, most_rows)
 
@@ -238,7 +239,7 @@ def evaluate_split(
 
 
 def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:
-    """Save the last model. Return the evaluation of the best one on the test split."""
+    """Save the last model, and evaluate the best model on the test split."""
     if (audit := trainer.stepper.audit) is not None:
         ranks = trainer.runtime.ranks
         with recorder.paused("audit"):

@@ -1,5 +1,5 @@
 """Create optimizers by name, compute the learning rate of each step, and clip gradients
-without synchronising the host."""
+without synchronising the device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.parameters.own_parts import is_own, own_part
 
 NO_DECAY_DIMENSIONS = 1
-"""Biases and norm weights have one dimension and are not decayed (BERT, GPT-2)."""
+"""Parameters with at most this many dimensions (biases and norm weights) are not
+decayed, as in BERT and GPT-2."""
 SGD_MOMENTUM = 0.9
 STEPS_TRIED = 1_000
-"""The number of steps for which a custom schedule is tried before training."""
+"""The maximum number of steps at which a custom schedule is tested before training."""
 
 Groups = list[dict[str, Any]]
 
@@ -26,7 +27,7 @@ def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
     """Create the optimizer `train.optimizer`, with weight decay on matrices only.
-    `fused` and `capturable` are arguments of AdamW. Raises SettingsError if a custom
+    `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
     optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     if settings.optimizer == "sgd":
@@ -109,8 +110,8 @@ def parameter_groups(
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return the learning rate of `step`, counted from 0. After a linear warm-up, the
-    rate follows the schedule down to `min_learning_rate_share` of the peak."""
+    """Return the learning rate of `step`, counted from 0. After a linear warm-up, it
+    follows the schedule, down to the fraction `min_learning_rate_share` of the peak."""
     if is_own(settings.schedule):
         return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
@@ -122,8 +123,8 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
 
 
 def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return what the custom `train.schedule` gives for `step`, as a share of the peak
-    learning rate. Raises SettingsError if it fails or the share is invalid."""
+    """Return the value of the custom `train.schedule` at `step`, a fraction of the peak
+    learning rate. Raises SettingsError if it fails or returns an invalid value."""
     path = settings.schedule
     try:
         share = own_part(path, "train.schedule")(step, total_steps)
@@ -145,8 +146,8 @@ def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
 
 
 def check_schedule(settings: TrainSettings, total_steps: int) -> None:
-    """Try a custom schedule at steps throughout the run. Raises SettingsError if it
-    fails."""
+    """Test a custom schedule at steps throughout the run. Raises SettingsError if the
+    schedule fails or returns an invalid value."""
     if is_own(settings.schedule):
         every = max(1, -(-total_steps // STEPS_TRIED))
         for step in sorted({*range(0, total_steps, every), max(0, total_steps - 1)}):
@@ -154,7 +155,7 @@ def check_schedule(settings: TrainSettings, total_steps: int) -> None:
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:
-    """Return the schedule's value: 1 at the peak, falling to 0 after the last step."""
+    """Return the schedule's factor, from 1 at the peak to 0 after the last step."""
     done = (step - warmup) / max(1, total_steps - warmup)
     if settings.schedule == "constant":
         return 1.0
@@ -190,8 +191,8 @@ class Updater:
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient norm before clipping, and whether norm and loss are
-        finite, both as scalar tensors. `scale` is the loss scale, used with fp16."""
+        """Run one update. Return the gradient norm before clipping, and whether norm
+        and loss are finite, both as scalar tensors. `scale` is the fp16 loss scale."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):  # the model is sharded over the ranks
@@ -212,8 +213,8 @@ class Updater:
         return norm, finite
 
     def _clip_grad_norm_divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the divisor of the gradients: their loss scale, divided by the
-        clipping coefficient of `torch.nn.utils.clip_grad_norm_`."""
+        """Return the number by which gradients are divided. It is their loss scale,
+        divided by the clipping coefficient of `torch.nn.utils.clip_grad_norm_`."""
         grad_scale = torch.ones_like(norm)
         if self.max_norm is not None:
             grad_scale = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)

@@ -1,5 +1,5 @@
-"""Metrics from custom functions, which are called in evaluations
-(`train.compute_metrics`) and at events of a run (`train.callbacks`)."""
+"""Custom functions that compute metrics in evaluations (`train.compute_metrics`) or are
+called at events of a run (`train.callbacks`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PARAMETER = "train.compute_metrics"
 CALLBACKS = "train.callbacks"
 OF_DATA = (ValueError, ArithmeticError)
-"""Errors that a correct function may raise on few rows, e.g. if all have one class."""
+"""Errors that a correct function may raise on a few rows, e.g. with only one class."""
 NAME = re.compile(r"[\w\-. :/]+", re.ASCII)
 """Metric names that MLflow accepts. One invalid name makes it reject a whole batch."""
 TAKEN = ("train_", "validation_", "test_", "learning_rate", "grad_norm", "loader_")
@@ -41,7 +41,7 @@ class OwnMetrics:
     taken: frozenset[str]
     """The names of the task's metrics, which the function may not return."""
     tried: bool = False
-    """Whether this is the trial before training, in which errors end the run."""
+    """Whether this is the test before training, in which errors end the run."""
 
     @classmethod
     def of(
@@ -57,7 +57,7 @@ class OwnMetrics:
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
         """Return the metrics of predictions (N, ...), in fp32, and labels (N, ...), or
-        an empty dict if the function fails. In the trial before training, a failure
+        an empty dict if the function fails. In the test before training, a failure
         raises SettingsError unless the data may have caused it."""
         try:
             found = self.function(predictions, labels)
@@ -84,7 +84,7 @@ class OwnMetrics:
 
 
 class OwnFigures(Metrics):
-    """The task's metrics, and those of a custom function of all predictions."""
+    """The task's metrics, and those that a custom function computes."""
 
     def __init__(self, own: OwnMetrics, task: Task, device: torch.device) -> None:
         self._own, self._task = own, task
@@ -109,7 +109,7 @@ class OwnFigures(Metrics):
         return [self._logits, self._labels, *inner]
 
     def compute(self) -> dict[str, Any]:
-        """Return the metrics of the rows that have a target."""
+        """Return all metrics. The custom function gets only rows that have a target."""
         found = {} if self._inner is None else self._inner.compute()
         labels = torch.cat(self._labels)
         real = self._task.real(labels)
@@ -155,8 +155,8 @@ def number_of(value: Any) -> float | None:
 
 
 def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
-    """Raise SettingsError if `train.metric` is not in `found`, the metrics of the trial
-    evaluation before training."""
+    """Raise SettingsError if `train.metric` is not in `found`, the metrics of the test
+    before training."""
     known = figures_of(task.settings, type(task))
     name, own = train.metric, found.keys() - {"loss", *known}
     if name is None or name in known or name in found or not own:
@@ -170,7 +170,7 @@ def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -
 
 class Callbacks:
     """Calls the callbacks on the main rank. If one fails, the error is logged and
-    training continues. Numbers that callbacks return go to the metrics file."""
+    training continues. Numbers that callbacks return are written to `metrics`."""
 
     def __init__(self, paths: Sequence[str], metrics: MetricsFile) -> None:
         """Raises SettingsError if a callback cannot be created."""

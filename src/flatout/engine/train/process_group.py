@@ -1,4 +1,4 @@
-"""Distributed training: process groups, model wrapping and common decisions."""
+"""Distributed training: process groups, model wrapping and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_SYNC_INTERVAL = 256
 @dataclass(frozen=True)
 class ProcessGroup:
     """The process group of this rank, created by Accelerate, and a second group
-    (`control`) for messages between hosts that do not use the devices."""
+    (`control`) for messages that are exchanged in host memory."""
 
     accelerator: Any
     settings: DistributedSettings
@@ -49,7 +49,7 @@ class ProcessGroup:
         timeout = timedelta(seconds=settings.timeout_s)
         size = settings.bucket_mib
         buckets = {} if size == "all" else {"bucket_cap_mb": size}  # "all": no DDP
-        # DDP refuses a static graph if gradients are accumulated (no_sync).
+        # DDP does not support static_graph with gradient accumulation (no_sync).
         ddp = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
@@ -78,8 +78,9 @@ class ProcessGroup:
     def _shard(
         self, model: TaskModel, compiled: Callable[..., Any] | None
     ) -> nn.Module:
-        """Shard with FSDP2: every rank stores a part of each block's weights and state.
-        Rank 0 sends them block by block, so that no device ever stores all of them."""
+        """Shard the model with FSDP2, so that every rank stores a part of each block's
+        weights and optimizer state. Rank 0 broadcasts the weights block by block, so
+        that no device ever holds the whole model."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -102,9 +103,9 @@ class ProcessGroup:
 
     def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
         """Shard a layer so that its matrices are gathered in the compute dtype. With
-        autocast, autograd would keep copies of the fp32 matrices until the backward
-        pass, which is half a model on each rank. (Compiled layers do not need this,
-        because they recompute the copies.) Norms stay in fp32, as under autocast."""
+        autocast, autograd would keep cast copies of the fp32 matrices until the
+        backward pass, half the model's size on each rank. (Compiled layers recompute
+        these copies and do not need this.) Norms stay in fp32, as under autocast."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         vectors = [m for m in layer.modules() if _has_only_vectors(m)]
@@ -129,7 +130,7 @@ class ProcessGroup:
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raise SettingsError if `facts` differ between ranks. The message names a rank
-        and what differs there from rank 0."""
+        and how its values differ from those of rank 0."""
         gathered = self.all_gather(dict(facts))
         for rank, other in enumerate(gathered):
             if differences := differing(gathered[0], other):
@@ -175,8 +176,9 @@ def _has_only_vectors(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _spread(unit: nn.Module, device: torch.device) -> None:
-    """Send rank 0's weights and buffers of `unit` to `device` on all ranks, where the
-    tensors have no storage yet. Tied weights stay tied. Sharded ones are skipped."""
+    """Broadcast the parameters and buffers of `unit` from rank 0 to `device` on all
+    ranks. On the other ranks they have no storage yet (meta device). Tied weights stay
+    tied. Tensors that are already sharded are skipped."""
     # Keyed by id(). The old tensor is kept so that its id is not reused.
     placed: dict[int, tuple[Tensor, Tensor]] = {}
     for module in unit.modules():
@@ -203,7 +205,7 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
 class Agreement:
     """Makes all ranks stop or save a checkpoint at the same step.
 
-    Hosts exchange a small message about once a second, and whenever a checkpoint may be
+    Ranks exchange a small message about once a second, and whenever a checkpoint may be
     due. The main rank chooses the number of steps between two messages.
     """
 
@@ -219,9 +221,9 @@ class Agreement:
         return self.every_steps is not None and done % self.every_steps == 0
 
     def reach(self, done: int, stop: int, save: bool) -> tuple[int, bool]:
-        """Return whether all ranks stop, as a signal number or 0, and whether they save
-        a checkpoint. `stop` and `save` are the wishes of this rank, of which `save`
-        only counts on the main rank."""
+        """Return what all ranks do: the signal number with which they stop, or 0 to
+        continue, and whether they save a checkpoint. `stop` and `save` are the requests
+        of this rank. `save` has an effect on the main rank only."""
         if self.control is None:
             return stop, save
         interval = self._sync_interval(done) if self.ranks.is_main else 0

@@ -1,9 +1,9 @@
 """Run an optimizer step (forward, backward, update) without synchronising the device.
 
-Losses, hits and norms are summed on the device (`StepSums`) and read at log points. If
-a step has one micro-batch of a known shape, the whole step is replayed as a CUDA graph,
-or as two graphs around the all-reduce between ranks. The reason is that launching the
-kernels of a small batch takes longer than running them.
+Losses, correct predictions and norms stay on the device (`StepSums`) and are read at
+each logging step. If a step has one micro-batch of a known shape, the whole step is
+replayed as a CUDA graph, or as two graphs around the all-reduce between ranks, because
+launching the kernels of a small batch takes longer than running them.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from flatout.engine.train.recording.timing import compile_clock
 logger = logging.getLogger(__name__)
 
 Hits = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
-"""A function of (logits, labels) that returns the numbers of correct and of all
-predictions, as scalar tensors, or None if it cannot count them."""
+"""A function of (logits, labels) that returns the number of correct predictions and the
+number of all predictions, as scalar tensors, or None if it cannot count them."""
 MAX_GRAPHS = 64
-"""The maximum number of graphs, enough for nearly all shapes. It is limited because
-eager steps need memory in addition to that of the graphs."""
+"""The maximum number of CUDA graphs, enough for nearly all shapes. It is limited
+because eager steps need memory in addition to that of the graphs."""
 MOST_SHAPES = 1_024
-"""The maximum number of shapes that are remembered until they occur again."""
+"""The maximum number of shapes to remember. A graph is captured if one recurs."""
 
 
 @dataclass
 class StepSums:
-    """Sums on the device since the last log point."""
+    """Sums kept on the device since the last logging step."""
 
     loss: Tensor
-    """This rank's share of each step's mean loss, summed over steps (a scalar)."""
+    """This rank's part of each step's mean loss, summed over steps (a scalar)."""
     hits: Tensor
-    """The number of correct predictions of this rank, in steps that count them."""
+    """The number of correct predictions on this rank, in steps that count them."""
     judged: Tensor
     """The number of predictions that were counted."""
     last_loss: Tensor
     last_norm: Tensor
     first_bad_step: Tensor
-    """The first step that was not finite, or NEVER if there is none."""
+    """The first step whose loss or gradient was not finite, or NEVER."""
 
     NEVER = 2**62
 
@@ -74,12 +74,12 @@ class Stepper:
     """Runs the steps of one model on one device.
 
     `module` maps a dict of tensors to (summed loss, logits or None) and is already
-    wrapped for DDP and compiled. `no_sync` returns the context in which ranks do not
-    reduce gradients, for all micro-batches but the last. If `all_reduce` is given, it
-    reduces the gradients after the last micro-batch instead. `hits` counts correct
-    predictions for the training accuracy every `metrics_every` steps, or at every step
-    inside CUDA graphs, where it costs nothing. `compare` is a loss over the samples of
-    the whole global batch. `audit` collects statistics of each row.
+    wrapped for DDP and compiled. `no_sync` returns a context manager that turns off
+    gradient reduction, used for all micro-batches but the last. If `all_reduce` is
+    given, it reduces the gradients after the last micro-batch instead. `hits` counts
+    correct predictions for the training accuracy every `metrics_every` steps, or at
+    every step with CUDA graphs, where counting costs nothing. `compare` is a loss over
+    all samples of a global batch. `audit` collects statistics of each row.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a step
@@ -131,9 +131,9 @@ class Stepper:
         self._graphs = None
 
     def set_scalars(self, batch: StepBatch) -> None:
-        """Set the values that differ between steps of one shape, which graphs read from
-        the device. If a batch has no targets, its loss and gradients are zero, but
-        AdamW still decays its moments and the weights, as in PyTorch."""
+        """Set the values that differ between steps of the same shape. CUDA graphs read
+        them from the device. If a batch has no targets, its loss and gradients are
+        zero, but AdamW still decays its moments and the weights, as in PyTorch."""
         self.step_number.fill_(batch.step)
         self._loss_divisor.fill_(batch.divisor or 1.0)
 
@@ -146,7 +146,7 @@ class Stepper:
         self._add_audited()  # last, because steps that run out of memory are repeated
 
     def backward(self, batch: StepBatch) -> None:
-        """Compute this rank's gradients and its share of the batch's mean loss."""
+        """Compute this rank's gradients and its part of the batch's mean loss."""
         self._backward(batch)
         self._add_audited()
 
@@ -171,8 +171,8 @@ class Stepper:
             self.updater.optimizer.zero_grad(set_to_none=True)
 
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
-        """Add the gradients of the global batch's mean loss. Return this rank's share
-        of the loss, a scalar tensor."""
+        """Accumulate the gradients of the global batch's mean loss. Return this rank's
+        part of the loss, a scalar tensor."""
         if self.compare is not None and not self._is_alone(batch):
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
@@ -197,11 +197,11 @@ class Stepper:
         self._audited.clear()
 
     def _is_alone(self, batch: StepBatch) -> bool:
-        """Return whether one micro-batch contains the whole global batch."""
+        """Return whether a single micro-batch contains the whole global batch."""
         return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """Do the same as `_accumulate_gradients`, in two passes over the batch."""
+        """Accumulate the gradients of a loss over all samples of the global batch."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
@@ -215,7 +215,8 @@ class Stepper:
     def _run(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run a micro-batch forward and backward. Return its summed loss and logits."""
+        """Run the forward and backward pass of a micro-batch. Return its summed loss
+        and its logits."""
         # DDP averages the gradients of the ranks, whereas `all_reduce` sums them.
         ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
         with nullcontext() if is_last else self.no_sync():
@@ -247,7 +248,7 @@ class _LossScale:
 
     GROWTH_INTERVAL = 2000
     FLOOR = 1.0
-    """If a step overflows at this scale, the scale is not the cause."""
+    """If a step overflows even at this scale, the scale is not the cause."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.scale = torch.full((), 2.0**16, device=runtime.device)
@@ -274,21 +275,21 @@ class _LossScale:
 
 
 class _StepGraphs:
-    """CUDA graphs of whole steps, one for each shape of their micro-batches. If there
-    are several ranks, each shape has a graph that ends with the gradients, and all
-    shapes share a second graph for the update."""
+    """CUDA graphs of whole steps, one per input shape. If there are several ranks, the
+    graph of a shape ends with the gradients, and all shapes share a second graph for
+    the update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
         self._graphs: dict[Shapes, tuple[Any, Tensor]] = {}
-        """Each graph with the buffer from which it reads its batch."""
+        """Each graph, and the buffer from which it reads its batch, by input shape."""
         self._update: Any = None
         self._seen: set[Shapes] = set()
         self._pool: Any = None
 
     def run(self, batch: StepBatch) -> bool:
-        """Replay the step, or return False if it must run eagerly. Each shape runs
-        eagerly once, because compilation for a new shape would break a recording."""
+        """Replay the step, or return False if it must run eagerly. Each shape first
+        runs eagerly once, because compilation would make a graph capture fail."""
         key = batch.layout
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
@@ -311,7 +312,7 @@ class _StepGraphs:
         return seen
 
     def _capture(self, batch: StepBatch) -> tuple[Any, Tensor]:
-        """Record the step without running it, so weights do not change."""
+        """Capture the step without running it, so the weights do not change."""
         begin = time.perf_counter()
         buffer = batch.buffer.clone()
         own = replace(batch, buffer=buffer)
