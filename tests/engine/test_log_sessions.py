@@ -120,7 +120,9 @@ def test_what_is_not_there_is_named(tmp_path, options, message):
 
 
 def test_a_pattern_that_is_none_is_refused_by_the_entry():
-    with pytest.raises(DatasetError, match=r"session_pattern: 'blk_\(' is not a regular"):
+    with pytest.raises(
+        DatasetError, match=r"session_pattern: 'blk_\(' is not a regular"
+    ):
         LogSessions(filepath="x.csv", session_pattern="blk_(")
 
 
