@@ -1,4 +1,4 @@
-"""Extract docstrings from Python files, in worker processes with very few imports."""
+"""Extract docstrings from Python files. Worker processes run it, so imports are few."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from kedro.io import AbstractDataset, DatasetError
 
 @contextmanager
 def dataset_errors() -> Iterator[None]:
-    """Context manager that re-raises the engine's errors as DatasetError, which Kedro
-    shows as they are."""
+    """Context manager that re-raises the engine's errors as DatasetError, whose message
+    Kedro shows unchanged."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
@@ -21,7 +21,7 @@ def dataset_errors() -> Iterator[None]:
 
 
 class PathDataset(AbstractDataset[Any, Any]):
-    """Base class of datasets that are a local file or folder."""
+    """Base class of datasets that consist of a local file or folder."""
 
     def __init__(
         self, *, filepath: str, metadata: dict[str, Any] | None = None
@@ -52,7 +52,7 @@ class ReadOnlyDataset(AbstractDataset[None, Any]):
     """Base class of datasets that pipelines only read."""
 
     content: ClassVar[str]
-    """What the dataset contains, for error messages."""
+    """A description of the contents, used in error messages."""
 
     def save(self, data: None) -> None:
         raise DatasetError(f"{self.content} are read-only")

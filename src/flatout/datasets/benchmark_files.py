@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class CsvTable(PathDataset):
-    """A CSV file that is written atomically, because machines of a sweep share it."""
+    """A CSV file, written atomically because several machines of a sweep share it."""
 
-    # Kedro's CSVDataset imports all pandas datasets, and with them SQLAlchemy.
+    # Kedro's CSVDataset would import all pandas datasets, and with them SQLAlchemy.
 
     def load(self) -> pd.DataFrame:
         self._check_not_empty()
@@ -31,8 +31,8 @@ class CsvTable(PathDataset):
 
 
 class KeptTable(CsvTable):
-    """A CSV file that saving an empty table leaves unchanged. A missing file loads as
-    an empty table."""
+    """A CSV file that is kept unchanged when an empty table is saved. A missing file
+    loads as an empty table."""
 
     def load(self) -> pd.DataFrame:
         return super().load() if self._exists() else pd.DataFrame()
@@ -43,8 +43,8 @@ class KeptTable(CsvTable):
 
 
 class TunedParameters(PathDataset):
-    """The parameters file of a Kedro environment, as text. Saving an empty text leaves
-    it unchanged."""
+    """The parameters file of a Kedro environment, as text. The file is kept unchanged
+    when an empty text is saved."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TunedParameters(PathDataset):
         measured_in: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """`measured_in` holds the `environment` of the run that saves the file."""
+        """`measured_in` contains the Kedro `environment` of the run that saves the file."""
         super().__init__(filepath=filepath, metadata=metadata)
         self._environment = (measured_in or {}).get("environment")
 
@@ -65,7 +65,7 @@ class TunedParameters(PathDataset):
         if not data:
             logger.info("%s: no recommendation, the file is unchanged", self._path)
             return
-        if self._environment:  # belongs to the last group of the text
+        if self._environment:  # the last group of the text gets this line
             data += f"  environment: {self._environment}\n"
         write_text(self._path, data)
         folder = self._path.parent

@@ -1,7 +1,7 @@
 """The built-in sample data: the handwritten digits that are part of scikit-learn.
 
-They are 1,797 images of 8 x 8 pixels with 17 grey levels (Alpaydin & Kaynak 1998, UCI).
-They need no download.
+The data set has 1,797 images of 8 x 8 pixels with 17 grey levels (Alpaydin & Kaynak
+1998, UCI). No download is needed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LEVELS = 16
 
 
 class Digits(PathDataset, ReadOnlyDataset):
-    """The handwritten digits, read-only. They load as the path of a file or folder.
+    """The handwritten digits, read-only. Loading returns the path of a file or folder.
 
-    The digits are written to `filepath` at first use. If its name ends in .npz, it
-    is a file with the arrays `inputs` (1797, 8, 8) and `label` (1797,). Otherwise it
-    is a folder of PNG files with a subfolder for each class. If `path` is given, that
-    file or folder is used instead of the digits.
+    The digits are written to `filepath` on first use. If it ends in .npz, they are
+    written to a file with the arrays `inputs` (1797, 8, 8) and `label` (1797,).
+    Otherwise they are written to a folder of PNG files with a subfolder for each class.
+    If `path` is given, that file or folder is used instead of the digits.
     """
 
     content = "the digits"

@@ -40,11 +40,11 @@ PACKAGES = {
     "scipy": "scipy",
     "networkx": "networkx",
 }
-"""The distribution of each module. The modules are the labels, in order of use."""
+"""Maps modules to distributions. The labels are the first modules that are installed."""
 FORMAT_VERSION = 1
 """Increase this if the same packages would result in different rows."""
 SURPLUS = 1.05
-"""Factor by which more texts are collected, because some are in two packages."""
+"""Factor by which extra texts are collected, because some occur in two packages."""
 
 
 class DocstringCorpus(ReadOnlyDataset):
@@ -52,7 +52,7 @@ class DocstringCorpus(ReadOnlyDataset):
 
     There are `rows` rows, balanced over `labels` packages. If `rows` is null, all
     docstrings of these packages are used. The texts are stored as Parquet files in the
-    folder `filepath`, a file for each combination of package versions and sizes.
+    folder `filepath`, one file per combination of package versions and sizes.
     """
 
     content = "docstrings"
@@ -85,7 +85,7 @@ class DocstringCorpus(ReadOnlyDataset):
 
     @property
     def is_parsed(self) -> bool:
-        """Whether the corpus is already stored, so that no packages are parsed."""
+        """Whether the corpus is already stored, so that nothing needs to be parsed."""
         return self._file(_installed(self._labels)).is_file()
 
     def _file(self, packages: dict[str, str]) -> Path:
@@ -116,8 +116,8 @@ def _installed(labels: int) -> dict[str, str]:
 
 
 def _table(packages: list[str], rows: int | None) -> pa.Table:
-    """Return distinct texts with their labels, ordered by hash. Packages have equal
-    shares. If a package has too few texts, the others have more."""
+    """Return distinct texts with their labels, ordered by hash. All packages contribute
+    equally. If a package has too few texts, the others contribute more."""
     wanted = None if rows is None else -(-rows // len(packages))
     texts = _gather(packages, None if wanted is None else int(wanted * SURPLUS))
     seen: set[str] = set()
@@ -141,7 +141,7 @@ def _hash(text: str) -> int:
 
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
-    """Parse packages in parallel until each has `wanted` texts, and return them."""
+    """Parse packages in parallel until each has `wanted` texts. Return the texts."""
     files, counts = map(_files, packages), [wanted] * len(packages)
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
         texts = processes.map(docstrings_of, files, counts)

@@ -31,7 +31,7 @@ class KeyedDataset(PathDataset):
     """
 
     _level = logging.DEBUG
-    """Level of the log message about kept data. It is higher only for large data."""
+    """Level of the log message about kept data. Classes for large data use INFO."""
 
     def save(self, data: Any) -> None:
         if not hasattr(data, "key"):
@@ -54,7 +54,7 @@ class KeyedDataset(PathDataset):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Context manager that re-raises disk errors with their cause and a remedy."""
+        """Context manager that re-raises disk errors with their cause and a fix."""
         try:
             yield
         except OSError as error:
@@ -80,11 +80,11 @@ class KeyedDataset(PathDataset):
 
     @abstractmethod
     def _write(self, data: Any) -> None:
-        """Write the data of a recipe. If that fails, nothing is changed."""
+        """Write the data of a recipe. If this fails, the stored data is unchanged."""
 
 
 def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
-    """Log why the data of `name` is created or created again."""
+    """Log why the data of `name` is created or recreated."""
     if stored is None:
         logger.debug("%s: not there yet, making it", name)
     else:
@@ -95,7 +95,7 @@ def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
 
 
 class _KeyedFolder(KeyedDataset):
-    """Base class of folders whose content key is in a separate file."""
+    """Base class of folders with their content key in a separate file."""
 
     @property
     def _name(self) -> str:
@@ -138,7 +138,7 @@ class KeyedArrowDataset(_KeyedFolder):
 
 
 class TokenizerFolder(_KeyedFolder):
-    """A folder with a tokenizer. It loads as a tokenizer of transformers."""
+    """A folder with a tokenizer. It loads as a transformers tokenizer."""
 
     def load(self) -> Any:
         from transformers import AutoTokenizer
@@ -167,8 +167,8 @@ class TokenizerFolder(_KeyedFolder):
 
 
 class TokenizerFile(TokenizerFolder):
-    """A folder with a tokenizer. It loads as an encoder that works without transformers
-    and torch."""
+    """A folder with a tokenizer. It loads as an encoder that requires neither
+    transformers nor torch."""
 
     def load(self) -> Any:
         from flatout.engine.tokenizing.tokenizer import TokenizerFile as Encoder
@@ -177,7 +177,7 @@ class TokenizerFile(TokenizerFolder):
         return Encoder(self._path)
 
     def save(self, data: Any) -> None:
-        """Write the folder only if it is not current. Usually the entry of type
-        TokenizerFolder for the same folder has already written it."""
+        """Write the folder if it is out of date. Usually the catalog entry of type
+        TokenizerFolder has already written the same folder."""
         if not self._is_current(data.key):
             super().save(data)

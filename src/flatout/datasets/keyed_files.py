@@ -45,7 +45,7 @@ class _KeyedFile(KeyedDataset):
 
 
 class KeyedParquetDataset(_KeyedFile):
-    """A Parquet file whose schema metadata hold its key. It loads as a DataFrame."""
+    """A Parquet file with its key in the schema metadata. It loads as a DataFrame."""
 
     def load(self) -> Any:
         self._check_not_empty()

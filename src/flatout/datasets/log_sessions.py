@@ -1,4 +1,4 @@
-"""Datasets of log sessions as raw rows, read from a log or generated."""
+"""Datasets that load log sessions as raw rows, read from a log or generated."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from flatout.places import project_path
 
 
 class LogSessions(ReadOnlyDataset):
-    """The sessions of a log, as read-only rows with the columns `session`, `text` (keys
-    separated by spaces) and `label`.
+    """The sessions of a log, as read-only rows with the columns `session`, `text` (log
+    keys separated by spaces) and `label`.
 
-    A CSV, JSON lines, Parquet or Arrow file has one row for each line of the log, and
-    rows are grouped by session. The `*_structured.csv` files of loghub can be used
-    unchanged. Any other file has one session per line, with keys separated by spaces.
-    Lines that cannot be used are stored in `rejected_rows`.
+    A CSV, JSON lines, Parquet or Arrow file must have one row per log line. Its rows
+    are grouped by session. The `*_structured.csv` files of loghub can be used
+    unchanged. Any other file must have one session per line, with log keys separated by
+    spaces. Lines that cannot be used are stored in `rejected_rows`.
 
     Labels come from `label_filepath` (a file with the columns session and label) or
     from `label_column`. If `abnormal_filepath` is given, its sessions are abnormal and
-    those of `filepath` are normal. `part: train` selects a share `train_share` of the
-    sessions without its abnormal ones. `part: rest` selects all remaining sessions.
+    those of `filepath` are normal. `part: train` selects the fraction `train_share` of
+    the sessions and leaves out the abnormal sessions in it. `part: rest` selects all
+    other sessions.
     """
 
     content = "sessions of a log"
 
-    def __init__(  # noqa: PLR0913 - an option of the catalog each
+    def __init__(  # noqa: PLR0913 - all are catalog options
         self,
         *,
         filepath: str,
@@ -60,7 +61,7 @@ class LogSessions(ReadOnlyDataset):
         self.metadata = metadata
 
     def load(self) -> Any:
-        """Return a reader that streams the sessions."""
+        """Return a reader that streams the sessions of the log."""
         return self._reader
 
     def _exists(self) -> bool:
@@ -71,8 +72,8 @@ class LogSessions(ReadOnlyDataset):
 
 
 class SyntheticSessions(ReadOnlyDataset):
-    """Generated log sessions, some with faults. They are read-only and load as an Arrow
-    table with the columns `session`, `text` and `label`."""
+    """Generated log sessions, some of them abnormal. They are read-only and load as an
+    Arrow table with the columns `session`, `text` and `label`."""
 
     content = "synthetic sessions"
 

@@ -1,4 +1,4 @@
-"""Datasets for raw rows and files, of the user or of the Hugging Face Hub."""
+"""Datasets for raw rows and files, from the user or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from flatout.places import project_path
 
 
 class OwnSplits(ReadOnlyDataset):
-    """Combines the catalog entries `raw_train_texts`, `raw_validation_texts` and
-    `raw_test_texts`, as far as they exist, into the entry that `split` reads."""
+    """Combines those of the catalog entries `raw_train_texts`, `raw_validation_texts`
+    and `raw_test_texts` that exist into the entry that the pipeline `split` reads."""
 
     content = "raw texts"
 
     def __init__(self, parts: dict[str, Any]) -> None:
-        """`parts` are the datasets by split, including `train`."""
+        """`parts` maps split names to datasets. It must contain `train`."""
         self.parts = parts
 
     def load(self) -> SplitTexts:
-        """Load all entries. Those that load as readers are returned as readers."""
+        """Load all entries and return a reader for each split."""
         return SplitTexts(
             {
                 name: open_raw_texts(part.load(), entry_of(name))
@@ -55,7 +55,7 @@ class TextFiles(ReadOnlyDataset):
 
     content = "text files"
 
-    def __init__(  # noqa: PLR0913 - an option of the catalog each
+    def __init__(  # noqa: PLR0913 - all are catalog options
         self,
         *,
         filepath: str,
@@ -88,8 +88,8 @@ class TextFiles(ReadOnlyDataset):
         return _TextFiles(path, self._form)
 
     def stamps(self, *, fetched: bool) -> dict[str, str | None]:
-        """Return a hash of the metadata of each file of the URL, by file name. If
-        `fetched` is True, these are the hashes from when the files were copied."""
+        """Return a hash of the metadata of each file at the URL, by file name. If
+        `fetched` is True, return the hashes at the time when the files were copied."""
         with dataset_errors():
             return self._remote.fetched_stamps() if fetched else self._remote.stamps()
 
@@ -106,7 +106,7 @@ class TextFiles(ReadOnlyDataset):
 
 
 class HubTexts(ReadOnlyDataset):
-    """A read-only data set of the Hub or a folder, loaded by `datasets.load_dataset`.
+    """A read-only data set from the Hub or a folder, loaded with `load_dataset`.
 
     `split` may join several splits (`train+test`). If it is null, all splits are loaded
     separately. Set `revision` to a commit to always load the same rows.
@@ -151,7 +151,7 @@ class HubTexts(ReadOnlyDataset):
 
 
 class RawFiles(PathDataset, ReadOnlyDataset):
-    """A read-only file or folder. It loads as its path.
+    """A read-only file or folder. Loading returns its path.
 
     Example:
         ```yaml

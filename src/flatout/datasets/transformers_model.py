@@ -1,4 +1,4 @@
-"""A dataset that stores a Hugging Face model in a folder of its own."""
+"""A dataset that stores a Hugging Face model in a folder."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class TransformersModel(PathDataset):
         return result
 
     def trust_code(self) -> None:
-        """Allow loading to run the code in the folder, unless `load_args` forbids it.
-        It is called for models that were trained with `model.trust_remote_code`."""
+        """Allow `load` to run code in the folder, unless `load_args` forbids it. Called
+        for models that were trained with `model.trust_remote_code`."""
         self._load_args.setdefault("trust_remote_code", True)
 
     def _missing(self) -> str:

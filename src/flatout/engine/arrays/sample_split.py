@@ -159,8 +159,8 @@ class _Values:
     @property
     def dtype(self) -> Any:
         """The dtype of the stored samples: uint8 if all files have this dtype, float64
-        if float32 is too coarse, otherwise float32. For example, it stores today's
-        Unix times in steps of 128 s."""
+        if float32 is too coarse (it rounds today's Unix times to multiples of 128 s),
+        otherwise float32."""
         spread = np.maximum(self._high - self._low, 0)
         largest = np.maximum(np.abs(self._high), np.abs(self._low))
         step = np.finfo(np.float32).eps * np.where(spread > 0, largest, 0)
