@@ -53,7 +53,7 @@ class TunedParameters(PathDataset):
         measured_in: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """`measured_in` contains the Kedro `environment` of the run that saves the file."""
+        """`measured_in` contains the Kedro `environment` of the run that saves."""
         super().__init__(filepath=filepath, metadata=metadata)
         self._environment = (measured_in or {}).get("environment")
 

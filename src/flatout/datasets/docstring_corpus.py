@@ -40,7 +40,7 @@ PACKAGES = {
     "scipy": "scipy",
     "networkx": "networkx",
 }
-"""Maps modules to distributions. The labels are the first modules that are installed."""
+"""Maps modules to distributions. The first modules that are installed are labels."""
 FORMAT_VERSION = 1
 """Increase this if the same packages would result in different rows."""
 SURPLUS = 1.05
