@@ -1,4 +1,4 @@
-"""Checks of the catalog's data: the columns, labels, and parameters of the tokens."""
+"""Checks of the data in the catalog: columns, labels, and the tokens' parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANY_LABELS = 1000
 
 
 def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
-    """Return a finding about the columns and first rows, and one about the labels."""
+    """Check the columns and first rows, and the labels, of the raw data."""
     raw = raw_entry(settings)
     source = catalog.get(raw)
     if isinstance(source, DocstringCorpus) and not source.is_parsed:
@@ -93,7 +93,7 @@ def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Find
 
 
 def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
-    """Check whether token rows on disk match the parameters that determine them."""
+    """Check whether the token rows on disk were created with the current parameters."""
     source = catalog.get("train_tokens")
     if not source.exists():
         return Finding("tokens", "ok", "none yet: kedro run creates them")

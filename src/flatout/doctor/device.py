@@ -1,4 +1,4 @@
-"""Checks of the device and of what torch.compile needs on it."""
+"""Checks of the device and of the compilers that torch.compile needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def query_torch() -> Torch:
 def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
     """Check the training device with its driver and the requested precision."""
     if driver and torch.cuda and driver.cuda[0] < int(torch.cuda.split(".")[0]):
-        # Within a major version, an older driver runs code built for a newer CUDA.
+        # Within a major version, an older driver can run code built for a newer CUDA.
         newest = f"{driver.cuda[0]}.{driver.cuda[1]}"
         text = (
             f"driver {driver.version} runs CUDA up to {newest}; PyTorch is built for "

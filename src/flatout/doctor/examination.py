@@ -1,5 +1,5 @@
-"""All checks in order. Parameters come first, and torch is imported once the
-environment is set."""
+"""Run all checks in order. Parameters come first, and torch is imported once the
+environment is configured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flatout.project.data.outputs import local_paths
 
 
 def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
-    """Return the findings about a `kedro run` with these options."""
+    """Return the findings for a `kedro run` with these options."""
     before = environment.thread_variables()
     patient = ExaminedProject(before)
     for name in ("kedro", "flatout"):  # the table contains all messages
@@ -37,7 +37,7 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
 
 
 class ExaminedProject:
-    """The settings, catalog and machine, as far as they can be loaded."""
+    """The project's settings and catalog, if they can be loaded, and the machine."""
 
     def __init__(self, thread_variables: dict[str, str]) -> None:
         self._thread_variables = thread_variables
@@ -45,7 +45,7 @@ class ExaminedProject:
         self.settings = Settings()
 
     def load(self, env: str | None, params: dict[str, Any]) -> Finding:
-        """Load the parameters. Raises any error that would prevent a run."""
+        """Load and check the parameters. Raises any error that would prevent a run."""
         check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
@@ -70,7 +70,7 @@ class ExaminedProject:
         }
 
     def _checks_of_the_catalog(self) -> dict[str, Check]:
-        """Return the checks of the catalog, which needs valid parameters."""
+        """Return the checks that need the catalog; empty if parameters are invalid."""
         context, settings = self._context, self.settings
         if context is None:
             return {}
@@ -143,8 +143,8 @@ class ExaminedProject:
         return model.memory_finding(found, size, name)
 
     def _token_budget(self, config: Any, size: int, shards: int) -> int:
-        """Return the configured token budget. If it is auto, it is limited to what fits
-        into a GPU of `size` bytes."""
+        """Return the configured token budget. If it is `auto`, return the default
+        budget, limited to what fits into a GPU with `size` bytes."""
         from flatout.engine.train.setup.budgets import default_token_budget
 
         if (wanted := self.settings.train.token_budget) != "auto":

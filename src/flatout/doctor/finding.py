@@ -1,4 +1,4 @@
-"""Running checks so that their errors become findings."""
+"""Run checks so that their errors become findings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def examine(checks: Mapping[str, Check]) -> list[Finding]:
 
 
 def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
-    """Run a check and turn any error into a finding. Errors of flatout and of the
-    catalog, which would end a run, get the status `fail`. Other errors, which only
-    prevented the check, get the status given by `unknown`."""
+    """Run a check and turn any error into a finding. Errors raised by flatout
+    or the catalog would end a run, so they get the status `fail`. Other errors only
+    prevented the check, so they get the status `unknown`."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found
@@ -51,6 +51,6 @@ def as_table(findings: Sequence[Finding]) -> Table:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Return JSON in one line: a list of objects with check, status, finding and
-    fix."""
+    """Return the findings as a one-line JSON list of objects with check, status,
+    finding and fix."""
     return json.dumps([asdict(found) for found in findings], ensure_ascii=False)

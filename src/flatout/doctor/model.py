@@ -1,5 +1,5 @@
-"""Checks of the checkpoint in `model.name_or_path` before it is downloaded or loaded,
-and of the memory and disk space that it needs."""
+"""Checks of the checkpoint in `model.name_or_path`, before it is downloaded or loaded,
+and of the memory and disk space that the model needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class NotCached(ValueError):
 
 
 def read_config(settings: Settings) -> Any:
-    """Return the model's config without using the network. Raises NotCached."""
+    """Return the model's config without using the network. Raises NotCached if the
+    config would have to be downloaded."""
     model = settings.model
     name, changes = model.name_or_path, dict(model.applied_config)
     kind = changes.pop("model_type", None)
@@ -29,7 +30,7 @@ def read_config(settings: Settings) -> Any:
         changes.setdefault("vocab_size", settings.tokenize.vocab_size)
     import transformers
 
-    families()  # registers the model types of flatout
+    families()  # registers flatout's model types
 
     if name is None:
         return transformers.AutoConfig.for_model(kind, **changes)
@@ -48,7 +49,7 @@ def read_config(settings: Settings) -> Any:
 
 
 def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
-    """Check the checkpoint. `config` is its config, or None if not yet downloaded."""
+    """Check the checkpoint. `config` is None if it has not been downloaded yet."""
     name, faults = settings.name_or_path, model_key_faults(settings)
     if faults:
         return Finding("model", "fail", "; ".join(faults), "correct them in conf/")
@@ -82,19 +83,19 @@ def _absent(name: str) -> Finding:
 
 
 CHECKPOINT_BYTES = 12
-"""The bytes of a weight in a checkpoint, including its two optimizer moments."""
+"""Bytes per weight in a checkpoint, including its two optimizer moments."""
 
 
 def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
-    """Return the bytes needed for `keep` checkpoints and one being written, and for the
-    best and last model, which the catalog copies. The result is at least 1 GiB."""
+    """Return the disk space needed for `keep` checkpoints, one that is being written,
+    and the best and last models, which the catalog copies. It is at least 1 GiB."""
     parameters = count_parameters(config, settings)
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
     return max(LEAST_FREE_BYTES, needed)
 
 
 def memory_finding(found: Estimate, available: int, where: str) -> Finding:
-    """Compare an estimate with the `available` bytes of `where`, a GPU or the RAM."""
+    """Compare the estimate with the `available` bytes. `where` names the GPU or RAM."""
     text = (
         f"about {gib(found.total)} of {gib(available)} ({where}): "
         f"{found.parameters / 1e6:.1f} M weights with gradients and Adam "

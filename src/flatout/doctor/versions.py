@@ -1,4 +1,4 @@
-"""Checks that the installed packages have versions with which flatout was tested."""
+"""Check that the installed packages have versions that flatout was tested with."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def versions() -> Finding:
 
 
 def judge(python: str, requirements: Iterable[str]) -> Finding:
-    """Check versions, given a Python version range and requirements in metadata
-    format."""
+    """Check the installed versions against a Python version range and requirements from
+    package metadata."""
     here = platform.python_version()
     faults = []
     if not SpecifierSet(python).contains(here, prereleases=True):

@@ -19,7 +19,7 @@ from flatout.places import project_path
 WRITTEN_LATER = ("tuned", "best")
 """Environments that pipelines write. The configuration loader checks these."""
 KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
-"""Matches Kedro's errors about options such as --nodes, --to-outputs and --tags."""
+"""Matches Kedro's error messages about options such as --nodes and --to-outputs."""
 
 
 class CommandError(ValueError):
@@ -37,14 +37,15 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
 
 
 def check_data_dir(data_dir: str | None) -> None:
-    """Raise CommandError if the folder does not exist; reading would create it."""
+    """Raise CommandError if the folder does not exist, because reading would create
+    it."""
     folder = Path(project_path(data_dir or "data"))
     if not folder.is_dir():
         raise CommandError(f"--data-dir: there is no folder {folder}")
 
 
 def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
-    """Raise CommandError for unknown pipelines. flatout's pipelines are not imported.
+    """Raise CommandError for unknown pipelines, without importing flatout's pipelines.
     `where` names the option or parameter in the error message."""
     folders = resources.files("flatout.pipelines").iterdir()
     known = {folder.name for folder in folders if (folder / "__init__.py").is_file()}
@@ -65,8 +66,8 @@ def check_command(options: Mapping[str, Any]) -> None:
 
 
 def plain_error(error: Exception) -> Exception | None:
-    """Return an error whose message is all that a user needs, or None if the error can
-    only be understood with its traceback."""
+    """Return an error whose message is all that a user needs, or None if `error` cannot
+    be understood without its traceback."""
     own = type(error).__module__.startswith("flatout.")
     if own or isinstance(error, (DatasetError, MissingConfigException)):
         return error

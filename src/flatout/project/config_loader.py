@@ -1,5 +1,5 @@
-"""Kedro's configuration loader with one rule for all environments: conf/base is
-overridden by conf/local, and both by the environment. Files are read only once."""
+"""Kedro's configuration loader with one rule for all environments: conf/local overrides
+conf/base, and the environment overrides both. Files are read only once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
 WRITERS = {"tuned": "benchmark", "best": "sweep"}
-"""Environments that pipelines write, with the names of these pipelines."""
+"""Environments that pipelines write, each with the name of its pipeline."""
 
 PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
@@ -45,12 +45,12 @@ class NotTunedError(Exception):
 class ProjectConfigLoader(OmegaConfigLoader):
     """Loader that merges the layers base, local and the environment, in this order.
 
-    Kedro replaces `local` by the environment, so `--env=tuned` would train on the
+    In Kedro, the environment replaces `local`, so `--env=tuned` would train on the
     built-in corpus with settings that were measured on the user's data. Here `tuned`
     and `best` are merged over the environment in which they were measured. Kedro also
     parses all files again at each access, about 12 times per run, which takes half a
-    second. `parameters` contains the defaults of all parameters that are not set in a
-    file.
+    second, so parsed files are kept. `parameters` contains the defaults of all
+    parameters that are not set in a file.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -68,8 +68,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
             self._check_written()
 
     def _conf_path(self, path: str) -> str:
-        """Return `path` in the configuration folder in use. If an archive is used
-        instead, return it in the project's conf/ folder."""
+        """Return the location of `path` in the configuration folder in use. If the
+        configuration is an archive, the project's conf/ folder is used instead."""
         conf = Path(self.conf_source)
         return (
             str(conf.absolute() / path)
@@ -78,8 +78,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         )
 
     def _parameter(self, path: str, default: Any = None) -> Any:
-        """Resolve e.g. `${parameter:corpus.rows}` in a catalog to the value that is
-        given on the command line or in the parameter files."""
+        """Resolve e.g. `${parameter:corpus.rows}` in a catalog to the value set on the
+        command line or in the parameter files."""
         state = repr((self.env, self.runtime_params))
         if state not in self._unresolved:
             given = self._files([self.base_env, *self._environments()])
@@ -87,11 +87,12 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return OmegaConf.select(self._unresolved[state], path, default=default)
 
     def _data_dir(self) -> str:
-        """Resolve `${data_dir:}` to the folder of all files that a run writes."""
+        """Resolve `${data_dir:}` to the folder in which a run writes all its files."""
         return str(self._parameter("data_dir", "data"))
 
     def _shard(self) -> str:
-        """Resolve `${shard:}` in a file name, to `-2-of-8` for predict.shard 2/8."""
+        """Resolve `${shard:}` in a file name, e.g. to `-2-of-8` for predict.shard
+        2/8."""
         found = self._parameter("predict.shard")
         return f"-{found}".replace("/", "-of-") if found else ""
 
@@ -106,7 +107,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return {"environment": named}
 
     def _check_written(self) -> None:
-        """Check that the environment exists; archives of conf/ are not checked."""
+        """Check that the environment exists, unless the configuration is an archive."""
         conf, writer = Path(self.conf_source), WRITERS[str(self.env)]
         folder = conf / str(self.env)
         if conf.is_dir() and not any(folder.rglob("parameters*")):
@@ -117,8 +118,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def settings(self) -> Settings:
-        """All parameters, parsed once. Pipelines are fitted to them here, because
-        Kedro-Viz runs no hook that could do it. Raises SettingsError."""
+        """All parameters, parsed once. Pipelines are adjusted to the parameters here,
+        because Kedro-Viz runs no hook that could do so. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = with_absolute_paths(
@@ -141,7 +142,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """Return the configuration for `key`. Parameter groups include all defaults,
-        and ungrouped parameters are only included if they are set."""
+        but ungrouped parameters are included only if they are set."""
         found = self._read(key)
         if key != "parameters":
             return found
@@ -186,13 +187,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return str(found) if found else None
 
     def _files(self, environments: list[str]) -> Any:
-        """Return the unresolved parameters in the files of these environments."""
+        """Return the parameters in the files of these environments, unresolved."""
         conf = Path(self.conf_source)
         if conf.is_dir():
             folders = [conf / name for name in environments]
             files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
             return OmegaConf.merge({}, *map(OmegaConf.load, files))
-        # An archive contains one folder, which contains the environments.
+        # The environments are in the only top-level folder of an archive.
         kind = "zip" if conf.suffix == ".zip" else "tar"
         archive = fsspec.filesystem(kind, fo=str(conf))
         found = {name: PurePosixPath(name) for name in sorted(archive.find(""))}
@@ -249,7 +250,7 @@ def credentials_of(context: KedroContext, name: str) -> dict[str, Any]:
 def with_absolute_paths(settings: Settings) -> Settings:
     """Return `settings` with all paths made absolute from the project root.
 
-    The name of a checkpoint is treated as a path if the project has such a folder.
+    A checkpoint name is treated as a path if the project has a folder of that name.
     """
     if Path(project_path()) == Path.cwd():
         return settings

@@ -14,9 +14,9 @@ OF_ROWS = (
     *("train", "evaluate", "predict", "export"),
     *("benchmark", "sweep", "crossvalidate"),
 )
-"""Pipelines whose inputs depend on the kind of rows, `train.rows`."""
+"""Pipelines whose inputs depend on the kind of rows (`train.rows`)."""
 TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep", "cross_validate"})
-"""Nodes that start processes and therefore must not run in a parallel runner."""
+"""Nodes that must not run in a parallel runner, because they start processes."""
 OF_SESSIONS = "next-key"
 """The task that learns from sessions instead of texts."""
 
@@ -34,8 +34,8 @@ def short_names(pipeline: Pipeline) -> set[str]:
 
 
 def fit_pipelines(settings: Settings) -> None:
-    """Let the pipelines read rows of the configured kind. If the parameter `pipelines`
-    is set, the default pipeline becomes the sum of the pipelines it names."""
+    """Make the pipelines read rows of the configured kind. If the parameter `pipelines`
+    is set, the default pipeline becomes the sum of the pipelines named there."""
     kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         _fit(name, rows=kind)

@@ -1,4 +1,4 @@
-"""Check that a training run is as fast as the best similar run before it."""
+"""Check that a training run is as fast as the best earlier run that is similar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS = "runs.jsonl"
 
 
 class Guard:
-    """Compares a tracked training run with earlier ones in the same folder."""
+    """Compares a tracked training run with earlier runs in the same folder."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -30,7 +30,8 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def start(self, folder: RunFolder) -> None:
-        """Store the baseline for an early comparison by the tracking program."""
+        """Store the baseline, so that the tracking program can compare the speed
+        early."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key

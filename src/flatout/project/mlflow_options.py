@@ -1,4 +1,5 @@
-"""Options in conf/base/mlflow.yml: the tracking store, and which runs are recorded."""
+"""The options in conf/base/mlflow.yml: the tracking store and which runs are
+tracked."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ EXPERIMENT = "tracking.experiment"
 
 
 class MlflowOptions(BaseModel):
-    """The options. Each alias is the option's path in the file."""
+    """The options. Each alias is the path of the option in mlflow.yml."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,15 +46,15 @@ class MlflowOptions(BaseModel):
         return not set(pipelines or ["__default__"]) <= set(self.untracked)
 
     def store_files(self, data_dir: str) -> list[Path]:
-        """Return the store if it is a file in the data folder. Other stores may be
+        """Return the store if it is a file in the data folder. Any other store may be
         unreachable, because points wait in a file until they can be sent."""
         file = Path(project_path(data_dir), "mlflow.db")
         return [file] if self.store == f"{SQLITE}{file}" else []
 
 
 def mlflow_options(context: KedroContext) -> MlflowOptions:
-    """Read the options; relative paths start at the project root. Raises
-    SettingsError."""
+    """Read the options and resolve relative paths against the project root. Raises
+    SettingsError if an option is invalid."""
     loader = loader_of(context)
     given = {path: value for path, value in by_path(loader["mlflow"]) if value != {}}
     try:

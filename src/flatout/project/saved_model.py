@@ -28,9 +28,9 @@ def saved_model(
     rows: Any,
     report: dict[str, Any],
 ) -> SavedModel:
-    """Describe `data`, a model with or without a tokenizer, that the catalog entry
-    `entry` has saved. If the catalog uses another format, the model is also saved in
-    the folder `spare`. The first sample of `rows`, a `datasets.Dataset`, is the
+    """Describe `data`, a model with or without a tokenizer that the catalog entry
+    `entry` has saved. If the entry uses another format, the model is also saved in the
+    folder `spare`. The first sample of `rows` (a `datasets.Dataset`) becomes the input
     example."""
     parts = data if isinstance(data, tuple) else (data,)
     if isinstance(entry, TransformersModel):
@@ -54,8 +54,9 @@ def saved_model(
 
 
 def write_own_card(entry: Any, name: str, settings: Settings) -> None:
-    """Write a model card with the title `name` if flatout has trained the model of the
-    catalog entry `entry`. If the folder is not writable, only a warning is logged."""
+    """Write a model card with the title `name` if the model of the catalog entry
+    `entry` was trained by flatout. If the folder is not writable, only a warning is
+    logged."""
     from flatout.engine.export.hub import is_own, write_card
 
     if isinstance(entry, TransformersModel) and is_own(entry.path):

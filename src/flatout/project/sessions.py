@@ -1,8 +1,8 @@
-"""Kedro sessions of the project, which an external launcher may start once per rank.
+"""Kedro sessions of the project, also for launchers that start one command per rank.
 
 Launchers such as torchrun, accelerate and Slurm start the whole command once per rank.
 Rank 0 runs it as usual. The other ranks run no nodes or hooks and save no outputs. They
-wait for the training run of rank 0, join it, and end with it.
+wait until rank 0 starts a training run, join that run, and end with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.project.config_loader import loader_of
 from flatout.project.fitting import fit_pipelines
 
 NODES = ("node_names", "from_nodes", "to_nodes")
-"""Options of a run whose values are names of nodes."""
+"""Run options whose values are node names."""
 
 
 class ProjectSession(KedroSession):
@@ -49,7 +49,7 @@ class ProjectSession(KedroSession):
                 release_followers()
 
     def full_names(self, given: Iterable[str], asked: Mapping[str, Any]) -> list[str]:
-        """Return names with the namespace: `split.split_rows` for `split_rows`."""
+        """Return node names with their namespaces, e.g. `split.split_rows`."""
         names = asked.get("pipeline_names") or [asked.get("pipeline_name")]
         pipelines.set_requested([name for name in names if name] or None)
         self.load_context()
@@ -66,7 +66,8 @@ class ProjectSession(KedroSession):
         return settings.pipelines
 
     def load_context(self) -> KedroContext:
-        """Return the session's only context, so that files are read and parsed once."""
+        """Return the session's context, created only once so that files are read
+        once."""
         self._context = self._context or super().load_context()
         return self._context
 

@@ -1,4 +1,4 @@
-"""Terminal output: one line per message, without warnings that do not help.
+"""Terminal output: one line per message, without unhelpful warnings.
 
 `set_up_terminal` is an entry point of the group `kedro.init`. Kedro calls it before it
 loads plugins, in every project of this Python environment.
@@ -48,9 +48,9 @@ KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
 
 
 class LineHandler(logging.Handler):
-    """Logging handler that prints one line per message on Rich's console. Long messages
-    wrap between words in a terminal. Elsewhere they do not wrap, while Rich's own
-    handler would wrap them at 80 columns."""
+    """Logging handler that prints one line per message on Rich's console. In a
+    terminal, long messages wrap between words. Elsewhere they do not wrap, whereas
+    Rich's own handler would wrap them at 80 columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,20 +72,20 @@ def show_kedro() -> None:
 
 
 def set_up_terminal() -> None:
-    """Print messages as lines if the project is flatout or depends on it."""
+    """Print one line per message if the project is flatout or depends on it."""
     root = find_kedro_project(Path.cwd())
     if root and "flatout" in (root / "pyproject.toml").read_text(encoding="utf-8"):
         print_lines()
 
 
 def print_lines() -> None:
-    """Replace Kedro's handler by one that prints lines. Custom handlers are kept."""
+    """Replace Kedro's handler with one that prints lines. Custom handlers are kept."""
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:
         root.removeHandler(handler)
         root.addHandler(LineHandler())
-    # Some are warnings of Python. A filter of `warnings` would not work, because
-    # MLflow inserts its own filter before all others.
+    # Some are Python warnings. A filter in `warnings` would not work, because MLflow
+    # inserts its own filter before all others.
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_wanted)
 

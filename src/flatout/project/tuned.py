@@ -1,4 +1,5 @@
-"""Check whether tuned parameters fit a run, and whether it is as fast as measured."""
+"""Check whether tuned parameters fit a run, and whether the run is as fast as
+measured."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ logger = logging.getLogger(__name__)
 LEAST_TRAINED_S = 5.0
 """Shortest training time that is checked: two or three windows of a trial."""
 SLOWER = 0.9
-"""A run below this share of the slowest trial's throughput is reported as slow."""
+"""A run below this fraction of the slowest trial's throughput is reported as slow."""
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
-    """Return and log the differences between this run and the measurement of the tuned
-    parameters."""
+    """Return and log how this run's device, model, data or versions differ from those
+    for which the parameters were tuned."""
     # These modules import torch, which training needs anyway.
     from flatout.engine.benchmark.recommend import mismatches, provenance
     from flatout.engine.launch.job_files import token_key

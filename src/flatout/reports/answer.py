@@ -1,4 +1,4 @@
-"""The answer of a benchmark in one sentence, with the next command to run."""
+"""Summarise a benchmark's result in one sentence, with the next command to run."""
 
 from __future__ import annotations
 

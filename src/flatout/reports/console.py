@@ -1,4 +1,4 @@
-"""Terminal output of a benchmark: a line for each trial, the table and the findings."""
+"""Terminal output of a benchmark: one line per trial, and the findings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PHASES = (
     ("GPU", "gpu_util_pct", "%"),
     ("memory", "reserved_memory_gib", "GiB"),
 )
-"""The columns shown in the line of a trial, in order."""
+"""The columns in a trial's line, in order."""
 
 
 def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
-    """Print the findings of the report, with the answer at the end."""
+    """Print the report's findings, with the one-sentence result at the end."""
     console = Console(stderr=True)
-    if not console.is_terminal:  # a file has no limit of width
+    if not console.is_terminal:  # output to a file has no width limit
         console = Console(stderr=True, width=200)
     console.print(Markdown(findings_text(summary, steps)))
     console.print()
@@ -44,8 +44,8 @@ def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Search:
-    """Run the benchmark and print a line for each trial. On Ctrl-C it raises
-    Interrupted and keeps the trials measured so far."""
+    """Run the benchmark and print a line for each trial. On Ctrl-C, the trials measured
+    so far are kept and Interrupted is raised."""
     try:
         return search(settings, files, show_trial)
     except KeyboardInterrupt as error:
@@ -62,7 +62,7 @@ def show_trial(trial: TrialResult) -> None:
 
 
 def trial_line(trial: TrialResult) -> str:
-    """Return one line with the status, settings, rates, phases and note of a trial."""
+    """Return one line with a trial's status, settings, throughput, phases and note."""
     rate = trial.samples_per_s or trial.loader_samples_per_s
     figures = f"{rate:,.1f} samples/s" if rate else ""
     if trial.times_below is not None:

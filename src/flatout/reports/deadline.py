@@ -1,4 +1,4 @@
-"""Prediction from the log of any training program of whether it will end in time."""
+"""Predict from the log of any training program whether it will finish in time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Run:
 
 
 def newest_run(path: Path) -> Run:
-    """Return the newest run in the log at `path`. If the step number decreases, a new
-    run has begun. Raises SettingsError if no line has a step."""
+    """Return the newest run in the log at `path`. A decreasing step number marks the
+    start of a new run. Raises SettingsError if no line has a step."""
     if not path.is_file():
         raise SettingsError(f"{path} is not a file: give the log of a run")
     run, epoch = Run(0), None
@@ -51,7 +51,7 @@ def newest_run(path: Path) -> Run:
             numbers = [_number(n) for n in found.groups() if n] if found else []
             step, total = (*numbers, None, None)[:2]
             is_short = total and run.total and total < run.total
-            if step is None or (is_short and not epoch):  # the bar of an evaluation
+            if step is None or (is_short and not epoch):  # an evaluation's progress bar
                 continue
             if total and epoch:
                 step += (_number(epoch[1]) - 1) * total
@@ -87,9 +87,9 @@ def _time_s(text: str) -> float | None:
 
 
 def deadline_lines(path: Path, hours: float, steps: int | None = None) -> list[str]:
-    """Return the lines to print, beginning with the answer. `hours` is the time allowed
-    in total, and `steps` the total number of steps, needed if the log does not contain
-    it. Raises SettingsError if the log lacks steps or times."""
+    """Return the lines to print, beginning with the prediction. `hours` is the total
+    time allowed. `steps` is the total number of steps, which is needed if the log does
+    not contain it. Raises SettingsError if the log lacks steps or times."""
     run = newest_run(path)
     total, step_s = steps or run.total, run.step_s
     if total is None or step_s is None:

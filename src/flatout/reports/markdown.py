@@ -9,7 +9,7 @@ import pandas as pd
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, str | Callable[[Row], str]]
-"""Maps each heading to the name of a field or to a function from a row to its text."""
+"""Maps each heading to a field name, or to a function that returns a row's text."""
 
 
 def table(rows: Iterable[Row], columns: Columns) -> str:

@@ -17,8 +17,8 @@ MAX_NAME_LENGTH = 16
 
 def image_sheet(wrong: pd.DataFrame, rows: Any) -> Any:
     """Return a figure of the first images in `wrong`, a table with the columns row,
-    label, prediction and score. `rows` is the `datasets.Dataset` of the images. pyplot
-    is not used, because its state is global."""
+    label, prediction and score. `rows` is the `datasets.Dataset` that contains the
+    images. pyplot is not used, because its state is global."""
     from matplotlib.figure import Figure
 
     shown = wrong.head(MOST_SHOWN)
@@ -41,9 +41,9 @@ def _caption(row: Any) -> str:
 
 
 def reliability_figure(report: dict[str, Any]) -> Any:
-    """Return a Plotly reliability diagram of an evaluation report, before and after
-    temperature scaling, with a point for each bin. If rows have no probabilities, only
-    the diagonal is drawn."""
+    """Return a Plotly reliability diagram for an evaluation report, with one point per
+    bin, before and after temperature scaling. If rows have no probabilities, only the
+    diagonal is drawn."""
     figure = go.Figure(
         go.Scatter(x=[0, 1], y=[0, 1], name="calibrated", line_dash="dot")
     )
@@ -59,7 +59,7 @@ def reliability_figure(report: dict[str, Any]) -> Any:
 
 
 def length_figure(report: dict[str, Any]) -> Any:
-    """Return a Plotly histogram of the lengths of training rows from a token report."""
+    """Return a Plotly histogram of the training rows' lengths, from a token report."""
     edges, train = report["histogram"]["edges"], report["splits"]["train"]
     cut, length = train["cut_share"], train["length"]
     title = f"{train['rows']:,} training rows: median {length['median']:g}, "

@@ -39,7 +39,8 @@ PICKS = {
 
 
 def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
-    """Return the page as Markdown, without sections that do not apply to the mode."""
+    """Return the page as Markdown. Sections that do not apply to the mode are left
+    out."""
     rows = trials.astype(object).where(trials.notna(), None).to_dict("records")
     return _joined(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
@@ -115,7 +116,7 @@ def _hours(summary: Summary) -> str:
 
 
 def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
-    """`memory_gib` is the memory of the device (a GPU's, or the machine's)."""
+    """Add columns to a recommended trial. `memory_gib` is the memory of its device."""
     used, rate = row["reserved_memory_gib"], row["samples_per_s"]
     return {
         **row,
@@ -126,7 +127,7 @@ def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
 
 
 def failure_text(trial: Mapping[str, Any]) -> str:
-    """Describe why a trial failed, given its row in the table or its file."""
+    """Describe why a trial failed. `trial` is its row in the table of trials."""
     log = f" Its log: `{trial['log']}`" if isinstance(trial["log"], str) else ""
     return (
         f"Trial {trial['trial_id']} ({trial['label']}) ended as {trial['status']}: "
@@ -161,7 +162,7 @@ ALTERNATING = (
 
 
 def ladder_text(steps: pd.DataFrame) -> str:
-    """Return the table of rungs with the gain of each, or the reason why it failed."""
+    """Return the table of rungs, each with its gain or the reason why it failed."""
     if steps.empty:
         return ""
     rows = steps.fillna({"note": ""}).to_dict("records")
@@ -214,12 +215,13 @@ IF_THEY_DIFFER = ("ahead", "pinned", "devices")
 
 
 def trials_text(rows: Sequence[Row]) -> str:
-    """Return the table of trials with the columns that contain information."""
+    """Return the table of trials, without columns that contain no information."""
     return section("Trials", table(rows, with_values(TRIALS, rows))) if rows else ""
 
 
 def with_values(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
-    """Return the columns that contain information for these rows."""
+    """Return the columns that have values for `rows`. Columns in IF_THEY_DIFFER are
+    left out if all rows have the same value."""
     values = {head: {row[name] for row in rows} for head, name in columns.items()}
     return {
         head: name

@@ -1,4 +1,4 @@
-"""The results of a training run or an evaluation in a few lines for the terminal."""
+"""Summarise a training run or an evaluation in a few lines for the terminal."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def summary_lines(
 ) -> list[str]:
     """Return the lines to print. `trained` and `judged` are the train and evaluation
     reports, `places` are the paths of the model and train report by name, and `metric`
-    is `train.metric`. `env` and `data_dir` are options of the run, which the suggested
-    commands need, too."""
+    is `train.metric`. `env` and `data_dir` are options of the run that are repeated in
+    the suggested commands."""
     rows = [*_of_training(trained, metric), *_of_evaluation(judged, metric)]
     if trained:
         if not judged:
@@ -51,7 +51,7 @@ def _of_training(
 
 
 def _rate(report: Report) -> str:
-    """Return the training throughput, as the end of a sentence."""
+    """Return the training throughput as text that ends a sentence."""
     waits, rate = report["loader_wait_pct"], report["samples_per_s"]
     if math.isnan(rate):
         return ", too few for a rate"
@@ -89,7 +89,7 @@ def _next(
 
 def _figures(report: Report, prefix: str, metric: str | None) -> str:
     """Return up to MOST_FIGURES metrics as text: the loss, `metric`, then the others in
-    order."""
+    the order of the report."""
     named = {
         name.removeprefix(prefix): value
         for name, value in report.items()

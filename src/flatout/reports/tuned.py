@@ -1,4 +1,4 @@
-"""The parameters.yml files of conf/tuned and conf/best: settings and their origin."""
+"""Write the parameters.yml files of conf/tuned and conf/best: settings and origin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING_GAINED = "# No faster than the configured settings: kedro run does as we
 
 
 def parameters_text(summary: Mapping[str, Any]) -> str:
-    """Return the content of the file, or an empty text if no change is recommended."""
+    """Return the content of conf/tuned, or "" if no settings are recommended."""
     tuned = summary.get("tuned")
     if not tuned:
         return ""
@@ -36,7 +36,7 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """Return the range over trials, ` (trials: 160 to 181)`; empty for one trial."""
+    """Return the range over several trials, e.g. ` (trials: 160 to 181)`, else ""."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""
@@ -44,7 +44,8 @@ def interval_text(source: Mapping[str, Any]) -> str:
 
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts with which a later run compares itself."""
+    """Return the provenance, rounded and without empty values, for later
+    comparisons."""
     return {
         name: round(value, 1) if isinstance(value, float) else value
         for name, value in provenance.items()
@@ -59,7 +60,7 @@ BEST_HEAD = """\
 
 
 def best_text(best: Mapping[str, Any]) -> str:
-    """Return the content of conf/best: the settings of the run that won a sweep."""
+    """Return the content of conf/best: the best settings of a sweep."""
     name = best["chosen_by"]
     source = {"trial_id": best["trial_id"], "chosen_by": name, name: best[name]}
     tree = {**set_by_path({}, best["settings"]), "best": source}

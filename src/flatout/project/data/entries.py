@@ -1,5 +1,5 @@
-"""Adapt catalog entries: Kedro's dataset types for results of nodes, splits that the
-user provides, and models with custom code."""
+"""Adapt catalog entries: wrap Kedro's dataset types so that they accept node results,
+join splits that the user provides, and trust the code of custom models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS_ALONE = frozenset(
         *("tokenizer", "tokenizer_file"),
     }
 )
-"""Entries that other pipelines read, and which therefore need flatout's own format."""
+"""Entries that must have flatout's own format, because other pipelines read them."""
 RECIPES = OURS_ALONE | {
     "predictions",
     "rejected_rows",
@@ -34,7 +34,7 @@ RECIPES = OURS_ALONE | {
 
 
 class GenericEntry(AbstractDataset[Any, Any]):
-    """Wrapper around one of Kedro's own datasets. It executes a recipe, and saves the
+    """Wrapper around one of Kedro's own datasets that executes a recipe and saves the
     result in the form that the dataset accepts."""
 
     def __init__(self, dataset: AbstractDataset[Any, Any]) -> None:
@@ -68,7 +68,7 @@ def _plain(data: Any, package: str) -> Any:
     elif hasattr(type(data), "table"):
         table = data.table()
     else:
-        return data  # a node of the user returned it
+        return data  # a custom node returned it
     if package == "huggingface":
         from datasets import Dataset
 
@@ -77,8 +77,8 @@ def _plain(data: Any, package: str) -> Any:
 
 
 def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
-    """Let entries of Kedro's own types accept the results of nodes. Entries of
-    flatout's own types are not created here, because some import torch. Raises
+    """Let entries of Kedro's own types accept node results. Entries of flatout's own
+    types are not created here, because some import torch. Raises
     SettingsError for types that would lose data, and if splits are given without a
     train split."""
     _join_splits(catalog, conf_catalog)

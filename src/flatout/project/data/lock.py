@@ -1,5 +1,5 @@
-"""Lock for the data folder. Without it, a second run could replace the tokens during a
-training run, which would then be evaluated on different tokens."""
+"""Lock for the data folder. Without the lock, a second run could replace the tokens
+during a training run, whose model would then be evaluated on different tokens."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class DataLock:
 
 
 def changes_data(pipeline: Pipeline) -> bool:
-    """Return whether the pipeline changes or evaluates data of other pipelines."""
+    """Return whether the pipeline has nodes that need the data folder to be locked."""
     return any(node.namespace in GUARDED for node in pipeline.nodes)

@@ -2,8 +2,8 @@
 
 When rows are saved, `note_origin` stores the state of the raw data next to them: a hash
 of the catalog entry and of the size, times and inode of its files. If the state is
-still the same when a training run starts, no row is read. If it differs, the digest of
-the raw rows decides.
+still the same when a training run starts, no row is read. If the state differs, the
+digest of the raw rows decides.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ logger = logging.getLogger(__name__)
 ORIGIN = "raw_texts"
 """Key under which the state of the raw data is stored in a folder of rows."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type", "folds")
-"""Options of split that do not change any row."""
+"""Options in the group `split` that do not affect the rows."""
 LABEL = "split.label_column"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""The memory address of an object, which differs in each process."""
+"""Matches the memory address in an object's repr, which differs in each process."""
 
 
 def note_origin(catalog: DataCatalog, origin: Mapping[str, Any] | None) -> None:
-    """Store the origin of the train rows next to them."""
+    """Store the origin of the training rows next to them."""
     folder = _folder(catalog, "train_rows")
     if folder is not None and origin is not None:
         note_facts(folder, {ORIGIN: origin})
@@ -52,7 +52,7 @@ def note_origin(catalog: DataCatalog, origin: Mapping[str, Any] | None) -> None:
 def stale_fault(
     catalog: DataCatalog, settings: Settings, pipeline: Pipeline
 ) -> str | None:
-    """Return why a training run would use outdated rows, or None if it would not."""
+    """Return why the rows of a training run are outdated, or None if they are not."""
     kind, inputs = settings.train.rows, pipeline.inputs()
     if not TRAINING_NODES & short_names(pipeline):
         return None
@@ -62,8 +62,8 @@ def stale_fault(
 
 
 def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why the rows to train on differ from the raw data. Returns None if they do
-    not, or if the rows or the raw data are not on this machine."""
+    """Return why the rows to train on do not match the raw data. Returns None if they
+    match, or if the rows or the raw data are not on this machine."""
     if settings.train.rows != "tokens":
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):
@@ -75,8 +75,8 @@ def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why stored samples of a fixed shape differ from the raw files. Returns
-    None if they do not, or if the raw files are not on this machine."""
+    """Return why stored arrays or images do not match the raw files. Returns None if
+    they match, or if the raw files are not on this machine."""
     from flatout.engine.arrays.array_files import open_source
     from flatout.engine.arrays.recipes import changes_since
 
@@ -111,7 +111,8 @@ def _is_stale(catalog: DataCatalog, split: str) -> bool:
 
 
 def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why the rows of the split differ from the raw data or the parameters."""
+    """Return why the split's rows do not match the raw data or the parameters, or None
+    if they match."""
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None
     if folder is None or key is None or "raw_texts" not in key.fields:
@@ -123,7 +124,7 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     columns = columns_of(settings.split, settings.model.task)
     columns = columns.among([key.fields.get("label_column")])
     changes = _changed_options(key, columns, settings)
-    # If the task has no labels, their column only matters if the raw data changed.
+    # If the task has no labels, the label column only matters if the raw data changed.
     other = [c for c in changes if not columns.has_labels and LABEL in c]
     if changes != other:
         return (
@@ -167,7 +168,8 @@ def _changed_options(
 def _same_content(
     entry: Any, raw: str, key: ContentKey, columns: Columns
 ) -> bool | None:
-    """Return whether the raw rows still have the same digest, or None if unreadable."""
+    """Return whether the raw rows still have the same digest, or None if they cannot be
+    read."""
     if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
         return None
     logger.info("%s has changed: comparing its contents", raw)
@@ -187,8 +189,8 @@ def origin_of(
 ) -> dict[str, str] | None:
     """Return `name` and `state` of the raw data without reading any row, or None if the
     entry cannot be created here. The state is a hash, because an entry may contain
-    credentials. If `fetched`, remote files have the state that they had when
-    downloaded."""
+    credentials. If `fetched` is True, the state of remote files is that at the time of
+    their download."""
     try:
         entry = catalog.get(raw)
         described = entry._describe()
@@ -204,7 +206,7 @@ def origin_of(
 
 
 def short_name(catalog: DataCatalog, raw: str) -> str:
-    """Return a short name of the data; empty if the entry cannot be created."""
+    """Return a short name for the data, or "" if the entry cannot be created."""
     found = origin_of(catalog, raw)
     if found is None:
         return ""
@@ -213,7 +215,7 @@ def short_name(catalog: DataCatalog, raw: str) -> str:
 
 
 def _shown(entry: Any, described: Mapping[str, Any]) -> str:
-    """Return the name without the credentials that a URL may contain."""
+    """Return a name for the entry, without the credentials that a URL may contain."""
     if isinstance(entry, DocstringCorpus):
         return "the built-in corpus"
     if isinstance(entry, OwnSplits):
@@ -247,6 +249,6 @@ def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _folder(catalog: DataCatalog, name: str) -> Path | None:
-    """Return the folder of an entry with a stored key, or None for other entries."""
+    """Return the folder of an entry that stores a key, or None for other entries."""
     entry = catalog.get(name)
     return entry.path if isinstance(entry, KeyedArrowDataset) else None

@@ -30,7 +30,8 @@ INPUTS = frozenset(
         *("tuned_parameters", "best_parameters"),
     }
 )
-"""Entries that are inputs or stored in conf/; only checked if the run writes them."""
+"""Entries that are inputs or are stored in conf/. They are checked only if the run
+writes them."""
 
 PLACES = ("filepath", "path")
 KEYS = ("type", *PLACES)
@@ -45,7 +46,7 @@ def check_outputs(
     settings: Settings, pipeline: Pipeline, context: KedroContext, stores: list[Path]
 ) -> None:
     """Raise UnwritableError if an output cannot be written, and SettingsError if the
-    run would overwrite the model it starts from. `stores` are MLflow's own files."""
+    run would overwrite the model it starts from. `stores` are MLflow's local files."""
     names = short_names(pipeline)
     paths = [Path(p) for name in names & WORK.keys() for p in WORK[name](settings)]
     paths += [*local_paths(context, pipeline.all_outputs()), *stores]
@@ -66,8 +67,9 @@ def check_source(name: str | None, written: Collection[Path]) -> None:
 
 
 def local_paths(context: KedroContext, names: Iterable[str] = ()) -> list[Path]:
-    """Return the local paths of the named catalog entries, or of all except INPUTS.
-    They are read from the configuration, because creating entries imports packages."""
+    """Return the local paths of the named catalog entries, or of all except INPUTS if
+    no names are given. The paths are read from the configuration, because creating
+    entries would import packages."""
     entries = {
         name: {key: entry[key] for key in KEYS if key in entry}
         for name, entry in context.config_loader["catalog"].items()

@@ -43,7 +43,8 @@ class PhaseClock:
 
 def process_age_s() -> float:
     """Return the seconds since this process started. On Linux, psutil adds a precise
-    time since boot to a boot time in whole seconds, which is subtracted again here."""
+    time since boot to a boot time in whole seconds, so this boot time is subtracted
+    again here."""
     created_s = psutil.Process().create_time()
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return time.time() - created_s
@@ -57,8 +58,8 @@ def time_line(seconds: Mapping[str, float]) -> str:
 
 
 def start_clock(created_s: float) -> PhaseClock:
-    """Start the clock. If a command line started the process, its whole age counts as
-    imports. In a notebook the clock starts with the configuration, at `created_s`."""
+    """Start the clock. If this process runs a command, its whole age counts as imports.
+    In a notebook, the clock starts when the configuration is loaded, at `created_s`."""
     is_command = click.get_current_context(silent=True) is not None
     begin_s = time.perf_counter() - process_age_s() if is_command else created_s
     clock = PhaseClock(begin_s)
@@ -67,7 +68,7 @@ def start_clock(created_s: float) -> PhaseClock:
 
 
 def phase_of(node: Node) -> str:
-    """Return the phase of the pipeline that contains the node."""
+    """Return the name of the phase that the node belongs to."""
     pipeline = (node.namespace or node.short_name).rpartition(".")[2]
     return OF_PIPELINE.get(pipeline, pipeline)
 
@@ -76,8 +77,8 @@ PLACES = {"model": "model", "report": "train_report"}
 
 
 class ClockHooks:
-    """Hooks that measure the time of each phase. At the end they print it with the main
-    metrics, the path of the model and the next command."""
+    """Hooks that measure the time of each phase. At the end they print these times, the
+    main metrics, the path of the model and the next command."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -92,7 +93,7 @@ class ClockHooks:
 
     @hook_impl
     def before_node_run(self) -> None:
-        """Count the time in which Kedro has loaded the inputs of the node."""
+        """Count the time that Kedro took to load the node's inputs."""
         self._clock.mark("loading")
 
     @hook_impl(wrapper=True)
@@ -113,7 +114,7 @@ class ClockHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
-        """Count the time of the save, which also executes a recipe."""
+        """Count the time that saving took, which includes executing a recipe."""
         phase = "saving" if node.short_name == "train_model" else phase_of(node)
         self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
 

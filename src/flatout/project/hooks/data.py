@@ -44,7 +44,7 @@ class DataHooks:
         self._lock.release()
         if run.is_main and changes_data(pipeline):
             self._lock.take(run.data)
-        if current_ranks().is_main:  # remove partial files that killed runs left
+        if current_ranks().is_main:  # remove partial files left by killed runs
             for folder in sorted(run.data.glob("*/")):
                 clear_leftovers(folder)
         if run.settings.model.trust_remote_code:
@@ -58,13 +58,13 @@ class DataHooks:
 
     @hook_impl
     def before_node_run(self, inputs: dict[str, Any]) -> None:
-        """Record the state of the raw data if the node reads them."""
+        """Record the state of the raw data if the node reads it."""
         if self._raw in inputs:
             self._origin = origin_of(self._catalog, self._raw, fetched=True)
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
-        """Store the origin even of reused rows, as their source may be renamed."""
+        """Store the origin, even of reused rows, because the source may be renamed."""
         if dataset_name == "train_rows":
             note_origin(self._catalog, self._origin)
 

@@ -15,18 +15,18 @@ from flatout.tracking import RunFolder
 
 
 class Run:
-    """State of one command, which is filled once Kedro has created the context."""
+    """State of one command. Its fields are set once Kedro has created the context."""
 
     context: KedroContext
     loader: ProjectConfigLoader
     settings: Settings
     options: MlflowOptions
     data: Path
-    """Folder of all files that the run writes."""
+    """The folder in which the run writes all its files."""
     tracked: RunFolder | None = None
     """The run's record for MLflow, or None if the run is not tracked."""
     reused: bool = False
-    """True if training had already finished, so that this run trained no steps."""
+    """True if training had already finished, so this run took no training steps."""
 
     def begin(self, context: KedroContext) -> None:
         """Read parameters and options from `context`. Raises SettingsError."""

@@ -1,5 +1,5 @@
-"""Hooks that write `run.json`. A separate tracking program reads it and sends the data,
-so that a failing tracking store cannot harm a run."""
+"""Hooks that write `run.json`. A separate tracking program reads this file and sends
+the data to MLflow, so that a failing tracking store cannot harm a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class TrackingHooks:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> None:
-        """Begin a tracked run, only in the main process of the first machine. Raises
-        SettingsError if MLflow would misread the name of the store."""
+        """Begin a tracked run in the main process of the first machine. Raises
+        SettingsError if MLflow would misinterpret the name of the store."""
         run = self._run
         self._trained: tuple[Any, dict[str, Any]] | None = None
         self._described: dict[str, Any] | None = None
@@ -77,7 +77,7 @@ class TrackingHooks:
         inputs: dict[str, Any],
         outputs: dict[str, Any],
     ) -> None:
-        """Record the results of the node, which are not in the catalog yet."""
+        """Record the node's results before the catalog saves them."""
         run = self._run
         if is_training := node.short_name == "train_model":
             report, rows = outputs["train_report"], run.settings.train.rows
@@ -95,7 +95,7 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """Log the model from where the catalog has saved it."""
+        """Log the model from the place where the catalog saved it."""
         folder = self._run.tracked
         if folder is None or (self._run.reused and folder.earlier):
             return  # the earlier run has logged the model
@@ -110,8 +110,8 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """End the run, whose results are all saved by now. Raises SlowRunError if the
-        guard finds that the run was slow and is set to fail."""
+        """End the run, whose results have all been saved. Raises SlowRunError if the
+        run was slow and `guard.on_slow` is `fail`."""
         folder = self._run.tracked
         if folder and "split_report" in pipeline.all_outputs():
             # The node returned a recipe, and the catalog has stored its result.
@@ -163,7 +163,8 @@ class TrackingHooks:
         return facts.run_name(data, None if kind is None else settings, kind or "")
 
     def _end(self, status: str, reason: str) -> None:
-        """End the run, whatever the cause. Only the first call has an effect."""
+        """End the run with this status and reason. Only the first call has an
+        effect."""
         folder, self._run.tracked = self._run.tracked, None
         if folder is None:
             return

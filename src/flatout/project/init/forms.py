@@ -39,7 +39,7 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
             "completion_column": ("completion", "answer", "response", "output"),
         },
     ),
-    (  # a question and its answer; only reached if the user names this task
+    (  # a question and its answer; reached only if the user names this task
         "embedding",
         {
             "anchor_column": ("question", "query"),

@@ -23,7 +23,7 @@ SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
 LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
 ROW_NUMBERS = ("id", "index", "")
 PIECES_PER_WORD = 1.4
-"""Average number of tokens per word or other character."""
+"""Average number of tokens for each match of WORD."""
 
 UNLABELLED = "masked-lm"
 
@@ -49,9 +49,9 @@ def guess(
     label: str | None = None,
     task: str | None = None,
 ) -> Guess:
-    """Guess from names and values of the first rows. `text`, `label` and `task` are the
-    columns and the task that the user has named. Raises RawTextsError if a named column
-    is missing or no column contains text."""
+    """Guess from the column names and the values of the first rows. `text`, `label` and
+    `task` are the columns and the task that the user has named. Raises RawTextsError if
+    a named column is missing or no column contains text."""
     columns = first_values(raw)
     for name in (text, label):
         if name is not None and name not in columns:
@@ -64,7 +64,7 @@ def guess(
 
 
 def names_are_a_row(raw: RawTexts) -> bool:
-    """Return whether there is no header, so that the first row became the names."""
+    """Return whether the header is missing, so that the first row became the names."""
     names = list(raw.column_names)
     if names == [str(n) for n in range(len(names))]:  # pandas numbers columns like this
         return False
@@ -75,8 +75,8 @@ def names_are_a_row(raw: RawTexts) -> bool:
 
 
 def first_values(raw: RawTexts) -> dict[str, list[Any]]:
-    """Return the values of the first SAMPLED_ROWS rows by column, without empty values.
-    Columns without values are left out."""
+    """Return the non-empty values of the first SAMPLED_ROWS rows by column. Columns
+    without values are left out."""
     names = list(dict.fromkeys(raw.column_names))
     found: dict[str, list[Any]] = {name: [] for name in names}
     rows = 0
@@ -91,7 +91,7 @@ def first_values(raw: RawTexts) -> dict[str, list[Any]]:
 
 
 def _parsed(values: list[Any]) -> list[Any]:
-    """Parse the values if all are JSON lists, which readers return as text."""
+    """Parse the values if all are JSON lists, because readers return lists as text."""
     if not all(isinstance(v, str) and v.startswith("[") for v in values):
         return values
     try:
@@ -101,7 +101,8 @@ def _parsed(values: list[Any]) -> list[Any]:
 
 
 def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
-    """Yield the tasks in FORMS that match the names and values of the columns."""
+    """Yield a guess for each task in FORMS that matches the columns' names and
+    values."""
     known = {name.strip().casefold(): name for name in columns}
     for task, wanted in FORMS:
         if wanted_task not in (None, task):
@@ -130,8 +131,8 @@ def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
 
 
 def _fits(parameter: str, values: Sequence[Any]) -> bool:
-    """Return whether the values are valid for a parameter of FORMS. An answer may be a
-    number. Labels are checked in `_is_score`."""
+    """Return whether the values are valid for a parameter of FORMS. A completion
+    may be a number. Labels are checked by `_is_score`."""
     if parameter == "label_column":
         return True
     if parameter == "messages_column":
@@ -180,7 +181,7 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
     found: Labels | None
     if label:
         found = _labels({label: rest[label]}) if label in rest else None
-    else:  # by the column's name, or else by its values
+    else:  # by the column name, or else by its values
         usual = {n: v for n, v in rest.items() if n.strip().casefold() in LABELS}
         found = _labels(usual) or _labels(rest) or (UNLABELLED, None, "no label")
     if found is None:
@@ -237,14 +238,15 @@ def _first(columns: Values, fits: Callable[[str, Sequence[Any]], Any]) -> str | 
 
 
 def _are_targets(name: str, values: Sequence[Any]) -> bool:
-    """Return whether the values are numbers that do not look like row numbers."""
+    """Return whether the values are regression targets: numbers that are not row
+    IDs."""
     is_id = name.strip().casefold() in ROW_NUMBERS or name.endswith("_id")
     return all(map(_is_number, values)) and not is_id
 
 
 def _num_classes(values: Sequence[Any]) -> int | None:
-    """Count the distinct values if they can be classes, i.e. they are few, and whole
-    numbers or texts. Returns None otherwise."""
+    """Return the number of distinct values if they can be classes, i.e. if there are
+    few and all are integers or texts. Returns None otherwise."""
     if not all(isinstance(value, (str, int)) for value in values):
         return None
     if any(_is_number(value) and not WHOLE.fullmatch(str(value)) for value in values):
@@ -273,7 +275,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _length(texts: Sequence[str]) -> int:
-    """Estimate the 99th percentile of tokens per text, as a multiple of 32."""
+    """Estimate the 99th percentile of tokens per text, rounded up to a multiple of 32
+    and limited to 512."""
     words = sorted(len(WORD.findall(text)) for text in texts)
     most = words[math.ceil(0.99 * len(words)) - 1] * PIECES_PER_WORD + 2
     return min(512, 32 * math.ceil(most / 32))

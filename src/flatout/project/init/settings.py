@@ -27,7 +27,7 @@ OTHERS = {
     "arrays": (".npz", ".h5", ".hdf5"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
-"""Environments for files that contain no texts, with their file extensions."""
+"""Environments for data without texts, each with its file extensions."""
 MORE = {"images": ",images.size=64,images.channels=3"}
 """Parameters that replace the image size and channels of the demonstration."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
@@ -45,7 +45,7 @@ def inspect_file(
     label: str | None = None,
     task: str | None = None,
 ) -> tuple[Guess, dict[str, Any]]:
-    """Return a guess of the contents of `file`, and a catalog entry that reads it.
+    """Return a guess about the contents of `file`, and a catalog entry that reads it.
     Raises RawTextsError if no texts are found, and SettingsError if the task does not
     fit."""
     if kind := other_kind(Path(file)):
@@ -73,8 +73,9 @@ def inspect_file(
 
 def _encoding(file: Path) -> dict[str, str]:
     """Return the `encoding` option for a text file, detected from its first megabyte.
-    It is empty for UTF-8 and other formats. Text that is not UTF-8 is usually Korean or
-    Western text from Windows. Other encodings have to be named by the user."""
+    The result is empty for UTF-8 and for other file formats. Text that is not UTF-8 is
+    usually Korean or Western text from Windows. Users have to specify any other
+    encoding themselves."""
     if file.suffix.lower() not in (".csv", ".tsv", ".jsonl") or not file.is_file():
         return {}
     with file.open("rb") as opened:
@@ -89,7 +90,8 @@ def _encoding(file: Path) -> dict[str, str]:
 
 
 def other_kind(path: Path) -> str | None:
-    """Return the environment that suits most files in `path`, or None for tables."""
+    """Return the environment that suits most files in `path`, or None if most are
+    tables."""
     files = [path] if path.is_file() else path.rglob("*")
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
@@ -131,7 +133,7 @@ def write_settings(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def settings_texts(
     found: Guess, entry: Mapping[str, Any], checkpoint: str | None
 ) -> dict[str, str]:
-    """Return the texts of catalog.yml and parameters.yml."""
+    """Return the contents of catalog.yml and parameters.yml by file name."""
     batch, source = 64 if nvidia_gpu_count() else 16, entry["filepath"]
     train: dict[str, Any] = {"global_batch_size": batch}
     model: dict[str, Any] = {"task": found.task}
@@ -158,8 +160,8 @@ def settings_texts(
 
 
 def _model_type(task: str) -> str | None:
-    """Return the model type to train from scratch, or None to keep the one in
-    conf/base. For row and token tasks, this avoids importing the families and thus
+    """Return the model type to train from scratch, or None to keep the type in
+    conf/base. For row and token tasks, None also avoids importing the families and thus
     torch."""
     kind = task_class(task)
     if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):

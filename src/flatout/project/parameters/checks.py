@@ -27,7 +27,7 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 
 
 def check_sources(loader: ProjectConfigLoader) -> None:
-    """Raise SettingsError for parameters in globals.yml, for raw data under a name that
+    """Raise SettingsError for parameters in globals.yml, for raw data in an entry that
     the task does not read, and for misspelt catalog entries."""
     if "corpus" in loader["globals"]:
         raise SettingsError(
@@ -68,7 +68,7 @@ def _entries(loader: ProjectConfigLoader, environment: str) -> set[str]:
 
 
 def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
-    """Raise SettingsError for groups in `given`, the values of --params, that neither
+    """Raise SettingsError for groups in `given` (the values of --params) that neither
     flatout nor a node of the run reads. `inputs` are the inputs of the run."""
     read = {name.removeprefix("params:").partition(".")[0] for name in inputs}
     valid = sorted(Settings.model_fields)
@@ -81,7 +81,7 @@ def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
 def check_run(
     settings: Settings, run_params: Mapping[str, Any], pipeline: Pipeline
 ) -> None:
-    """Raise SettingsError for parameters and runners that cannot work."""
+    """Raise SettingsError if the parameters or the runner cannot work for this run."""
     check_groups(run_params.get("runtime_params") or {}, pipeline.inputs())
     names = short_names(pipeline)
     if "run_sweep" in names:
@@ -96,7 +96,7 @@ def check_run(
         )
     if "params:model" in pipeline.inputs():
         check_model_keys(settings.model)
-    if "model" in pipeline.inputs():  # loaded before a node could import its class
+    if "model" in pipeline.inputs():  # the catalog loads it before any node runs
         import_own(settings.model)
     check_machine(settings.train.distributed, pipeline)
     trains = TRAINING_NODES & names
@@ -112,7 +112,7 @@ def check_run(
 
 
 def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
-    """Raise SettingsError if several processes would do the same work."""
+    """Raise SettingsError if several machines or ranks would do the same work."""
     tasks = environment.slurm_tasks()
     if not environment.launched_from_outside() and tasks > settings.num_machines:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""A readable table of the parameters of a run with their sources."""
+"""A readable table of a run's parameters and their sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_group(group: str | None) -> None:
 
 
 def table(loader: ProjectConfigLoader, group: str | None) -> str:
-    """Return one line per parameter: path, value, and the last source that sets it."""
+    """Return one line per parameter: its path, value, and the source that sets it."""
     settings, layers = loader.settings.model_dump(mode="json"), loader.layers()
     lines = [
         (path, as_yaml(found_in(settings, path)), _source(layers, path))
