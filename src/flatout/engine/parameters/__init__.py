@@ -1,8 +1,8 @@
 """All parameters of flatout with their types, bounds and units.
 
-There is one model for each group of the parameters files. Unknown keys in a group are
-rejected. All faults are reported at once, each with its path and the closest valid name
-(:func:`parse_settings`).
+Each group of the parameters files has its own Pydantic model. Unknown keys in a group
+are rejected. All errors are reported at once, each with its path and the closest valid
+name (:func:`parse_settings`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Settings(SettingsModel):
     """All parameters, with the same names as in `conf/*/parameters*.yml`."""
 
     data_dir: str = parameter("data", EXECUTION)
-    """Folder for all files that a run writes. The catalog's paths are below it."""
+    """Folder for all files that a run writes. The catalog's paths are inside it."""
     pipelines: list[str] = parameter([], EXECUTION)
     """Pipelines that `kedro run` runs if `--pipelines` is not given. If empty, it runs
     split, tokenize, train and evaluate."""
@@ -97,14 +97,14 @@ class Settings(SettingsModel):
 
     @property
     def max_length(self) -> int:
-        """The maximum length of a row, which is 1 for samples of a fixed shape."""
+        """The maximum length of a row in tokens, or 1 for samples of a fixed shape."""
         return self.tokenize.max_length if self.train.rows == "tokens" else 1
 
 
 def parse_settings(parameters: Mapping[str, Any]) -> Settings:
-    """Check all of `parameters`. Raises a SettingsError that lists every fault.
+    """Validate all `parameters`. Raises a SettingsError that lists every problem.
 
-    Groups with other names are ignored, because the user's nodes can use them.
+    Groups with other names are ignored, because they may belong to the user's nodes.
     """
     ours = {name: value for name, value in parameters.items() if _is_ours(name, value)}
     try:

@@ -48,17 +48,17 @@ def parameter(
     default: Any, *roles: str, reported: str | None = None, **bounds: Any
 ) -> Any:
     """Return a field with the given roles. A field without a role affects the result.
-    `reported` is the report key that has the final value."""
+    `reported` is the key of the report that contains the final value."""
     facts: dict[str, Any] = {"roles": list(roles), "reported": reported}
     return Field(default, json_schema_extra=facts, **bounds)
 
 
 class SettingsError(ValueError):
-    """Raised for parameters that cannot be used. The text lists all faults by path."""
+    """Raised for invalid parameters. The message lists all problems by path."""
 
 
 class SettingsModel(BaseModel):
-    """Base class of all groups. Unknown keys are rejected and instances are frozen."""
+    """Base class of all parameter groups. Unknown keys are rejected."""
 
     model_config = ConfigDict(
         extra="forbid",

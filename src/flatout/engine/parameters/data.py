@@ -27,14 +27,14 @@ class CorpusSettings(SettingsModel):
 
 
 class Fractions(SettingsModel):
-    """Share of the rows in each split. The shares must add up to 1."""
+    """Fraction of the rows in each split. The fractions must add up to 1."""
 
     train: float = Field(0.8, gt=0, lt=1)
-    """Share of the rows used for training."""
+    """Fraction of the rows used for training."""
     validation: float = Field(0.1, gt=0, lt=1)
-    """Share of the rows used for validation, which selects the best model."""
+    """Fraction of the rows used for validation, which selects the best model."""
     test: float = Field(0.1, gt=0, lt=1)
-    """Share of the rows used for testing. The three shares must add up to 1."""
+    """Fraction of the rows used for testing. The fractions must add up to 1."""
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> Fractions:
@@ -75,13 +75,14 @@ class SplitSettings(SettingsModel):
     """Column of a group, such as a patient. All rows of a group are in the same
     split."""
     split_column: str | None = None
-    """Column with the split of each row: train, validation (val, dev, eval) or test."""
+    """Column that names the split of each row: train, validation (val, dev, eval) or
+    test."""
     on_leak: Literal["report", "drop"] = "report"
     """Whether training rows whose texts also occur in other user-provided splits are
     only reported or also dropped."""
     keep_duplicates: bool = False
-    """Keep rows that repeat an earlier row, such as sessions of a log. A text can then
-    be in two splits, unless all of its rows belong to one group."""
+    """Keep rows that duplicate an earlier row, such as sessions of a log. A text can
+    then be in two splits, unless all of its rows belong to one group."""
     drop_rows: RowNumbers = []
     """Raw rows to leave out, given by their numbers or as the suspect_rows.parquet of
     an audit, whose rows are found by their texts."""
@@ -90,7 +91,7 @@ class SplitSettings(SettingsModel):
     """Number of folds for `kedro run --pipelines=crossvalidate`. Each row is a test row
     in exactly one fold."""
     max_rejected_fraction: float = Field(0.01, ge=0, le=1)
-    """Maximum share of unusable rows. If there are more, the run stops."""
+    """Maximum fraction of unusable rows. If there are more, the run stops."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the split. Runs with different `runtime.seed` use the same split."""
 
@@ -122,7 +123,7 @@ class TokenizeSettings(SettingsModel):
     join_texts: bool = parameter(False, EXECUTION)
     """Join texts end to end into blocks of `max_length` tokens (language models)."""
     engine: Literal["local", "ray"] = parameter("local", EXECUTION, MACHINE)
-    """Whether to use all cores of this machine or a Ray cluster (extra `ray`)."""
+    """Tokenize on all cores of this machine or on a Ray cluster (extra `ray`)."""
     mirror: str | None = parameter(None, EXECUTION, MACHINE)
     """URL to which token rows are copied, such as s3://bucket/tokens or any other that
     fsspec supports. A machine without token rows downloads those with the same key."""
@@ -134,9 +135,9 @@ class EvaluateSettings(SettingsModel):
     split: Literal["train", "validation", "test"] = "test"
     """Split on which the saved model is evaluated."""
     wrong_rows: int = Field(100, ge=0)
-    """Number of wrong rows to save with their texts, starting with the largest loss."""
+    """Number of wrong predictions to save with their texts, largest loss first."""
     calibrate: bool = False
-    """Fit a temperature on the validation split, so that probabilities agree with the
+    """Fit a temperature on the validation split, so that probabilities match the
     accuracy (Guo et al. 2017), and save it to the model's folder."""
 
 
@@ -146,8 +147,8 @@ class ArraySettings(SettingsModel):
     path: str | None = None
     """File or folder with the samples. It replaces the catalog entry raw_arrays."""
     inputs: list[str] = []
-    """Columns of Parquet, or the array of .npz and HDF5. If empty, all except the
-    label."""
+    """Input columns of Parquet files, or the input array of .npz and HDF5 files. If
+    empty, all except the label."""
 
 
 class ImageSettings(SettingsModel):
@@ -161,7 +162,7 @@ class ImageSettings(SettingsModel):
     """`pixels` stores decoded images. `files` stores the encoded bytes, which need less
     disk space for large images, and the loader workers decode them in every epoch."""
     channels: Literal[1, 3] = 3
-    """Number of colour channels: 3 for red, green and blue, or 1 for grey."""
+    """Number of colour channels: 3 for red, green and blue, or 1 for greyscale."""
     image_column: str = "image"
     """Column of a manifest with the image paths, relative to the manifest's folder."""
 
@@ -173,9 +174,9 @@ class DetectSettings(SettingsModel):
     """Number of most likely keys (g in the paper). A session is abnormal if one of its
     keys is not among the most likely keys at its position."""
     min_end_probability: float = Field(1e-3, ge=0, lt=1)
-    """Probability of an end below which a session is abnormal. 0 disables the test."""
+    """Minimum probability of the end of a normal session. 0 disables the test."""
     label_column: str | None = "label"
-    """Column that marks sessions as normal or abnormal. Set null if this is unknown."""
+    """Column that marks sessions as normal or abnormal. Null if this is unknown."""
 
 
 class MineSettings(SettingsModel):
@@ -184,10 +185,10 @@ class MineSettings(SettingsModel):
     negatives: int = Field(5, ge=1)
     """Number of negatives for each pair of an anchor and its positive."""
     top_k: int = Field(50, ge=1)
-    """Number of best passages of each anchor from which negatives are chosen."""
+    """Number of best-scoring passages per anchor from which negatives are chosen."""
     margin: float = Field(0.05, ge=0, le=2)
-    """Passages whose cosine similarity is above that of the positive minus this margin
-    are left out, because they are probably positives."""
+    """Passages with a cosine similarity above that of the positive minus this margin
+    are left out, because they are probably positives, too."""
     text_column: str = "text"
     """Column of the texts in `mine_corpus`. Ignored if the corpus comes from split."""
     folder: str = "data/07_model_output/mine_vectors"
@@ -206,7 +207,8 @@ class ExportSettings(SettingsModel):
     formats: list[Literal["onnx", "onnx_int8", "torch_export", "compiled"]] = Field(
         ["onnx", "onnx_int8", "torch_export"], min_length=1
     )
-    """Formats to write, measure and compare. `compiled` can take minutes to compile."""
+    """Formats to export, measure and compare. `compiled` can take minutes to
+    compile."""
     folder: str = "data/06_models/export"
     """Folder that contains one subfolder for each format."""
 
@@ -215,18 +217,18 @@ class PredictSettings(SettingsModel):
     """Application of a saved model to texts by `kedro run --pipelines=predict`."""
 
     text_column: str | None = None
-    """Column of the text. If null, `split.text_column`, or `text` for rows from
-    split."""
+    """Column of the text. If null, it is `split.text_column`, or `text` for rows
+    written by the pipeline split."""
     text_pair_column: str | None = None
-    """Column of a second text. If null, `split.text_pair_column` if trained on
-    pairs."""
+    """Column of a second text. If null, it is `split.text_pair_column` if the model was
+    trained on pairs."""
     keep_text: bool = True
-    """Save the texts next to their predictions."""
+    """Save the texts alongside their predictions."""
     id_column: str | None = None
     """Column that is copied as text to the output column `id`."""
     max_length: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Maximum tokens per row. `auto`: `tokenize.max_length`, or the model's if
-    smaller."""
+    """Maximum number of tokens per row. `auto` is `tokenize.max_length`, or the model's
+    maximum if that is smaller."""
     strategy: Literal["grouped", "packed"] | Auto = "auto"
     """Batching method. `auto` uses packed if a GPU supports it, otherwise grouped."""
     token_budget: Count | Auto = "auto"

@@ -33,32 +33,32 @@ class RuntimeSettings(SettingsModel):
     """The process and its device. `environment` is set before torch is imported."""
 
     seed: int = Field(42, ge=0, lt=2**32)
-    """Seed of the initial weights, of dropout and of the order of the rows."""
+    """Seed of the weight initialisation, dropout and the order of the rows."""
     deterministic: bool = parameter(False, EXECUTION)
-    """Make results on one device repeatable bit for bit. This is slower on a GPU."""
+    """Make results on the same device reproducible bit for bit. Slower on a GPU."""
     precision: Precision | Auto = parameter("auto", reported="precision")
-    """Compute dtype; weights and optimizer stay in fp32. `auto` uses bf16 if it is
-    fast."""
+    """Compute dtype. Weights and optimizer state stay in fp32. `auto` uses bf16 if the
+    device is fast at it."""
     residual: Literal["auto", "fp32", "bf16"] = parameter("auto", reported="residual")
     """Dtype of the residual stream under bf16 autocast. `auto` uses bf16 on a GPU."""
     tf32: bool = parameter(True, EXECUTION)
-    """Compute fp32 matrix products with 10 bits of mantissa (TF32) on NVIDIA GPUs."""
+    """Use TF32 (a 10-bit mantissa) for fp32 matrix multiplications on NVIDIA GPUs."""
     cudnn_benchmark: bool = parameter(True, EXECUTION)
-    """Let cuDNN measure its kernels and choose the fastest for each shape."""
+    """Let cuDNN benchmark its kernels and choose the fastest one for each shape."""
     flash_sdp: bool = parameter(True, EXECUTION)
     """Let SDPA use its flash kernel, which does not support padding masks."""
     attention: Literal["auto", "eager", "sdpa", "varlen"] = parameter(
         "auto", EXECUTION, reported="attention"
     )
-    """`eager` or `sdpa` for padded batches; `varlen`, PyTorch's flash kernel, for
-    packed batches. `auto` uses the fastest installed kernel with the same results."""
+    """Attention kernel: `eager` or `sdpa` for padded batches, `varlen` (PyTorch's flash
+    kernel) for packed batches. `auto` uses the fastest one with the same results."""
     memory_limit_gib: float | None = parameter(None, EXECUTION, gt=0)
-    """Limit of the GPU memory used by PyTorch, for example to imitate a smaller card.
-    If null, all memory that other programs leave free is used."""
+    """Limit on the GPU memory used by PyTorch, for example to simulate a smaller GPU.
+    If null, all memory that other programs leave free can be used."""
     threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
-    """OMP and MKL threads. `auto` is 1 with a GPU and all usable cores without one."""
+    """OpenMP and MKL threads. `auto` is 1 with a GPU, otherwise all usable cores."""
     environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
-    """Variables to set before torch is imported. Yours are added to the default."""
+    """Environment variables to set before torch is imported, added to the default."""
 
     @field_validator("environment")
     @classmethod
@@ -70,11 +70,11 @@ class LoaderSettings(SettingsModel):
     """Preparation of batches in parallel with training."""
 
     num_workers: CountOrZero | Auto = parameter("auto", reported="num_workers")
-    """Number of processes that build batches. With 0, the training process does it."""
+    """Number of processes that build batches. If 0, the training process does so."""
     prefetch_factor: int = Field(2, ge=1)
-    """Number of global batches that each worker prepares ahead."""
+    """Number of global batches that each worker prepares in advance."""
     pin_memory: bool = True
-    """Use page-locked host memory, so that copies run in parallel with the compute."""
+    """Use page-locked host memory, so that copies to the GPU overlap with compute."""
     persistent_workers: bool = True
     """Keep the workers alive between epochs."""
     timeout_s: float = Field(300, gt=0)
@@ -87,8 +87,8 @@ class CheckpointSettings(SettingsModel):
     every_steps: int | None = Field(None, ge=1)
     """Steps between checkpoints. If null, only time and interruptions trigger them."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
-    """Minutes between checkpoints; the first is saved after 1. If null, time is
-    ignored."""
+    """Minutes between checkpoints; the first is saved after one minute. If null, time
+    triggers none."""
     keep: int = parameter(2, MACHINE, ge=1)
     """Number of most recent checkpoints to keep, in addition to the best one."""
     mirror: str | None = parameter(None, MACHINE)
@@ -112,11 +112,11 @@ class DistributedSettings(SettingsModel):
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Whether each rank has the whole model (`ddp`) or a shard of it (`fsdp`)."""
     bucket_mib: Count | Literal["all"] = 25
-    """MiB of gradients that are reduced together (ddp). `all` reduces them at once
-    after the backward pass, as CUDA graphs always do. It is faster with fast GPU links,
-    because communication takes multiprocessors away from matrix products."""
+    """MiB of gradients that are all-reduced together (ddp). `all` reduces all of them
+    after the backward pass, as CUDA graphs always do. This is faster with fast GPU
+    links, because communication takes multiprocessors away from matmuls."""
     timeout_s: float = Field(600, gt=0)
-    """Maximum duration of a collective operation in seconds before the job is ended."""
+    """Maximum seconds for a collective operation before the job is aborted."""
     heartbeat_timeout_s: float = parameter(300, MACHINE, gt=0)
     """Seconds without a step after which a rank counts as hung."""
 
@@ -138,7 +138,7 @@ class PathSettings(SettingsModel):
     checkpoints: str = "data/06_models/checkpoints"
     """Folder for checkpoints."""
     metrics: str = "data/08_reporting/train_metrics.jsonl"
-    """File with one JSON object per log point."""
+    """File to which each logging step appends a JSON object."""
     tuned: str | None = None
     """File that the benchmark writes for `--env=tuned`. If null, it is `conf/tuned`."""
     best: str | None = None
@@ -151,10 +151,10 @@ class TrackingSettings(SettingsModel):
     log_model: bool = True
     """Log the best model, so that `mlflow.pyfunc` can load it."""
     system_metrics: bool = True
-    """Log the use of cores, memory, disk, network and GPUs to `system/` every 10 s."""
+    """Log CPU, memory, disk, network and GPU usage as `system/` metrics every 10 s."""
     registered_model: str | None = "flatout"
-    """Name of the model in the registry. The alias champion marks the setting that no
-    other setting exceeds beyond noise on the latest data."""
+    """Name of the model in the registry. The alias champion marks the settings that no
+    others beat by more than noise on the latest data."""
 
 
 class GuardSettings(SettingsModel):

@@ -21,7 +21,7 @@ def first_line(error: BaseException) -> str:
 
 
 def refusal(faults: Sequence[str]) -> SettingsError:
-    """Return an error that lists `faults` which were found before a run."""
+    """Return a SettingsError that lists the `faults` found before a run."""
     count = len(faults)
     return SettingsError(
         f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
@@ -31,7 +31,7 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
-    """Return one line for each path. Texts for a union's branches are joined by
+    """Return one line for each path. Messages for a union's branches are joined by
     `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}

@@ -16,18 +16,18 @@ from flatout.engine.parameters.common import (
 
 class LoraSettings(SettingsModel):
     """LoRA (Hu et al. 2021) with peft. The weights of the checkpoint are frozen, and
-    the product of two small matrices is trained next to each target layer."""
+    the product of two small matrices is trained alongside each target layer."""
 
     rank: Count | None = None
-    """Inner size of the product. If null, no adapter is used and all weights are
+    """Rank of the two matrices. If null, no adapter is used and all weights are
     trained."""
     alpha: int = Field(16, ge=1)
     """Scale of the product, which is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability for the input of the product."""
     targets: Names = []
-    """Ends of layer names, for example `query` and `value`. If empty, all linear layers
-    of the blocks are used. A classifier's head is always trained completely."""
+    """Suffixes of layer names, for example `query` and `value`. If empty, all linear
+    layers of the blocks are adapted. A classifier's head is always trained in full."""
     use_dora: bool = False
     """Train the magnitudes of the columns separately (DoRA, Liu et al. 2024)."""
     merged: bool = parameter(False, EXECUTION, UNTIMED)

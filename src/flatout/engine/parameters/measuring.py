@@ -35,14 +35,14 @@ LISTED = BeforeValidator(_split_text)
 
 
 class SlowHabits(SettingsModel):
-    """Habits of slow training loops, for comparisons with conf/slow and the ladder."""
+    """Bad habits of slow training loops, which conf/slow and the ladder measure."""
 
     synchronize_every_step: bool = parameter(False, EXECUTION)
     """Read the loss on the host after every step (only to measure slow loops)."""
     history: Literal["list", "dataframe"] = parameter("list", EXECUTION, MACHINE)
-    """`dataframe` extends a table at every step (only to measure slow loops)."""
+    """`dataframe` appends to a DataFrame at every step (only to measure slow loops)."""
     empty_cache_every: int | None = parameter(None, EXECUTION, MACHINE, ge=1)
-    """Number of steps between calls of empty_cache (only to measure slow loops)."""
+    """Steps between calls of torch.cuda.empty_cache (only to measure slow loops)."""
 
 
 class BenchmarkSettings(SettingsModel):
@@ -63,12 +63,11 @@ class BenchmarkSettings(SettingsModel):
     )
     """Grid: values of `train.batching`."""
     prefetch_factors: Annotated[list[Count], LISTED] = []
-    """Grid: batches prepared ahead by each loader process. If empty, as configured."""
+    """Grid: values of `train.loader.prefetch_factor`. If empty, as configured."""
     pin_memory: Annotated[list[bool], LISTED] = []
-    """Grid: use of page-locked host memory (only with a GPU). If empty, as
-    configured."""
+    """Grid: values of `train.loader.pin_memory` (GPU). If empty, as configured."""
     token_budgets: Annotated[list[Count], LISTED] = []
-    """Grid: tokens per micro-batch. If empty, values around one global batch."""
+    """Grid: values of `train.token_budget`. If empty, `auto`."""
     steps_per_trial: int = Field(20, ge=2)
     """Number of optimizer steps in a timed window."""
     warmup_steps: int = Field(3, ge=1)
@@ -85,9 +84,9 @@ class BenchmarkSettings(SettingsModel):
     max_minutes: float | None = Field(None, gt=0)
     """Minutes after which no new trial starts, in any mode. The next run continues."""
     trial_timeout_s: float = Field(300, gt=0)
-    """Maximum duration of a trial in seconds. A longer trial is ended."""
+    """Maximum duration of a trial in seconds. A longer trial is stopped."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
-    """Share of the device's memory that a recommended trial must leave free."""
+    """Fraction of the device's memory that a recommended trial must leave free."""
     free_global_batch: bool = False
     """Let mode grid recommend any of `batch_sizes`, not only the configured one."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
@@ -97,7 +96,7 @@ class BenchmarkSettings(SettingsModel):
     resume: bool = True
     """Continue a stopped search instead of repeating its trials."""
     folder: str = "data/08_reporting/benchmark_logs"
-    """Folder with the request, log and answer of each trial, by mode."""
+    """Folder with the request, log and result of each trial, by mode."""
 
 
 MAX_COMBINATIONS = 10_000
@@ -139,7 +138,7 @@ class SweepSettings(SettingsModel):
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
     }
-    """Values of each setting, of which all combinations are tried, or some by tpe."""
+    """Values of each setting. `grid` tries all combinations, and `tpe` some of them."""
     ranges: dict[str, SweepRange] = {}
     """sampler tpe: bounds for a setting, instead of a list of values."""
     seeds: int | None = Field(None, ge=2)
@@ -149,19 +148,19 @@ class SweepSettings(SettingsModel):
     n_trials: int = Field(20, ge=1)
     """Number of trials of sampler tpe, over all machines and restarts."""
     choose_by: str | None = None
-    """Metric of the report that decides, for example `validation_accuracy`. If null, it
-    is `train.metric` on the validation split."""
+    """Report metric that ranks the trials, for example `validation_accuracy`. If null,
+    it is `train.metric` on the validation split."""
     devices_per_trial: int = Field(1, ge=1)
     """GPUs per trial, with one rank on each. Without a GPU, the number of ranks."""
     heartbeat_s: float = Field(30.0, gt=0)
     """Seconds between messages that tell the server that a trial is running. After
     three missed messages, another machine takes over the trial."""
     trial_timeout_s: float | None = Field(None, gt=0)
-    """Maximum duration of a trial in seconds. A longer one is ended; others
+    """Maximum duration of a trial in seconds. A longer trial is stopped; others
     continue."""
     folder: str = "data/08_reporting/sweep_logs"
     """Folder with a subfolder per trial for its request, log, checkpoints and
-    answer."""
+    result."""
 
     @field_validator("sampler", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Remove passwords from addresses that appear in logs, tables and tracking stores."""
+"""Remove passwords from URLs that appear in logs, tables and tracking stores."""
 
 from __future__ import annotations
 

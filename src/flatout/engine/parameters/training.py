@@ -48,21 +48,21 @@ class ModelSettings(SettingsModel):
     trust_remote_code: bool = parameter(False, EXECUTION)
     """Run the model's own code. Code from a repository also requires `revision`."""
     config: dict[str, Any] = {}
-    """Model from scratch: its `model_type` and sizes. Ignored with `name_or_path`."""
+    """Config of a model from scratch (`model_type`, sizes), without `name_or_path`."""
     overrides: dict[str, Any] = {}
     """Changes to a checkpoint's config. Ignored without `name_or_path`."""
     mask_probability: float = Field(0.15, gt=0, lt=1)
-    """masked-lm: share of tokens that are targets (BERT: Devlin et al. 2018)."""
+    """masked-lm: fraction of tokens that are targets (BERT: Devlin et al. 2018)."""
     crop_area: float = Field(0.35, gt=0, le=1)
-    """image-classification: smallest share of an image that a random crop keeps."""
+    """image-classification: smallest fraction of the area that a random crop keeps."""
     flip_probability: float = Field(0.5, ge=0, le=1)
-    """image-classification: share of images that are mirrored horizontally."""
+    """image-classification: probability that an image is flipped horizontally."""
     label_threshold: Annotated[float, Field(gt=0, lt=1)] | Auto = 0.5
     """Probability above which a label, or the second of two classes, is predicted. With
-    `auto`, evaluate chooses one per label, for the highest F1 on validation."""
+    `auto`, evaluate chooses one per label that maximises F1 on validation."""
     pooling: Literal["auto", "mean", "first", "last"] = "auto"
-    """embedding: the tokens whose states form the vector of a text. `auto` uses the
-    checkpoint's 1_Pooling/config.json, or the mean if there is none."""
+    """embedding: how hidden states are pooled into the vector of a text. `auto` uses
+    the checkpoint's 1_Pooling/config.json, or the mean if there is none."""
     temperature: float = Field(0.05, gt=0)
     """embedding: divisor of the cosine similarities. 0.05 corresponds to a scale of
     20."""
@@ -114,11 +114,11 @@ class ModelSettings(SettingsModel):
 
 
 class TrainSettings(SlowHabits):
-    """Steps, the optimizer, and how both are executed."""
+    """Length of the training, the optimizer, and how steps are executed."""
 
     rows: Literal["tokens", "arrays", "images"] = "tokens"
-    """Kind of samples: tokens of texts, arrays of numbers, or images. The names of the
-    catalog entries contain it, for example `train_images`."""
+    """Kind of samples: tokens of texts, numeric arrays, or images. It is part of
+    catalog entry names, for example `train_images`."""
     batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
     """How micro-batches are formed. `auto` uses packed if supported, else grouped."""
     global_batch_size: int = Field(32, ge=1)
@@ -127,21 +127,20 @@ class TrainSettings(SlowHabits):
     """Maximum number of tokens in a micro-batch on one device, including padding.
     `auto` depends on memory, with at most 65,536 on a GPU and 8,192 without one."""
     epochs: float = parameter(3, UNTIMED, gt=0)
-    """Passes over the training rows, e.g. 0.5 or 3. Ignored if max_steps is set."""
+    """Number of passes over the training rows, e.g. 0.5. Unused if max_steps is set."""
     max_steps: int | None = parameter(None, UNTIMED, ge=1)
     """Number of optimizer steps. If null, `epochs` determines it."""
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
-    """Training rows to leave out: their numbers, or a file with them (a text with one
-    number per line, or Parquet with a column row). Their global batches become smaller.
-    A change on resume applies to the remaining steps."""
+    """Training rows to leave out: row numbers, or a file of them (text with one number
+    per line, or Parquet with a column `row`). Their global batches become smaller. A
+    change on resume applies to the remaining steps."""
     learning_rate: float = Field(5e-5, gt=0)
     """Peak learning rate, which is reached at the end of the warm-up."""
     learning_rate_at_batch: Count | None = None
-    """Global batch size to which learning_rate refers. For another size, the rate is
-    scaled by the square root of the ratio (Krizhevsky 2014). If null, it is not
-    scaled."""
+    """Global batch size to which learning_rate refers. For other sizes, it is scaled by
+    the square root of the ratio (Krizhevsky 2014). If null, it is not scaled."""
     optimizer: Literal["adamw", "adafactor", "sgd"] | str = "adamw"
-    """Optimizer of torch.optim, or the dotted path of another one, such as
+    """Optimizer, or the dotted path of another optimizer class, such as
     torch.optim.NAdam. Only adamw is fused and supports CUDA graphs."""
     optimizer_options: dict[str, Any] = {}
     """Arguments for an optimizer given by its path, for example `{eps: 1.0e-6}`."""
@@ -157,29 +156,29 @@ class TrainSettings(SlowHabits):
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     """Decay rate of the running mean of squared gradients."""
     adam_epsilon: float = Field(1e-8, gt=0)
-    """Number that is added to the denominator of an update."""
+    """Value added to the denominator of the update for numerical stability."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Maximum norm, to which gradients are clipped. If null, they are not clipped."""
+    """Maximum norm of the gradients, which are clipped to it. If null, no clipping."""
     class_weights: Literal["balanced"] | dict[str, Weight] | list[Weight] | None = None
     """Class weights of the training loss, by class name (default 1) or in the order of
     label_names. `balanced` gives all classes the same total weight."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of a target that is spread over all classes. Only used in training."""
+    """Fraction of a target that is spread over all classes. Only used in training."""
     focal_gamma: float = Field(0.0, ge=0)
     """Focal loss (Lin et al. 2017): multiply losses by (1 - probability of the target)
-    to this power, only in training. 0 changes nothing."""
+    to this power, only in training. 0 turns it off."""
     schedule: Literal["linear", "cosine", "constant", "wsd"] | str = "linear"
-    """Schedule after the warm-up; wsd stays at the peak and then falls linearly. Or the
-    dotted path of a function (step, total_steps) -> share of learning_rate, which also
-    replaces the warm-up and min_learning_rate_share."""
+    """Schedule after the warm-up; wsd stays at the peak and then decays linearly. Or
+    the dotted path of a function (step, total_steps) -> fraction of learning_rate,
+    which also replaces the warm-up and min_learning_rate_share."""
     min_learning_rate_share: float = Field(0.0, ge=0, le=1)
-    """Share of the peak learning rate at which the schedule ends."""
+    """Fraction of the peak learning rate at which the schedule ends."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
-    """wsd: share of all steps during which the learning rate falls."""
+    """wsd: fraction of all steps during which the learning rate decays."""
     warmup_fraction: float = Field(0.06, ge=0, lt=1)
-    """Share of all steps during which the learning rate rises."""
+    """Fraction of all steps during which the learning rate rises."""
     log_every: int = parameter(20, EXECUTION, ge=1)
-    """Number of steps in a window. Rates and metrics are measured once per window."""
+    """Number of steps between logging steps, which log throughput and metrics."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
     """Steps between updates of the training accuracy, which is kept on the device."""
     audit: bool = parameter(False, EXECUTION)
@@ -188,9 +187,9 @@ class TrainSettings(SlowHabits):
     evaluate_every: Count | Literal["epoch"] | None = parameter("epoch", EXECUTION)
     """Steps between evaluations, `epoch`, or null to evaluate only at the end."""
     metric: str | None = None
-    """Metric that selects the best model, for example `f1_macro`: one of the task,
-    which knows whether higher is better, or one of compute_metrics. If null, the
-    loss."""
+    """Metric that selects the best model, for example `f1_macro`. It is a metric of the
+    task, whose better direction is known, or of compute_metrics. If null, the loss is
+    used."""
     compute_metrics: str | None = None
     """Dotted path of a function (predictions, labels) -> metrics by name, which are
     computed in addition to the task's own metrics."""
@@ -198,19 +197,20 @@ class TrainSettings(SlowHabits):
     """Whether a higher train.metric is better, if it comes from compute_metrics. If
     null, it is true unless the metric's name ends with loss."""
     callbacks: Names = parameter([], EXECUTION, UNTIMED)
-    """Dotted paths of functions (event, step, values), called on the main rank at log
-    points, evaluations, checkpoints and the end. Metrics that they return are kept."""
+    """Dotted paths of functions (event, step, values), called in the main process at
+    logging steps, evaluations, checkpoints and the end. Metrics that they return are
+    kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """Number of consecutive evaluations without a new best result after which training
     ends. If null, it never ends early."""
     compile: bool | Auto = parameter("auto", EXECUTION, MACHINE, reported="compile")
-    """Use torch.compile. `auto` does so on a GPU if the planned steps end sooner with
-    it."""
+    """Use torch.compile. `auto` does so on a GPU if the run is expected to end sooner,
+    including the compile time."""
     cuda_graphs: bool | Auto = parameter("auto", EXECUTION, reported="cuda_graphs")
-    """Record steps and replay them, which saves CPU time. `auto` is like compile."""
+    """Capture steps as CUDA graphs, which saves CPU time. `auto` is like compile."""
     gradient_checkpointing: bool = parameter(False, EXECUTION)
-    """Recompute activations, which saves memory but needs about a third more
-    compute."""
+    """Recompute activations in the backward pass, which saves memory but needs about a
+    third more compute."""
     fused_optimizer: bool = parameter(True, EXECUTION)
     """Update all tensors with a single kernel (adamw)."""
     resume: str = parameter("auto", EXECUTION, MACHINE, UNTIMED)

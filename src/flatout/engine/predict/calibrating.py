@@ -1,4 +1,4 @@
-"""Fitting the temperature and thresholds of a saved model on the validation split."""
+"""Fit the temperature and thresholds of a saved model on the validation split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a saved model before it predicts, and facts read from its config."""
+"""Check a saved model before prediction, and read information from its config."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def task_of(
 def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
-    """Return the task like `task_of`. Raises ModelError if rows get no predictions."""
+    """Return the task as `task_of` does, with its calibration. Raises ModelError if the
+    task makes no predictions per row."""
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
         name = model.config.name_or_path or "the model"
@@ -68,7 +69,7 @@ def with_calibration(task: Task, model: Any) -> Task:
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """Return the facts that a task needs about a saved tokenizer."""
+    """Return what a task needs to know about a saved tokenizer."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -109,7 +110,7 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
 
 
 def shape_of(config: Any) -> tuple[int, ...]:
-    """Return the shape of the samples of a model. Raises ModelError if it reads
+    """Return the shape of the samples of a model. Raises ModelError if the model reads
     tokens."""
     where = config.name_or_path or "the model"
     try:
@@ -147,7 +148,7 @@ def longest_row(
 
 def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
     """Raise ModelError if the rows were tokenized with a different vocabulary. Rows
-    created elsewhere or by an earlier version do not record one and are not checked."""
+    created elsewhere or by earlier versions do not store it and are not checked."""
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(
@@ -159,7 +160,7 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return hashes of a model's files, or its name and commit if none are local."""
+    """Return hashes of a model's files, or its name and commit without local files."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

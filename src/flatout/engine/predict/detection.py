@@ -1,7 +1,7 @@
 """Detection of abnormal sessions of log keys.
 
-A session is abnormal if one of its keys is not among the g likeliest after the keys
-before it (DeepLog, Du et al. 2017), or if it breaks off.
+A session is abnormal if one of its keys is not among the g most likely keys given the
+preceding ones (DeepLog, Du et al. 2017), or if it ends too early.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ NULLABLE |= {"rank": "Int64", "place": "Int64"}
 def detect(
     model: Any, tokenizer: TokenizerFile, sessions: Any, settings: Settings
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Judge `sessions` (any input of `open_raw_texts`) with a saved model. Return a
+    """Classify `sessions` (any input of `open_raw_texts`) with a saved model. Return a
     table with the columns COLUMNS and one row per session, and the report. `rank` and
     `place` describe the least expected key of a session. Raises ModelError,
-    RawTextsError or SettingsError."""
+    RawTextsError or SettingsError if an input is unsuitable."""
     raw, session = open_raw_texts(sessions, ENTRY), settings.split.group_column
     own = settings.predict.model_copy(update={"id_column": session, "keep_text": True})
     found = predict(model, tokenizer, raw, settings.model_copy(update={"predict": own}))
@@ -69,8 +69,7 @@ def detect(
 def _labels(
     raw: RawTexts, column: str | None, session: str | None
 ) -> pd.DataFrame | None:
-    """Return labels by source, row and session, as a line may begin several
-    sessions."""
+    """Return labels by source, row and session (a line may begin several sessions)."""
     if column is None:
         return None
     if column not in raw.column_names:
@@ -93,8 +92,9 @@ def _labels(
 def _judge_sessions(
     rows: pd.DataFrame, detect: DetectSettings, most: int
 ) -> pd.DataFrame:
-    """Add the verdict on each session to `rows`. The new columns are null for unusable
-    sessions. A truncated session cannot break off."""
+    """Return `rows` with columns that state whether and why each session is abnormal.
+    These are null for unusable sessions. Truncated sessions never count as ending too
+    early."""
     good = rows[rows["rank"].notna()]
     keys = good["text"].str.split()
     count = keys.map(len)
@@ -117,7 +117,7 @@ def _judge_sessions(
 
 
 def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
-    """Return the report, in which sessions that break off always count as abnormal."""
+    """Return the report. Sessions that end too early always count as abnormal."""
     usable = table[table["rank"].notna()]
     known = usable[usable["label"].notna()]
     ranks = known["rank"].mask(known["breaks_off"].astype(bool), np.inf)

@@ -20,13 +20,13 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 SHOWN_NAMES = 10
 MOST_CONFUSED = 1_000
-"""The largest number of classes for a confusion matrix, whose size is its square."""
+"""Maximum number of classes for a confusion matrix, which grows quadratically."""
 
 
 def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return a table with the rows, predictions, precision, recall and F1 of each
-    class. It is empty without class names. As in scikit-learn, a division by zero gives
-    zero."""
+    """Return a table with the number of rows and predictions, precision, recall and F1
+    of each class. It is empty if `names` is empty. As in scikit-learn, a division by
+    zero gives zero."""
     label, predicted = predictions["label"], predictions["prediction"]
     columns = {
         "rows": label,
@@ -69,7 +69,7 @@ def baseline_figures(
     """Return the most frequent label (or set of labels) and the accuracy of always
     predicting it. Classes that have rows but are never predicted are returned, too, and
     logged as a warning. `classes` is the result of `class_table`. The result is empty
-    for numbers or without rows."""
+    if the labels are numbers or there are no rows."""
     labels = predictions["label"]
     if not len(labels) or pd.api.types.is_float_dtype(labels):
         return {}

@@ -1,8 +1,8 @@
-"""Mining of hard negatives: passages that a model confuses with an anchor's answer.
+"""Mine hard negatives, which are passages that a model confuses with a positive.
 
 For each anchor, all passages of a corpus are ranked by the exact dot product of the
 vectors, block by block. A passage whose score exceeds that of the positive minus a
-margin is skipped, because it is more likely another answer than a negative.
+margin is skipped, because it is more likely another positive than a negative.
 """
 
 from __future__ import annotations

@@ -44,14 +44,14 @@ SHOWN_REASONS = 5
 REASON = pa.field("reason", pa.string())
 Item = TypeVar("Item")
 Window = tuple[Any, SplitRows | None]
-"""A table with copied columns and `reason`, and the rows that have no reason."""
+"""A table of copied columns and `reason`, and the usable rows (without a reason)."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Lazy table of predictions. The columns are source and row, id and texts if
-    present, the task's answers (such as a label, score and probabilities), and reason.
-    It is computed while `batches` is read."""
+    """Lazy table of predictions. The columns are source, row, id and texts (if
+    present), the task's outputs (such as label, score and probabilities), and reason.
+    The table is computed while `batches` is read."""
 
     windows: Callable[[], Iterator[Window]]
     kept: Sequence[Any]
@@ -77,7 +77,7 @@ class Predictions:
         task, answers = self.predictor.task, dict[str, Any]()
         if rows is not None:
             answers |= task.row_answers(self.predictor.calibrated_logits(rows), rows)
-        # The index of each row's answer, or null if it has none.
+        # The index of each row's prediction, or null for unusable rows.
         place = pa.array(np.cumsum(usable) - 1, mask=~usable)
         for field in task.answer_fields():
             column = pa.array(answers.get(field.name, []), field.type)
@@ -91,8 +91,8 @@ def predict(
     model: Any, tokenizer: TokenizerFile, texts: Any, settings: Settings
 ) -> Predictions:
     """Return the predictions of `model` (from `from_pretrained`) for `texts`, any input
-    of `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if they do
-    not fit."""
+    of `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if these do
+    not fit together."""
     raw = open_raw_texts(texts, "predict_texts")
     columns = _with_columns(raw, settings)
     settings = settings.model_copy(update={"predict": columns})
@@ -120,8 +120,8 @@ def predict(
 
 
 def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-    """Yield the windows of the shard `shard` ("i/n"; None means all). All shards in
-    order give all windows. `read` is called twice, first to count the windows."""
+    """Yield the windows of a shard ("i/n"), or all windows if `shard` is None. Shards
+    are contiguous. `read` is called twice, first to count the windows."""
     if shard is None:
         return read()
     number, count = map(int, shard.split("/"))
@@ -138,9 +138,8 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
-    """Return the settings with text columns filled in. By default they are the columns
-    named for `split`, or the columns that `split` writes if the texts are its
-    output."""
+    """Return the settings with text columns filled in. The defaults are the columns
+    named for `split` or, if `split` wrote the texts, its output columns."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     keys = ("text_column", "text_pair_column")
@@ -193,7 +192,7 @@ def predict_samples(
 ) -> Predictions:
     """Return the predictions of `model` (from `from_pretrained`) for the samples in
     `path`, a file or folder. `kind` is a value of `train.rows`. Raises ModelError or
-    SettingsError."""
+    SettingsError if the model cannot predict such samples."""
     predictor, own = Predictor(model, None, settings), getattr(settings, kind)
     if kind == "images":
         height, _, channels = shape_of(model.config)
@@ -218,8 +217,8 @@ def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
 
 
 def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, Any]:
-    """Return the task's answers for `samples` (N, ...) as columns. The samples must
-    have the shape that the model expects."""
+    """Return the predictions for `samples` (N, ...) as columns by name. The samples
+    must have the shape that the model expects."""
     return predictor.task.answers(
         predictor.calibrated_logits(_rows(predictor, samples))
     )

@@ -54,7 +54,7 @@ from flatout.engine.train.setup.budgets import (
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 1024
-"""The number of rows, of similar length, that are planned together."""
+"""Number of rows of similar length that are divided into micro-batches together."""
 GPU_MULTIPLE = 64
 
 Item = TypeVar("Item")
@@ -64,8 +64,8 @@ class Predictor:
     """Runs `model` (from `from_pretrained`) on the devices of this machine.
 
     The model is modified in place: its attention implementation is replaced and it is
-    moved to the first device. Other devices get copies. Raises ModelError if it
-    predicts nothing for a row, or SettingsError if the parameters do not fit it.
+    moved to the first device. Other devices get copies. Raises ModelError if the model
+    makes no predictions per row, or SettingsError if the parameters do not fit it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Predictor:
         task: Task | None = None,
     ) -> None:
         """`tokenizer` is None if all samples have the same shape. `task` is needed only
-        to evaluate a model that predicts nothing for a row."""
+        to evaluate a model that makes no predictions per row."""
         vocabulary = vocabulary_of(tokenizer)
         self.task = task or answering_task(model, settings.model, vocabulary)
         self.label_names = label_names_of(model.config)
@@ -101,7 +101,7 @@ class Predictor:
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
         """Return the task's `target_outputs` (K, classes) for N rows in order. Most
-        tasks have one target per row. Micro-batches are distributed over the devices in
+        tasks have one target per row. Micro-batches are assigned to the devices in
         turn, and each device is synchronised only once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
@@ -144,16 +144,16 @@ class Predictor:
         )
 
     def prefetch(self, items: Iterator[Item]) -> Iterator[Item]:
-        """Yield the same items. On a GPU, the next item is prepared in the background;
-        a CPU has no free core for that."""
+        """Yield the same items. On a GPU, the next item is prepared in the background.
+        On a CPU, it is not, because no core is idle."""
         return prefetched(items) if self.runtime.is_cuda else items
 
     def micro_batches(
         self, tokens: SplitRows, size: int | None = None
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
         """Yield the row numbers (K,) of the targets and the input tensors of each
-        forward pass, longest rows first. `size` is the number of rows; if None, the
-        token budget decides."""
+        forward pass, longest rows first. `size` is the number of rows per pass. If
+        None, it follows from the token budget."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), size or ROWS_AT_ONCE):
@@ -174,8 +174,8 @@ class Predictor:
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, the process's own first. A rank only gets its
-        own."""
+        """Return all visible GPUs, the process's own first, or in a distributed run,
+        only that one."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
             return [own]
@@ -184,7 +184,7 @@ class Predictor:
 
     def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
         """Choose the batching strategy and attention implementation. Rows are grouped
-        if packing would change results."""
+        if packing would change the results."""
         wanted, kernel = settings.predict.strategy, settings.runtime.attention
         config = model.config
         if self.shape is not None:

@@ -45,16 +45,16 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 """Increase this whenever the same input would give different predictions."""
 MOST_SEEN = 0.01
-"""The share of rows of other data that may equal training rows by chance."""
+"""Maximum fraction of the rows of other data that may equal training rows by chance."""
 SEPARATE = frozenset({"label", "score", "value"})
-"""Answers that are already covered by other columns of the table."""
+"""Task outputs that other columns of the table already contain."""
 
 
 @dataclass
 class SplitPredictions:
     """Predictions and metrics of a model for all rows of a split.
 
-    They are computed at the first access and cached by `key`.
+    They are computed on first access and cached under `key`.
     """
 
     model: Any
@@ -111,7 +111,7 @@ class SplitPredictions:
 
     @cached_property
     def opened(self) -> tuple[Predictor, SplitRows, int | None]:
-        """The predictor, the checked rows, and how many of them were trained on."""
+        """The predictor, the checked rows, and the number of them seen in training."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -159,7 +159,7 @@ class SplitPredictions:
         return self._found[0]
 
     def value(self) -> dict[str, Any]:
-        """Return loss and metrics, and the split, number of rows, model and task."""
+        """Return loss, metrics, split, number of rows, model and task as a dict."""
         split, config = self.settings.evaluate.split, self.model.config
         facts = {"split": split, "rows": len(self.tokens), "model": config.name_or_path}
         return {**facts, **self._found[1]}
@@ -176,7 +176,7 @@ def _seen(seen: int | None, rows: int, split: str) -> str:
 
 
 def _check_names(config: Any, label_names: Sequence[str]) -> None:
-    """Raise ModelError if label numbers in the tokens refer to other classes."""
+    """Raise ModelError if the labels of the tokens differ from the model's classes."""
     known = label_names_of(config) if label_names else []
     if known != list(label_names):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Reading and encoding of texts to predict.
+"""Read and encode the texts to predict.
 
 Texts are read in windows that keep every row, with a reason if the row cannot be used.
 """
@@ -36,8 +36,8 @@ def text_windows(
     raw: RawTexts, settings: PredictSettings, form: str = "text"
 ) -> Iterator[Any]:
     """Yield tables of at most `window_rows` rows (fewer if rows are large), in order.
-    The columns are those of `window_schema`. Rows with a reason have null texts. `form`
-    is `Texts.form`."""
+    The columns are those of `window_schema`. In rows with a reason, texts are null.
+    `form` is the task's `Texts.form`."""
     pending = window_schema(settings).empty_table()
     for batch in raw.batches(_wanted(settings)):
         pending = pa.concat_tables([pending, _checked(batch, settings, form)])
@@ -58,9 +58,8 @@ def window_schema(settings: PredictSettings) -> Any:
 
 
 def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
-    """Return `window` with reasons for additional rows, whose texts are not used.
-    `faults` maps the number of a row, counted among rows without a reason, to its
-    reason."""
+    """Return `window` with reasons added for unusable rows. `faults` maps the number of
+    a row, counted among the rows without a reason, to its reason."""
     places = np.flatnonzero(window.column("reason").is_null().to_numpy())
     reasons = np.array(window.column("reason").to_pylist(), dtype=object)
     for number, fault in faults.items():
@@ -71,7 +70,7 @@ def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
-    """Raise RawTextsError that names each missing column and the closest match."""
+    """Raise RawTextsError if columns are missing, naming each and its closest match."""
     keys = ("text_column", "text_pair_column", "id_column")
     wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
     present = raw.column_names
@@ -167,6 +166,6 @@ class TextEncoder:
             lists["num_words"] = pc.add(pc.count_substring(texts, " "), 1)
             labels = lists_of(encoded.marks, lengths)
         else:
-            # Each row needs a target, whose label is not used.
+            # Each row needs a label, but its value is not used.
             labels = pa.array(np.zeros(len(lengths), np.int64))
         return TokenRows(pa.table({**lists, "labels": labels}))

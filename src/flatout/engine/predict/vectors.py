@@ -1,5 +1,5 @@
-"""Text vectors, stored in files for later runs with the same model, and their
-search."""
+"""Compute and search text vectors. They are stored in files for later runs with the
+same model."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def best(
     left_out: Ints,
     device: torch.device,
 ) -> tuple[Vectors, Ints]:
-    """Search the first `size` vectors for the best matches of `queries` (Q, H). Return
-    the scores and numbers (Q, most), best first. `left_out` (2, n) are pairs of a query
-    and a number to ignore. Missing matches have a score of -inf."""
+    """Find the largest dot products of `queries` (Q, H) with the first `size` vectors.
+    Return scores and vector numbers (Q, most), best first. `left_out` (2, n) has pairs
+    of a query and a number to ignore. Missing matches have a score of -inf."""
     own = torch.from_numpy(queries).to(device)
     scores = own.new_full((len(queries), most), -torch.inf)
     numbers = torch.zeros_like(scores, dtype=torch.int64)
