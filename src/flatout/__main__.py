@@ -1,5 +1,5 @@
-"""Entry point of `flatout` and `python -m flatout`, with the options of `kedro run`. It
-also works from an installed wheel."""
+"""Entry point of `flatout` and `python -m flatout`, which accepts the options of `kedro
+run` and also works from an installed wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.project.terminal import print_lines
 
 def main(*args: Any, **kwargs: Any) -> Any:
     print_lines()
-    # In a checkout the file .telemetry does this, but a wheel does not contain it.
+    # In a checkout, the file .telemetry turns telemetry off. A wheel has no such file.
     set_defaults({"DO_NOT_TRACK": "1"})
     configure_project("flatout")
     kwargs["standalone_mode"] = not hasattr(sys, "ps1")

@@ -22,7 +22,7 @@ def use_project(folder: str | Path | None) -> None:
 
 
 def project_path(path: str = ".") -> str:
-    """Return `path` as an absolute path; relative paths start at the project root.
+    """Return `path` as an absolute path. Relative paths start at the project root.
 
     A packaged project has no root, so the working directory is used instead.
     """
@@ -31,19 +31,19 @@ def project_path(path: str = ".") -> str:
 
 
 def tracking_store(data_dir: str) -> str:
-    """Return MLFLOW_TRACKING_URI if it is set, or else a SQLite file in `data_dir`."""
+    """Return MLFLOW_TRACKING_URI if it is set, else a SQLite file in `data_dir`."""
     return tracking_uri() or f"sqlite:///{project_path(data_dir)}/mlflow.db"
 
 
 def artifact_folder(data_dir: str) -> str | None:
     """Return the artifact folder under `data_dir`, or None if a server stores the
-    artifacts. Without a folder, MLflow would write them to the working directory."""
+    artifacts. By default, MLflow would write them to the working directory."""
     scheme = (tracking_uri() or "").partition(":")[0]
     return None if scheme in SERVERS else f"{project_path(data_dir)}/mlartifacts"
 
 
 def check_store(store: str, artifacts: str | None) -> None:
-    """Raise SettingsError if MLflow would misread the name of one of these folders."""
+    """Raise SettingsError if MLflow would misinterpret one of these folder names."""
     for place in (store, artifacts or ""):
         is_here = place.startswith(("sqlite:", "/"))
         if is_here and ("%" in place or "?" in place):

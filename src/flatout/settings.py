@@ -16,7 +16,7 @@ CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
-    # Otherwise `train: {max_steps: 4}` in an environment would drop the rest of train.
+    # Otherwise `train: {max_steps: 4}` in an environment would drop other train keys.
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "config_patterns": {"mlflow": ["mlflow*", "mlflow*/**", "**/mlflow*"]},
     "custom_resolvers": {
@@ -26,7 +26,7 @@ CONFIG_LOADER_ARGS = {
     },
 }
 
-# If this plugin is installed, it would record each run a second time.
+# If this plugin is installed, its hooks would record each run a second time.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 
 SESSION_CLASS = session_class()

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
 
 MADE_BY = {"tokens": "split,tokenize"}
-"""Pipelines that create each kind of rows, if they are not named like the kind."""
+"""The pipelines that create a kind of rows, if they are not named after the kind."""
 
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:
-    """Load the splits, `tokenizer` and `label_names`. The environment is configured
+    """Load the splits, `tokenizer` and `label_names`, and configure the environment
     before torch is imported. Raises CommandError if the rows do not exist yet."""
     settings = loader_of(context).settings
     environment.apply(settings.runtime)
@@ -43,8 +43,8 @@ def load_inputs(context: KedroContext) -> dict[str, Any]:
 
 
 def training_job(context: KedroContext) -> TrainJob:
-    """Return the job that `kedro run --pipelines=train` would run. Raises the errors
-    that this command would raise before its first step."""
+    """Return the job that `kedro run --pipelines=train` would run. Raises any error
+    that `kedro run` would raise before the first step."""
     inputs = load_inputs(context)
     from flatout.engine.launch.launch import make_job
 
@@ -66,7 +66,7 @@ def training_job(context: KedroContext) -> TrainJob:
 def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None:
     """Compare one step of the configured training run with plain PyTorch.
 
-    Dropout is off in both. The exit code is 1 if they differ by more than rounding.
+    Dropout is off in both. The exit code is 1 if differences exceed rounding errors.
     Accepts the options of the planned run, and writes no files.
     """
     with plain_errors():

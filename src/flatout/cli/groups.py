@@ -1,4 +1,4 @@
-"""Groups of commands, and functions that all commands share."""
+"""Command groups, and functions that all commands share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fault(click.ClickException):
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Context manager that shows only the message of errors that need no traceback."""
+    """Context manager that shows known errors as a message without a traceback."""
     try:
         yield
     except Exception as error:
@@ -50,14 +50,16 @@ def plain_errors() -> Iterator[None]:
 
 
 def context_of(env: str | None, params: dict[str, Any]) -> KedroContext:
-    """Return the context of a command without pipelines. Raises CommandError."""
+    """Return the context for a command that runs no pipeline. Raises CommandError if
+    the environment is unknown."""
     check_environment(env)
     with KedroSession.create(env=env, runtime_params=params) as session:
         return session.load_context()
 
 
 def context_at(env: str | None, data_dir: str | None) -> KedroContext:
-    """Return the context of a command that reads `data_dir`. Raises CommandError."""
+    """Return the context for a command that reads `data_dir`. Raises CommandError if
+    the folder or the environment does not exist."""
     check_data_dir(data_dir)
     return context_of(env, {"data_dir": data_dir} if data_dir else {})
 
@@ -68,11 +70,11 @@ REMOVED = {
     "compile-cache": "archive the cache with tar as docs/guides/gpus.md describes",
     "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings",
 }
-"""Replacements for commands of earlier versions or their plugins."""
+"""Removed commands of earlier versions or their plugins, with replacements."""
 
 
 class FlatoutGroup(click.Group):
-    """Group that names the replacement if a removed command is used."""
+    """Command group that names the replacement if a removed command is used."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in REMOVED:

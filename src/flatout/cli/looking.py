@@ -69,7 +69,7 @@ def parameters(group: str | None, env: str | None, params: dict[str, Any]) -> No
 @click.option("--host", help="Default: ui.host in conf/base/mlflow.yml.")
 @click.option("--port", help="Default: ui.port in conf/base/mlflow.yml.")
 def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
-    """Show the runs on MLflow's web pages."""
+    """Show the runs in the MLflow UI."""
     from flatout.tracking.server import serve
 
     with plain_errors():
@@ -83,7 +83,7 @@ def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
 @DATA_DIR
 @click.option("--tracking-uri", help="Send unsent runs to this store instead.")
 def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
-    """Send data of runs in the data folder that MLflow does not have.
+    """Send the unsent data of the runs in the data folder to MLflow.
 
     The folder keeps the last training run, the last other run, and the unsent data of
     earlier runs.

@@ -1,4 +1,4 @@
-"""The command `init`, which configures the project for the user's own file."""
+"""The command `init`, which configures the project for the user's own data."""
 
 from __future__ import annotations
 

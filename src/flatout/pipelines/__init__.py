@@ -14,8 +14,8 @@ def splits_of(rows: str) -> dict[str, str]:
 
 
 def inputs_of(rows: str, tokenizer: str = "tokenizer") -> dict[str, str]:
-    """Return the inputs of nodes that train or predict: the splits, the label names
-    and, for tokens, the catalog entry named by `tokenizer`."""
+    """Return the inputs for nodes that train or predict: the splits, the label names
+    and, if `rows` is tokens, the catalog entry `tokenizer`."""
     known = {**splits_of(rows), "label_names": "label_names"}
     return known | ({"tokenizer": tokenizer} if rows == "tokens" else {})
 

@@ -1,4 +1,4 @@
-"""The pipelines for arrays and images, which differ only in their catalog entries."""
+"""The pipelines for arrays and images, which differ only in catalog entries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -m flatout.tracking FOLDER`: follow a run until it ends, or send the
-remaining data of a run that has ended."""
+"""Entry point of `python -m flatout.tracking FOLDER`: follow a run until it ends, or
+send the remaining data of a run that has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
     logging.getLogger("flatout").setLevel(logging.INFO)
     try:
         follow(folder)
-    except Exception as error:  # the run continues, and reports what is missing
+    except Exception as error:  # the run continues and reports the unsent data
         logging.getLogger("flatout").warning("tracking has ended: %s", error)
 
 

@@ -22,9 +22,9 @@ NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
 
 
 def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
-    """Return a name such as `reviews_bert-2x128_lr1e-3`: the data, the model, and the
-    learning rate or the `kind` of run. `settings` is None for a run that does not
-    train, which is named e.g. `data_reviews`."""
+    """Return a run name such as `reviews_bert-2x128_lr1e-3`, made of the data, the
+    model, and the learning rate or the `kind` of run. If `settings` is None, the run
+    does not train, and its name is e.g. `data_reviews`."""
     if settings is None:
         return plain_name("_".join(filter(None, ["data", data])))
     digits, power = f"{settings.train.peak_learning_rate:.2e}".split("e")
@@ -33,7 +33,7 @@ def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str
 
 
 def _model_name(settings: Settings) -> str:
-    """Return the checkpoint's name, or type, layers and width, e.g. `bert-2x128`."""
+    """Return the checkpoint's name, or the model type and size, e.g. `bert-2x128`."""
     if settings.model.name_or_path:
         return Path(settings.model.name_or_path).name
     config = settings.model.config
@@ -43,7 +43,7 @@ def _model_name(settings: Settings) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Replace characters that browsers, shells or file systems may misread by
+    """Replace characters that browsers, shells or file systems may misread with
     dashes."""
     return re.sub(r"[^\w.+@-]+", "-", name, flags=re.ASCII).strip("-")[:100] or "run"
 
@@ -99,8 +99,8 @@ def _user() -> str:
 
 
 def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
-    """Return parameters by flat names, e.g. `train.loader.num_workers: auto`. `inputs`
-    are a node's inputs; Kedro passes some parameters as settings objects."""
+    """Return the parameters among a node's `inputs` under flat names, e.g.
+    `train.loader.num_workers: auto`. Kedro passes some groups as settings objects."""
     groups = {
         name.removeprefix(PARAMETERS): (
             value.model_dump() if isinstance(value, SettingsModel) else value

@@ -1,4 +1,4 @@
-"""Follow a run and send new data to MLflow, which is the tracking program's work."""
+"""Follow a run and send its new data to MLflow, in the separate tracking program."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from flatout.tracking.system import SystemMetrics
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
-"""Seconds between two checks of whether the run has ended."""
+"""Seconds between checks of whether the run has ended."""
 INTERVAL_S = 10.0
-"""Seconds between deliveries. The interval doubles with each failure of the store."""
+"""Seconds between deliveries. The interval doubles each time the store fails."""
 LONGEST_PAUSE_S = 60.0
 EARLY_WINDOWS = 5
 """Number of windows after the warm-up that are used for the early speed check."""
 
 
 class Follower:
-    """Follows one run until it has ended or its process is gone. Never raises."""
+    """Follows one run until the run has ended or its process is gone. Store errors are
+    logged and never raised."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -70,7 +71,7 @@ class Follower:
         if found := RunFolder.load(self.folder.path):
             self.folder.record = found.record
         if self._record.model and not before:
-            self.deliver()  # while the run does its next work
+            self.deliver()  # the run does other work meanwhile
         return self._record.end_ms is not None or not process_lives(self._record.tags)
 
     def deliver(self, *, ended: bool = False) -> None:
@@ -98,7 +99,7 @@ class Follower:
                 self.sender.save()
 
     def _sample(self) -> None:
-        """Append the machine's load as a point to a file that the sender follows."""
+        """Append a sample of the system metrics to the file that the sender follows."""
         if not self._record.system_metrics:
             return
         if self._system is None:
@@ -117,7 +118,7 @@ class Follower:
             file.write(json.dumps(line) + "\n")
 
     def _warn_if_slow(self) -> None:
-        """Warn once during a training run if it is slow."""
+        """Warn once if the first windows of a training run are slow."""
         known, points = self._record.baseline, self._record.points
         if self._has_looked or not known or points is None:
             return
@@ -138,7 +139,7 @@ class Follower:
 
 
 def rates_since(points: Path, begin_s: float) -> list[float]:
-    """Return samples/s of the windows after `begin_s`, without the warm-up."""
+    """Return the samples/s of each window after `begin_s`, except during warm-up."""
     found = read_points(points)
     late = [p["metrics"] for p in found if p.get("time_s", 0.0) >= begin_s]
     rates = [metrics.get("train_samples_per_second") for metrics in late]
@@ -154,8 +155,8 @@ def end_of(record: RunRecord) -> tuple[str, int]:
 
 @contextmanager
 def run_lock(folder: Path, *, waits: bool) -> Iterator[bool]:
-    """Context manager that locks a run's folder. It yields False if another process
-    holds the lock, unless `waits` is True."""
+    """Context manager that locks a run's folder and yields True. If another process
+    holds the lock, it waits if `waits` is True, and yields False otherwise."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -176,8 +177,8 @@ def follow(path: Path) -> None:
 
 
 def sync(parent: Path, uri: str | None = None) -> list[str]:
-    """Send the missing data of the runs below `parent`, and return one line per run. If
-    `uri` is given, the data are sent to this store instead of the original one."""
+    """Send the missing data of the runs in `parent`, and return one line per run. If
+    `uri` is given, the data is sent to that store instead of the original one."""
     lines = []
     for folder in run_folders(parent):
         if not folder.is_complete():
@@ -205,6 +206,6 @@ def _sync_one(folder: RunFolder, uri: str | None) -> str:
         except Exception as error:
             return f"{record.name}: not sent to {place} ({one_line(error)})"
         finally:
-            if sender.sent.run_id:  # the next sync continues this run of the store
+            if sender.sent.run_id:  # the next sync continues the run in the store
                 folder.save()
     return f"{record.name}: sent to {place} as run {run_id}"

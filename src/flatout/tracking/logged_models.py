@@ -1,6 +1,6 @@
-"""Saved models in MLflow's format. The model that `mlflow.pyfunc.load_model` returns
-predicts texts or samples (N, ...). Logging a model of texts imports neither torch nor
-transformers, and does not load the model."""
+"""Log saved models in MLflow's format. The model that `mlflow.pyfunc.load_model`
+returns predicts texts or samples (N, ...). Logging a text model imports neither torch
+nor transformers, and does not load the model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ REQUIRED = (
 
 
 class TextModel:
-    """Transformers pipeline for `task` with the model in the folder `path`. An adapter
-    is merged into its base model, which must still be where it was during training."""
+    """A transformers pipeline for `task` with the model in the folder `path`. An
+    adapter is merged into its base model, which must still be where it was during
+    training."""
 
     def __init__(self, path: str, task: str) -> None:
         import transformers
@@ -50,9 +51,9 @@ class TextModel:
         return outputs
 
     def predict(self, texts: Any, params: dict[str, Any] | None = None) -> Any:
-        """Return the pipeline's results. For classification, this is a table with the
-        label and score of each text. `texts` are strings, or a table with one
-        column."""
+        """Return the pipeline's results for `texts`, which are strings or a table with
+        one column. For classification, the result is a table with the label and score
+        of each text."""
         if isinstance(texts, pd.DataFrame):
             texts = texts.iloc[:, 0]
         is_class = self.pipeline.task == "text-classification"
@@ -65,8 +66,8 @@ class TextModel:
 
     def _by_threshold(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
         """Choose labels by thresholds. With two classes, the second is chosen if its
-        score is above its threshold. With several labels, all labels above their
-        thresholds are chosen, and the score is the highest one."""
+        score is above its threshold. In multi-label tasks, all labels above their
+        thresholds are chosen, and the returned score is the highest of all labels."""
         thresholds = self._thresholds
         scores = {one["label"]: one["score"] for one in answers}
         above = [name for name, least in thresholds.items() if scores[name] > least]
@@ -77,10 +78,11 @@ class TextModel:
 
 
 class SampleModel:
-    """Model with the results of the pipeline `predict`, without sources and reasons."""
+    """A model that returns the same predictions as the pipeline `predict`, without the
+    columns for sources and reasons."""
 
     def __init__(self, model: Any) -> None:
-        """`model` is returned by `load_pretrained`. Raises ModelError."""
+        """`model` is from `load_pretrained`. Raises ModelError if it cannot predict."""
         from flatout.engine.files.calibration import Calibration
         from flatout.engine.parameters import Settings
         from flatout.engine.predict.predictor import Predictor
@@ -95,8 +97,9 @@ class SampleModel:
     def predict(
         self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """Return one row per sample (N, ...): label, score and class probabilities, or
-        a value. Samples have the same form as in training, before normalisation."""
+        """Return one row per sample (N, ...) with label, score and class probabilities,
+        or with a value. Samples must have the same form as for training, and must not
+        be normalised."""
         from flatout.engine.predict.predicting import answers_to
 
         return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
@@ -105,7 +108,7 @@ class SampleModel:
 def _load_pyfunc(
     path: str, model_config: dict[str, str] | None = None
 ) -> TextModel | SampleModel:
-    """Load a model. MLflow requires this function name."""
+    """Load a logged model. MLflow requires this function name."""
     if model_config:
         return TextModel(path, model_config["task"])
     from flatout.engine.models.building import load_pretrained
@@ -118,7 +121,7 @@ def _has_adapter(path: str | Path) -> bool:
 
 
 def log_text_model(folder: Path, task: str, run_id: str) -> str:
-    """Log the saved model and tokenizer in `folder` to the run. Return the URI."""
+    """Log the saved model and tokenizer in `folder` to the run, and return its URI."""
     from mlflow.models import infer_signature
 
     is_class = task == "text-classification"

@@ -1,4 +1,4 @@
-"""Send the data of a run's folder to MLflow in batches, in order and only once."""
+"""Send the data in a run's folder to MLflow in batches, in order and only once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flatout.tracking.store import connect, find_run
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
 SYSTEM = "system.jsonl"
-"""File in which the tracking program records the load of the machine."""
+"""File in which the tracking program records the system metrics."""
 
 
 class MlflowSender:
-    """Sends new data of one run to one store. The state of the store is read only once.
-    All methods may raise exceptions of the store."""
+    """Sends a run's new data to a store. The state of the store is read only once. All
+    methods may raise the store's exceptions."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class MlflowSender:
 
     def send(self, client: MlflowClient) -> str | None:
         """Send new data and return the run's id. Returns None if a training run has not
-        begun yet, because it may turn out to have finished earlier."""
+        begun yet, because training may turn out to be finished already."""
         if self._has_not_begun():
             return None
         run_id = self._open(client)
@@ -93,14 +93,15 @@ class MlflowSender:
         return not any(self._is_of_run(point) for _, point in self._points.new())
 
     def _is_of_run(self, point: dict[str, object]) -> bool:
-        """Return False if the point was recorded by an earlier run."""
+        """Return whether the point was recorded by this run, not by an earlier one."""
         time_s = point.get("time_s")
         return isinstance(time_s, (int, float)) and (
             1000 * time_s >= self._record.start_ms
         )
 
     def _open(self, client: MlflowClient) -> str:
-        """Return the run's id in the store. The run is created, or set to RUNNING."""
+        """Return the run's id in the store, after creating the run or setting it to
+        RUNNING."""
         if self._run is not None:
             return str(self._run.info.run_id)
         run = find_run(client, self.sent.run_id or self._record.run_id)
@@ -116,7 +117,7 @@ class MlflowSender:
         self._experiment_id = run.info.experiment_id
         self._params = {*run.data.params}
         self._tags = dict(run.data.tags)
-        # Tags are sent first: a RUNNING run whose process is gone would be closed.
+        # Tags are sent first, because a RUNNING run whose process is gone is closed.
         self._send_params_and_tags(client, run.info.run_id)
         if run.info.status != "RUNNING":
             client.update_run(run.info.run_id, "RUNNING")
@@ -124,8 +125,9 @@ class MlflowSender:
         return str(run.info.run_id)
 
     def _send_params_and_tags(self, client: MlflowClient, run_id: str) -> None:
-        """Send values that the store does not have. If a resumed run has a new value of
-        a parameter, the first one is kept, because MLflow would reject the new one."""
+        """Send values that the store does not have. If a resumed run changes a
+        parameter, the first value is kept, because MLflow would reject the new
+        value."""
         record = self._record
         params = [
             Param(name, text[:MAX_VALUE_LENGTH])
@@ -146,8 +148,8 @@ class MlflowSender:
         self._tags |= tags
 
     def _metric_batches(self, tail: Tail) -> Iterator[list[Metric]]:
-        """Yield batches of new metrics. Each is sent before the next is requested.
-        Metrics that the store has are skipped, because a resumed or restarted run
+        """Yield batches of new metrics. The caller sends each before requesting the
+        next. Metrics that the store already has are skipped, because a resumed run
         repeats steps."""
         seen, end = dict(self.sent.steps), tail.read_bytes
         batch: list[Metric] = []
@@ -169,7 +171,7 @@ class MlflowSender:
 
 
 def _experiment(record: RunRecord, client: MlflowClient) -> Experiment:
-    """Return the experiment, which is created or restored if necessary."""
+    """Return the record's experiment, creating or restoring it if necessary."""
     found = client.get_experiment_by_name(record.experiment)
     if found is None:
         made = client.create_experiment(record.experiment, record.artifact_location)

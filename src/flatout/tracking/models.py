@@ -23,13 +23,13 @@ MORE_SEEDS = (
     ": that may be noise, train both settings with the same 3 values of runtime.seed"
 )
 LOST = "lost"
-"""Returned instead of a URI if another run has replaced the model's files."""
+"""Value returned instead of a URI if another run has replaced the model's files."""
 
 
 def log_and_register(
     client: MlflowClient, described: dict[str, Any], run_id: str
 ) -> str:
-    """Log a saved model to the run and register a version, unless this has been done
+    """Log a saved model to the run and register a version of it, unless this was done
     before. Return the model's URI."""
     found, folder = SavedModel(**described), Path(described["folder"])
     logged = _logged(client, run_id)
@@ -51,8 +51,8 @@ def log_and_register(
 
 
 def _logged(client: MlflowClient, run_id: str) -> list[str]:
-    """Return the ids of the models that were logged completely; a kill may leave a
-    partial one. Also set the experiment in which the next model is logged."""
+    """Return the ids of the run's completely logged models. A killed process may have
+    left a partial one. Also set the experiment to which the next model is logged."""
     import mlflow
 
     run = client.get_run(run_id)
@@ -64,9 +64,9 @@ def _logged(client: MlflowClient, run_id: str) -> list[str]:
 
 def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
     """Register `uri` as a version of the model, unless it is registered already. The
-    alias `champion` is given to the best version on the same tokens. The first setting
-    remains the best until another one has, with the same seeds, a validation loss that
-    is lower by more than noise."""
+    alias `champion` is given to the best version trained on the same tokens. The first
+    setting remains the best until another setting has a validation loss that is lower,
+    over the same seeds, by more than the noise."""
     import mlflow
 
     name = str(found.registered_model)
@@ -99,7 +99,7 @@ def _loss(version: Any) -> float:
 
 
 def _champion(versions: list[Any]) -> Any:
-    """Return the champion of these ordered versions, all trained on the same tokens."""
+    """Return the best of these versions, which are in order and use the same tokens."""
     settings: dict[Any, list[Any]] = {}
     for one in versions:
         settings.setdefault(one.tags.get("setting"), []).append(one)

@@ -27,14 +27,14 @@ FIGURES = (
     "compile_s",
     "train_wall_s",
 )
-"""Metrics that become tags for comparing runs, as their charts would be one point."""
+"""Metrics stored as tags for comparing runs, because a chart would have one point."""
 
 CURVES = "validation_"
 """Prefix of metrics that have one point per evaluation."""
 SORTED_BY = "test_accuracy"
 
 TRIAL_SETTINGS = frozenset({*SETTING_BY_COLUMN, "world_size"})
-"""Numbers that were set for a trial, not measured."""
+"""Columns with numbers that were set for a trial, not measured."""
 
 PRUNED = "pruned"
 """Status of a trial that a sweep ended early on purpose, which is not a failure."""
@@ -50,7 +50,7 @@ REPORT_TAGS = (
 
 
 def record_node_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
-    """Record the outputs of a node, by their catalog names."""
+    """Record a node's `outputs`, which are keyed by their catalog names."""
     if report := outputs.get("train_report"):
         chosen_by = record.params.get("train.metric", "")
         record.metrics |= report_metrics(report, f"test_{chosen_by}")
@@ -136,8 +136,8 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """Return the number and the label or kind, e.g. `003_compute`. In a sweep, return
-    the number and the swept values, e.g. `003_learning_rate-0.001`."""
+    """Return a run name made of the trial's number and its label or kind, e.g.
+    `003_compute`, or its swept values, e.g. `003_learning_rate-0.001`."""
     parts = [row.get("trial_id"), row.get("label") or row.get("kind")]
     swept = {name: value for name, value in row.items() if _is_swept(name)}
     parts += [f"{name.rsplit('.')[-1]}-{value}" for name, value in swept.items()]
@@ -145,8 +145,7 @@ def _trial_name(row: dict[str, Any]) -> str:
 
 
 def _is_swept(column: str) -> bool:
-    """Return whether the column is a setting. In a sweep's table, settings are
-    paths."""
+    """Return whether the column is a swept setting, whose name is a path with dots."""
     return "." in column
 
 
@@ -159,21 +158,21 @@ def _sweep_answer(best: dict[str, Any]) -> str:
 
 
 def report_tags(report: dict[str, Any]) -> dict[str, str]:
-    """Return the versions and the settings in use, in which each `auto` is resolved."""
+    """Return tags for the versions and the resolved settings in a train report."""
     tags = {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
     versions = report.get("versions", {})
     return tags | {f"version.{name}": text for name, text in versions.items() if text}
 
 
 def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, float]:
-    """Return metrics of a train report that become metrics of the run: the validation
-    metrics of the best model, the test accuracy, and the metric `chosen_by`."""
+    """Return the metrics in a train report that become metrics of the run: the best
+    model's validation metrics, the test accuracy, and the metric `chosen_by`."""
     names = (n for n in report if n.startswith(CURVES) or n in (SORTED_BY, chosen_by))
     return _numbers((name, report[name]) for name in names)
 
 
 def report_figures(report: dict[str, Any]) -> dict[str, float]:
-    """Return the speed, and all metrics of the validation and test splits."""
+    """Return the throughput and all validation and test metrics in a train report."""
     judged = [name for name in report if name.startswith((CURVES, "test_"))]
     return _numbers((name, report.get(name)) for name in (*FIGURES, *judged))
 
@@ -185,7 +184,7 @@ def figure_tags(figures: dict[str, float]) -> dict[str, str]:
 
 
 def description(text: str, record: RunRecord) -> str:
-    """Return the Markdown of the run's page: `text` and a table of final metrics."""
+    """Return the run's description as Markdown: `text` and a table of final metrics."""
     figures = sorted({**record.metrics, **record.figures}.items())
     if not figures:
         return text
@@ -196,6 +195,6 @@ def description(text: str, record: RunRecord) -> str:
 
 
 def shown(value: float) -> str:
-    """Format a value with four digits, or as a whole number."""
+    """Format a value with four significant digits, or as an integer if it is large."""
     whole = value == int(value) if abs(value) < float("inf") else False
     return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.4g}"

@@ -19,17 +19,17 @@ Item = TypeVar("Item")
 
 
 class Tail:
-    """Reads the complete lines of a growing file, which a new run may also replace."""
+    """Reads the complete lines of a growing file, which a new run may replace."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.read_bytes = 0
         """Number of bytes that have been read so far."""
         self._first_line = b""
-        """The first line. Its time distinguishes the file from one that replaced it."""
+        """The first line, whose time differs if another file has replaced this one."""
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield unread points, each with its end position in the file (bytes)."""
+        """Yield unread points, each with the byte offset of its end in the file."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
@@ -44,8 +44,8 @@ class Tail:
 
 
 def mlflow_metrics(point: dict[str, Any]) -> list[Metric]:
-    """Return the metrics of a point. Damaged lines have none, and metrics of the test
-    split are left out, because it is evaluated only once."""
+    """Return the metrics of a point. Corrupted lines have no metrics, and test metrics
+    are left out, because the test split is evaluated only once."""
     time_ms = int(point.get("time_s", time.time()) * 1000)
     return [
         Metric(name, float(value), time_ms, int(point["step"]))

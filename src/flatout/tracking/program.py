@@ -1,4 +1,4 @@
-"""Start the tracking program from a run's process, and wait until it ends."""
+"""Start the tracking program from a run's process, and wait for the program to end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flatout.tracking.record import RunFolder, Sent
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 20.0
-"""Seconds that a store gets to accept the remaining data of a finished run."""
+"""Seconds that a store has to accept the remaining data of a finished run."""
 FAILING_LIMIT_S = 2.0
-"""The same limit for a store that accepts no data."""
+"""The same limit for a store that has failed to accept data."""
 POLL_S = 0.05
 
 
@@ -36,12 +36,12 @@ class Program:
     """The tracking program that follows `folder`."""
 
     def __init__(self, folder: RunFolder, variables: Mapping[str, str]) -> None:
-        """`variables` are environment variables, e.g. the store's credentials."""
+        """`variables` are environment variables such as the store's credentials."""
         self._folder = folder
         self._process = start(folder.path, variables)
 
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
-        """Wait at most `limit_s` seconds until MLflow has all data of the run, which
+        """Wait up to `limit_s` seconds for MLflow to receive all data of the run, which
         has ended. Return a list of the data that MLflow lacks."""
         begin_s = time.monotonic()
         failing_s: float | None = None
@@ -85,7 +85,7 @@ class Program:
 
 
 class LevelFormatter(logging.Formatter):
-    """Formatter that prefixes warnings and errors, but not info, with the level."""
+    """Formatter that prefixes messages with their level, except for level INFO."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.levelno >= logging.WARNING:

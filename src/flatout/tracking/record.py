@@ -20,22 +20,22 @@ SENT = "sent.json"
 
 @dataclass
 class Sent:
-    """What a store already has of a run."""
+    """The data of a run that a store already has."""
 
     uri: str
     run_id: str | None = None
     steps: dict[str, int] = field(default_factory=dict)
-    """Last step of each metric that the store has."""
+    """The last step that the store has for each metric."""
     model: str | None = None
     """URI of the logged model."""
     ended: list[Any] | None = None
-    """Status and end (ms), once the store has all data of the run."""
+    """Status and end time (ms), set once the store has all data of the run."""
     fault: str | None = None
-    """Reason why the last delivery failed."""
+    """The reason why the last delivery failed."""
 
     @classmethod
     def load(cls, folder: Path, uri: str) -> Sent:
-        """Return what the store at `uri` has of the run in `folder`."""
+        """Return the data of the run in `folder` that the store at `uri` has."""
         try:
             known = json.loads((folder / SENT).read_text(encoding="utf-8"))
             found = cls(**known)
@@ -74,16 +74,16 @@ class SavedModel:
     folder: str
     """Folder written by `save_pretrained`."""
     saved_ns: int
-    """Time of the newest file. A newer file means that the model was replaced."""
+    """Modification time of the newest file. A newer file means a replaced model."""
     example: str | None
-    """File with one sample as an array, for models of samples."""
+    """File with one sample as an array, for models of arrays or images."""
     task: str | None
-    """Name of the transformers pipeline, or None for models of samples."""
+    """Name of the transformers pipeline, or None for models of arrays or images."""
     registered_model: str | None
     """Name in the registry under which a version is created."""
     validation_loss: float
     token_key: str
-    """Only versions that were trained and validated on the same tokens compete."""
+    """Identifies the tokens. Only versions trained on the same tokens are compared."""
     setting: str | None = None
     """Digest of the parameters that determine training, except for the seed."""
     seed: int | None = None
@@ -96,8 +96,8 @@ class SavedModel:
 
 
 def newest_ns(folder: Path) -> int:
-    """Return the time (ns) of the newest file in `folder`, or 0 if there is none. The
-    calibration and the model card, which are written after training, do not count."""
+    """Return the modification time (ns) of the newest file in `folder`, or 0 if there
+    is none. The calibration and model card, written after training, do not count."""
     later = (CALIBRATION, "README.md")
     files = (f for f in folder.glob("*") if f.is_file() and f.name not in later)
     return max((f.stat().st_mtime_ns for f in files), default=0)
@@ -115,7 +115,7 @@ class RunRecord:
     reporting: str | None = None
     """Folder of the reports that are sent as artifacts."""
     points: str | None = None
-    """File with the points of the run, or None if it does not train."""
+    """File with the points of the run, or None if the run does not train."""
     run_id: str | None = None
     """Id of an existing run in MLflow that this run continues."""
     status: str = "RUNNING"
@@ -132,23 +132,23 @@ class RunRecord:
     model: dict[str, Any] | None = None
     """Fields of a SavedModel."""
     baseline: dict[str, Any] | None = None
-    """An earlier run of the same work: name, rate, healthy_low_pct."""
+    """An earlier run to compare with: name, rate, healthy_low_pct, since_s."""
     system_metrics: bool = False
 
 
 class RunFolder:
-    """A run's record on disk. Only the run's process writes `run.json`, and only the
-    tracking program writes the other files."""
+    """The folder of a run's record. Only the run's process writes `run.json`, and only
+    the tracking program writes the other files."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
         self.earlier: RunFolder | None = None
-        """The finished run with the same file of points, if there is one."""
+        """The last run that used the same file of points, if there is one."""
 
     @classmethod
     def load(cls, path: Path) -> RunFolder | None:
-        """Return the run in `path`, or None if it has no readable record."""
+        """Return the run in `path`, or None if there is no readable record."""
         try:
             stored = json.loads((path / RECORD).read_text(encoding="utf-8"))
             known = {f.name for f in fields(RunRecord)} & {*stored}
@@ -186,7 +186,7 @@ class RunFolder:
         return [p for p in named if p.is_file() and p.stat().st_mtime >= start_s]
 
     def set_aside(self) -> None:
-        """Copy points and reports before another run writes its own."""
+        """Copy points and reports to this folder before another run overwrites them."""
         record = self.record
         for file in self.artifacts():
             if file.parent != self.path:
@@ -198,7 +198,7 @@ class RunFolder:
         self.save()
 
     def forget_earlier(self) -> None:
-        """Remove earlier runs with the same file of points that MLflow has."""
+        """Remove earlier runs with the same file of points if MLflow has their data."""
         for other in run_folders(self.path.parent):
             is_older = other.record.start_ms < self.record.start_ms
             alike = other.record.points == self.record.points
@@ -207,24 +207,25 @@ class RunFolder:
 
 
 def _found_at(folder: Path, points: str) -> tuple[str, str]:
-    """Return the paths of points and reports of the run, which may have moved."""
+    """Return the paths of the run's points and reports, which may have moved."""
     is_aside = Path(points).parent.name == folder.name
     place = folder if is_aside else folder.parent.parent
     return str(place / Path(points).name), str(place)
 
 
 def run_folders(parent: Path) -> list[RunFolder]:
-    """Return the latest runs and all runs that MLflow may lack, oldest first."""
+    """Return the runs in `parent`, oldest first: the latest runs, and earlier runs that
+    MLflow may lack."""
     loaded = [RunFolder.load(file.parent) for file in parent.glob(f"*/{RECORD}")]
     found = [f for f in loaded if f and f.record.status != DROPPED]
     return sorted(found, key=lambda f: f.record.start_ms)
 
 
 def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
-    """Return the folder below `parent` for a run that starts now.
+    """Return the folder in `parent` for a run that starts now.
 
     If `goes_on` is True and the last run with the same file of points did not finish,
-    that run is continued. Otherwise data that MLflow still lacks are copied first.
+    that run is continued. Otherwise, any data that MLflow still lacks is copied first.
     """
     earlier = [f for f in run_folders(parent) if f.record.points == record.points]
     if earlier and goes_on and earlier[-1].record.status != "FINISHED":

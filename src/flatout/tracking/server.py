@@ -1,4 +1,4 @@
-"""Start MLflow's web pages (`kedro flatout ui`)."""
+"""Start the MLflow UI (`kedro flatout ui`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flatout.engine.machine.environment import set_defaults
 from flatout.tracking.store import prepare
 
 SERVER_DEFAULTS = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""One worker is enough for one person; four workers and a job queue start slowly."""
+"""One worker is enough for one user. Four workers and a job queue start slowly."""
 
 
 def serve(uri: str, tell: Callable[[str], object], *, host: str, port: str) -> int:
     """Serve the store at `uri` until stopped, and return the exit code. If the store is
-    a server, only its address is printed, because it has its own pages."""
+    a server, only its URL is printed, because it has its own UI."""
     prepare(uri)
     is_server = uri.startswith("http")
     tell(f"Runs: {uri.rstrip('/') if is_server else f'http://{host}:{port}'}")
@@ -31,7 +31,7 @@ def serve(uri: str, tell: Callable[[str], object], *, host: str, port: str) -> i
     )
 
     def stop(*_: object) -> None:
-        """Stop the server's processes together with this one."""
+        """Stop the server's processes together with this process."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""The tracking store: timeouts of its client, and errors that users can fix."""
+"""The tracking store: client timeouts, and errors that users can fix."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from flatout.engine.files.writable import ELSEWHERE
 from flatout.engine.machine.environment import preserve_tracking_uri, set_defaults
 from flatout.engine.parameters.faults import first_line
 
-if TYPE_CHECKING:  # the process of a run should not import them
+if TYPE_CHECKING:  # a run's process should not import MLflow
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
 
-# With its own defaults, MLflow waits for a dead server for minutes.
+# With its default limits, MLflow waits minutes for a dead server.
 CLIENT_LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -41,7 +41,7 @@ def prepare(tracking_uri: str) -> None:
     store."""
     set_defaults(CLIENT_LIMITS)
     # Otherwise MLflow logs the tables of a new SQLite file, and a hundred lines for
-    # each error, although it also raises it.
+    # each error, which it also raises.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     file = _sqlite_file(tracking_uri)
     if file is not None:
@@ -50,8 +50,8 @@ def prepare(tracking_uri: str) -> None:
 
 
 def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
-    """Return a client with short timeouts. MLflow code that does not use a client, such
-    as its flavors, will use the same store."""
+    """Return a client with short timeouts. Parts of MLflow that use no client, such as
+    its flavors, will use the same store."""
     import mlflow
     from mlflow import MlflowClient
 
@@ -94,7 +94,7 @@ UNWRITABLE = ("attempt to write a readonly database", "unable to open database f
 
 
 def cause(error: BaseException) -> str:
-    """Return in one line why a store fails, with a suggested fix if one is known."""
+    """Return one line with the reason why a store failed, and a fix if one is known."""
     text = one_line(error)
     if any(said in str(error) for said in UNWRITABLE):
         return f"this user cannot write to it; use another place: {ELSEWHERE}"
@@ -106,7 +106,7 @@ def cause(error: BaseException) -> str:
 
 
 def process_tags() -> dict[str, str]:
-    """Return tags by which another process can check whether this one is alive."""
+    """Return tags that let another process check whether this process is alive."""
     started_s = psutil.Process().create_time()
     return {
         HOST_TAG: socket.gethostname(),
@@ -117,7 +117,7 @@ def process_tags() -> dict[str, str]:
 
 def process_lives(tags: Mapping[str, Any]) -> bool:
     """Return whether the process described by `process_tags` is running. Processes on
-    other hosts are assumed to be."""
+    other hosts are assumed to be running."""
     if tags.get(HOST_TAG) != socket.gethostname():
         return HOST_TAG in tags
     try:
@@ -127,7 +127,7 @@ def process_lives(tags: Mapping[str, Any]) -> bool:
 
 
 def find_run(client: MlflowClient, run_id: str | None) -> Run | None:
-    """Return the run, or None if the store does not have it or has deleted it."""
+    """Return the run, or None if it does not exist in the store or was deleted."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""Load of the machine during a run, measured with MLflow's monitors."""
+"""System metrics during a run, measured with MLflow's monitors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flatout.engine.machine.environment import gpu_names
 logger = logging.getLogger(__name__)
 
 SLOWED_LIMIT_PCT = 10.0
-"""Percentage of samples with a clock slowed by heat or power that is reported."""
+"""A GPU is reported if its clock is slowed in this percentage of samples or more."""
 OTHERS_LIMIT_GIB = 1.0
 PREFIX = "system/"
-"""MLflow shows metrics with this prefix on a separate page."""
+"""Prefix of metrics that MLflow shows on a separate page."""
 
 
 class GpuWatch:
@@ -71,8 +71,8 @@ class GpuWatch:
         return found
 
     def _others_gib(self, gpu: Any, ours: set[int]) -> float:
-        """Return GPU memory (GiB) used by other programs. Returns 0 in a container,
-        because process ids differ there."""
+        """Return the GPU memory (GiB) that other programs use. Returns 0 in a
+        container, because process IDs differ there."""
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
         if not any(process.pid in ours for process in found):
             return 0.0
@@ -81,7 +81,7 @@ class GpuWatch:
 
 
 def watch_gpus(root_pid: int) -> GpuWatch | None:
-    """Return a watch, or None if there is no GPU or the driver does not respond."""
+    """Return a GpuWatch, or None if there is no GPU or the driver does not respond."""
     if not gpu_names():
         return None
     import pynvml
@@ -93,17 +93,17 @@ def watch_gpus(root_pid: int) -> GpuWatch | None:
 
 
 class SystemMetrics:
-    """Load of the CPU, memory, disk, network and NVIDIA GPUs of this machine."""
+    """Metrics of the machine's CPU, memory, disk, network and NVIDIA GPUs."""
 
     def __init__(self, root_pid: int) -> None:
         """`root_pid` is the process that started all training processes."""
         self._monitors = _monitors()
         self._gpus = watch_gpus(root_pid)
-        self.sample()  # the CPU load is relative to the last sample
+        self.sample()  # CPU utilisation is measured since the last sample
 
     def sample(self) -> dict[str, float]:
-        """Return the load since the last call, and log new findings about the GPUs."""
-        with suppress(psutil.Error):  # the process of the run is gone
+        """Return the metrics since the last call, and log new findings about GPUs."""
+        with suppress(psutil.Error):  # the run's process is gone
             for text in self._gpus.sample() if self._gpus else ():
                 logger.warning("%s", text)
         found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Convert files of numbers to samples of one shape, in three splits."""
+"""Convert numeric files to samples of the same shape, in three splits."""
 
 from functools import partial
 

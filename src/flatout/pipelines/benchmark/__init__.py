@@ -18,7 +18,7 @@ GROUPS = ("runtime", "model", "tokenize", "train", "benchmark")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     inputs = {**inputs_of(rows), **parameters(*GROUPS)}
     trials = {"trials": "benchmark_trials", "summary": "benchmark_summary"}
     results = {**trials, "ladder": "benchmark_ladder"}

@@ -23,7 +23,7 @@ def run_trials(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Measure trials in separate processes, with log files in `benchmark.folder`.
+    """Measure trials in separate processes, and store their logs in `benchmark.folder`.
 
     The splits are of type `datasets.Dataset`. `tokenizer` is a
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
@@ -51,7 +51,7 @@ def run_trials(
 
 
 def write_tuned(summary: dict[str, Any]) -> str:
-    """Return the text of conf/tuned/parameters.yml; empty if nothing is recommended."""
+    """Return the text of conf/tuned/parameters.yml, or "" if nothing is recommended."""
     from flatout.reports.tuned import parameters_text
 
     return parameters_text(summary)
@@ -67,8 +67,8 @@ def show_benchmark(
 
 
 def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> None:
-    """Raise BenchmarkError if all training trials failed. `report` is an input only so
-    that it is saved first."""
+    """Raise BenchmarkError if all training trials failed. `report` is an input only to
+    ensure that the report is saved before this node runs."""
     from flatout.engine.benchmark.outcome import BenchmarkError
     from flatout.reports.report import failure_text
 

@@ -12,7 +12,7 @@ from flatout.pipelines.sweep.nodes import compare_settings, run_sweep
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     kind = "rows" if rows == "tokens" else rows
     inputs = {
         **inputs_of(rows),

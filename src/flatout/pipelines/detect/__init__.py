@@ -1,4 +1,4 @@
-"""Detect abnormal sessions of log keys."""
+"""Detect abnormal sessions in logs with a saved model."""
 
 from __future__ import annotations
 

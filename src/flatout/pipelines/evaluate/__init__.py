@@ -19,7 +19,7 @@ REPORT = "evaluation_report"
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     known, split = inputs_of(rows, "model_tokenizer"), parameters("evaluate")
     predicted = {"predictions": "test_predictions", "figures": "test_figures"}
     judged = {

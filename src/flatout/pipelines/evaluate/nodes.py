@@ -18,9 +18,9 @@ def predict_split(
     **groups: Any,
 ) -> dict[str, Any]:
     """Predict the rows of `evaluate.split` with the `saved` model, and compute the
-    task's metrics. Predictions that this model has already made are reused. If the
-    parameters ask for it, the model is calibrated first, and the calibration is saved
-    in its folder. `groups` are the parameter groups."""
+    task's metrics. Stored predictions of the same model are reused. If calibration is
+    configured, the model is calibrated first, and the calibration is saved in the
+    model's folder. `groups` are the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict.calibrating import calibrate
     from flatout.engine.predict.split_predictions import SplitPredictions
@@ -42,9 +42,9 @@ def judge_predictions(
     tokenizer: Any | None = None,
     **splits: Any,
 ) -> dict[str, Any]:
-    """Compute the report, the metrics by class, the confusion matrix and the wrong
-    rows. For tasks without a single class per row, metrics by class and confusion
-    matrix are empty. Without labels, the wrong rows are empty as well."""
+    """Compute the report, the metrics by class, the confusion matrix and the wrongly
+    predicted rows. For tasks without a single class per row, the metrics by class and
+    the confusion matrix are empty. Without labels, so are the wrong rows."""
     from flatout.engine.predict import judgement
 
     names = label_names if names_classes(figures["task"]) else []
@@ -62,7 +62,7 @@ def judge_predictions(
 
 
 def show_reliability(report: dict[str, Any]) -> Any:
-    """Return a Plotly figure of the accuracy by predicted probability."""
+    """Return a Plotly reliability diagram: accuracy by predicted probability."""
     from flatout.reports.pictures import reliability_figure
 
     return reliability_figure(report)

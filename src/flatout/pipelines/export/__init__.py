@@ -1,4 +1,4 @@
-"""Convert a saved model to ONNX and other formats, and measure each of them."""
+"""Convert a saved model to ONNX and other formats, and measure each format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUPS = ("runtime", "model", "tokenize", "train", "predict", "export")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     known = inputs_of(rows, "model_tokenizer")
     del known["validation_rows"]
     inputs = {"saved": "model", **known, **parameters(*GROUPS)}

@@ -17,8 +17,8 @@ def export_model(
     tokenizer: Any | None = None,
     **groups: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write the `saved` model in all formats, and measure each on the test split.
-    `groups` are the parameter groups."""
+    """Export the `saved` model to all configured formats, and measure each on the test
+    split. `groups` are the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.export.exporting import export
 

@@ -1,4 +1,4 @@
-"""Convert image files to images of one size, in three splits."""
+"""Convert image files to images of the same size, in three splits."""
 
 from functools import partial
 

@@ -16,7 +16,7 @@ def mine_negatives(
     corpus: Any,
     **groups: Any,
 ) -> Any:
-    """Use the `saved` model to find negatives in `corpus` for each pair of the train
+    """Use the `saved` model to find negatives in `corpus` for each pair of the training
     split. Pairs of other splits are returned unchanged. `groups` are the parameter
     groups."""
     # These modules import torch, which other registered pipelines do not need.

@@ -11,7 +11,7 @@ from flatout.pipelines.predict.nodes import predict_rows, predict_samples
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     common = {"saved": "model", **parameters("model", "runtime", "split", "predict")}
     if rows == "tokens":
         own = {"tokenizer": "model_tokenizer", "texts": "predict_texts"}

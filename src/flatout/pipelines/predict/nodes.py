@@ -10,9 +10,9 @@ from flatout.engine.parameters import Settings
 
 
 def predict_rows(saved: Any, tokenizer: Any, texts: Any, **groups: Any) -> Any:
-    """Predict each row of `texts` with the `saved` model. Rows that cannot be predicted
-    get a reason instead. `groups` are the parameter groups. The code of a custom task
-    runs only if they name it."""
+    """Predict each row of `texts` with the `saved` model. For a row that cannot be
+    predicted, the reason is returned instead. `groups` are the parameter groups. The
+    code of a custom task is run only if `model.task` names it."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import predicting as engine
 

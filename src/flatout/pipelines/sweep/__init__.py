@@ -15,7 +15,7 @@ COMPARED = parameters("model", "train", "sweep")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     inputs = {**inputs_of(rows), **parameters(*GROUPS)}
     trials, compared = {"trials": "sweep_trials", **COMPARED}, "sweep_comparison"
     chosen = {"best": "sweep_best", "parameters": "best_parameters"}

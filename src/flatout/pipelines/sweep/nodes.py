@@ -23,9 +23,9 @@ def run_sweep(
     test_folds: Any = None,
     **groups: Any,
 ) -> pd.DataFrame:
-    """Train all trials, and return a table with one row per trial, or, if the folds are
-    given, per trial and fold. `sweep.folder` has the logs, and the state from which a
-    stopped sweep resumes.
+    """Train all trials, and return a table with one row per trial, or per trial and
+    fold if the folds are given. `sweep.folder` contains the logs, and the state from
+    which a stopped sweep resumes.
 
     The splits are of type `datasets.Dataset`. `tokenizer` is a
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
@@ -53,9 +53,10 @@ def run_sweep(
 def choose_best(
     trials: pd.DataFrame, this_run: Mapping[str, Any], **groups: Any
 ) -> dict[str, Any]:
-    """Choose the best trial by `sweep.choose_by`. `best` has its settings and the
-    command that trains with them; `parameters` is the text of conf/best/parameters.yml.
-    `this_run` has the `environment` of the sweep, or None for the default one."""
+    """Choose the best trial by `sweep.choose_by`. The result `best` has the
+    settings and the command that trains with them, and `parameters` is the text of
+    conf/best/parameters.yml. `this_run` holds the sweep's `environment` (None for the
+    default environment)."""
     from flatout.engine.sweep import best
     from flatout.reports.tuned import best_text
 
@@ -65,7 +66,7 @@ def choose_best(
 
 
 def compare_settings(trials: pd.DataFrame, **groups: Any) -> pd.DataFrame:
-    """Return the mean, deviation and difference from the best for each setting."""
+    """Return each setting's mean, standard deviation and difference from the best."""
     from flatout.engine.sweep.best import compare
 
     return pd.DataFrame(compare(trials.to_dict("records"), Settings(**groups)))

@@ -19,8 +19,9 @@ from flatout.engine.tokenizing.tokenizer import (
 def make_tokenizer(
     train_rows: Any, model: ModelSettings, tokenize: TokenizeSettings
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
-    """Return the checkpoint's tokenizer, or one trained on `train_rows`: the same
-    recipe for both catalog entries that read the tokenizer's folder."""
+    """Return a recipe for the checkpoint's tokenizer or for one trained on
+    `train_rows`. Both catalog entries that read the tokenizer's folder get the same
+    recipe."""
     recipe = TokenizerRecipe(train_rows, model, tokenize)
     return recipe, recipe
 
@@ -34,7 +35,7 @@ def encode_rows(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """Tokenize the rows of the three splits, in the same order."""
+    """Tokenize the rows of the three splits, and return them in the same order."""
     splits = dict(zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True))
     return split_recipes(splits, tokenizer_file, label_names, model, tokenize)
 

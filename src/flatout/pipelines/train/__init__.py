@@ -1,4 +1,4 @@
-"""Train a model, and return it with a report and its history."""
+"""Train a model, and return it with a report and its training history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUPS = ("runtime", "model", "tokenize", "train", "paths")
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """Return the pipeline for this kind of rows, which is a value of `train.rows`."""
+    """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     inputs = {**inputs_of(rows), **parameters(*GROUPS)}
     outputs = {
         "model": "model",

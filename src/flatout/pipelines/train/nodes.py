@@ -23,8 +23,8 @@ def train_model(
 
     The splits are of type `datasets.Dataset`. `tokenizer` is a
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
-    parameter groups. The node resumes from `paths.checkpoints`, writes checkpoints to
-    it, and appends to `paths.metrics`.
+    parameter groups. The node resumes from the newest checkpoint in
+    `paths.checkpoints`, writes new checkpoints there, and appends to `paths.metrics`.
     """
     # These modules import torch, which the earlier pipelines do not need.
     from flatout.engine.launch.launch import launch, make_job
@@ -57,8 +57,8 @@ def train_model(
 
 
 def _as_line(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report as one row of a table. The names of nested values are joined,
-    as in `phases_s.model`, and a list is written into a single cell."""
+    """Return the report as one row of a table. The names of nested values are joined
+    with dots, as in `phases_s.model`, and a list becomes a single cell."""
     return {
         name: "; ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in by_path(report)
