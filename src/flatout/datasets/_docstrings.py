@@ -1,4 +1,4 @@
-"""Extract docstrings from Python files. Worker processes run it, so imports are few."""
+"""Extract docstrings from Python files. Imports are few, so that workers start fast."""
 
 from __future__ import annotations
 

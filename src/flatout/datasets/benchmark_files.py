@@ -1,4 +1,4 @@
-"""Datasets for the results of benchmarks and sweeps. If a mode does not produce a file,
+"""Datasets for the results of benchmarks and sweeps. If a run does not produce a file,
 the existing file is kept."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TunedParameters(PathDataset):
         measured_in: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """`measured_in` contains the Kedro `environment` of the run that saves."""
+        """`measured_in` contains the Kedro `environment` of the current run."""
         super().__init__(filepath=filepath, metadata=metadata)
         self._environment = (measured_in or {}).get("environment")
 

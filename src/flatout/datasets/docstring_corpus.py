@@ -40,17 +40,17 @@ PACKAGES = {
     "scipy": "scipy",
     "networkx": "networkx",
 }
-"""Maps modules to distributions. The first modules that are installed are labels."""
+"""Maps modules to distributions. The first installed modules are the labels."""
 FORMAT_VERSION = 1
 """Increase this if the same packages would result in different rows."""
 SURPLUS = 1.05
-"""Factor by which extra texts are collected, because some occur in two packages."""
+"""More texts are collected by this factor, because some occur in two packages."""
 
 
 class DocstringCorpus(ReadOnlyDataset):
     """Docstrings as read-only rows with the columns `text` and `label` (package name).
 
-    There are `rows` rows, balanced over `labels` packages. If `rows` is null, all
+    The corpus has `rows` rows, balanced over `labels` packages. If `rows` is null, all
     docstrings of these packages are used. The texts are stored as Parquet files in the
     folder `filepath`, one file per combination of package versions and sizes.
     """

@@ -18,8 +18,8 @@ from flatout.places import project_path
 
 
 class OwnSplits(ReadOnlyDataset):
-    """Combines those of the catalog entries `raw_train_texts`, `raw_validation_texts`
-    and `raw_test_texts` that exist into the entry that the pipeline `split` reads."""
+    """Combines the catalog entries `raw_train_texts`, `raw_validation_texts` and
+    `raw_test_texts` (if they exist) into the entry that the pipeline `split` reads."""
 
     content = "raw texts"
 

@@ -34,7 +34,7 @@ MIN_WINDOWS = 3
 RATE = "guard_samples_per_s"
 """The metric that holds a run's throughput, which is the median over its windows."""
 SYMPTOM_LIMIT = 1.03
-"""A metric is reported only if it slows down a step by more than this factor."""
+"""A metric is reported only if it slows down steps by more than this factor."""
 NOT_SET = "not set"
 """The text that is shown for a value that a run does not have."""
 
@@ -82,7 +82,7 @@ class Difference:
     then: str
     now: str
     ratio: float | None = None
-    """The factor by which the metric makes a step slower; None for a setting."""
+    """The factor by which the metric slows down a step, or None for a setting."""
     reason: str = ""
 
     @property
@@ -154,7 +154,7 @@ def choose_baseline(runs: Sequence[TrackedRun], now: TrackedRun) -> TrackedRun |
 
 
 def typical_rate(rates: Sequence[float]) -> float | None:
-    """Return the median of `rates` (samples/s), or None if there are too few."""
+    """Return the median of `rates` (samples/s), or None if there are too few values."""
     return median(rates) if len(rates) >= MIN_WINDOWS else None
 
 
@@ -263,7 +263,7 @@ def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
 def _facts(run: TrackedRun) -> dict[str, str]:
     params = {RENAMED.get(k, k): v for k, v in run.params.items()}
     facts = {k: v for k, v in params.items() if not is_in(k, in_role(UNTIMED))}
-    # Use the effective values, so that two spellings of a value are equal.
+    # Use the effective values, so that different spellings of a value are equal.
     effective = {**reported(), **{name: name for name in FACTS}}
     facts |= {effective[k]: v for k, v in run.tags.items() if k in effective}
     return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}

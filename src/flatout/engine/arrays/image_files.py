@@ -148,8 +148,8 @@ class ImageFiles:
     def _decode_into(
         self, pixels: npt.NDArray[np.uint8], files: Sequence[Path]
     ) -> dict[int, str]:
-        """Decode `files` (n,) into `pixels` (n, ...). Return the error message of each
-        row that cannot be decoded, by index."""
+        """Decode `files` (n,) into `pixels` (n, ...). Return a mapping from the index
+        of each unreadable file to the error message."""
         faults: dict[int, str] = {}
         with ThreadPoolExecutor(usable_cores()) as pool:
             for row, one in enumerate(pool.map(self._decode, files)):

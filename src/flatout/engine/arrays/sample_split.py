@@ -70,8 +70,8 @@ class SampleSplit(SplitPlan):
     def _labels_and_faults(
         self, window: Window, shape: tuple[int, ...] | None
     ) -> tuple[Any, dict[int, str]]:
-        """Return the labels (n,) of a window's rows, and the reason for each rejected
-        row, by its index."""
+        """Return the labels (n,) of a window's rows, and a mapping from the index of
+        each rejected row to the reason."""
         count, kind = len(window.values), self.task.label_type
         faults = window.faults_for(shape)
         if kind is None:

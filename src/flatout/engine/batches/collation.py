@@ -109,7 +109,7 @@ class StepBatch:
 @dataclass
 class StepRun:
     """Consecutive steps in one buffer, which is sent, pinned and copied to the device
-    at once. For a small batch, each of these operations costs more than building it."""
+    at once. For small batches, each of these operations costs more than collation."""
 
     buffer: Tensor
     """The bytes of all steps, a uint8 tensor of shape (bytes,)."""
@@ -146,13 +146,13 @@ class Collator:
     task: Task
     layout: Layout
     pools_last: bool = False
-    """Whether a row is represented by its last token (decoders), not its first one."""
+    """Whether the last token represents a row (decoders) instead of the first one."""
     names_rows: bool = False
     """Whether micro-batches contain `target_row`, for tasks with one target per row."""
 
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
-        """Return the tensors for `row_ids` (B,). If there are no rows, return a padding
-        token with a loss of zero, so that the rank can still join collectives."""
+        """Return the tensors for `row_ids` (B,). If there are no rows, return a single
+        padding token without a loss, so that the rank can still join collectives."""
         buffer, layout = self.collate_step(rows, [row_ids], epoch)
         return views(buffer, layout)[0]
 
@@ -228,7 +228,7 @@ def with_all_positions(
     index: Ints, labels: npt.NDArray[Any], size: int, ignored: float
 ) -> tuple[Ints, npt.NDArray[Any]]:
     """Return all `size` positions in order, so that a model need not gather its hidden
-    states, and labels (size, ...) in which only the positions in `index` are set."""
+    states, and labels (size, ...) that are ignored except at the positions `index`."""
     found = np.full((size, *labels.shape[1:]), ignored, labels.dtype)
     found[index] = labels
     return np.arange(size), found

@@ -254,7 +254,7 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 MOST_PLACES = 256
-"""Maximum number of possible cuts. Without it, planning 1,408 rows took 40 ms."""
+"""Maximum number of candidate cuts. Without it, planning 1,408 rows took 40 ms."""
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
@@ -298,8 +298,8 @@ def quickest_cuts(
     lengths: Ints, budget: int, overhead: int, launch: int
 ) -> list[tuple[int, int]]:
     """Return the cheapest cuts of descending `lengths` (S,), or fewer cuts if the
-    device would wait for the host. Host and device work in parallel, and the host needs
-    the time of `launch` tokens per range."""
+    device would wait for the host. Host and device work in parallel. For each range,
+    the host needs the time in which the device processes `launch` tokens."""
 
     def sides(cuts: list[tuple[int, int]]) -> tuple[int, int]:
         device = sum((b - a) * int(lengths[a]) + overhead for a, b in cuts)

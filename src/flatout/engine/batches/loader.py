@@ -29,7 +29,7 @@ RUN_BYTES = 2**20
 regardless of the size, but building a batch of 13 short rows takes only 0.2 ms."""
 MOST_IN_A_RUN = 32
 BYTES_A_TOKEN = 40
-"""Upper bound on the size of a token, summed over all fields of a batch."""
+"""Upper bound on the bytes per token, summed over all fields of a batch."""
 
 
 class WorkerTimes:
@@ -55,7 +55,7 @@ class WorkerTimes:
 
     def batch_s(self) -> float:
         """Return the seconds between two batches when no worker has to wait, or 0 if
-        this is unknown. The estimate is updated once enough new batches were built."""
+        this is unknown. The estimate is updated whenever enough new batches exist."""
         made, busy_s = self._sums.sum(axis=0) - self._counted
         if made and (made >= self._least or not self._batch_s):
             self._batch_s = float(busy_s / made / self._workers)
@@ -145,7 +145,7 @@ class StepLoader:
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
         """Yield groups of consecutive steps. `copies` is the CUDA stream on which they
         are copied to the GPU."""
-        # Without workers, a group of several steps would be one long wait.
+        # Without workers, training would wait for all steps of a group at once.
         size = run_steps(self.data) if self.num_workers else 1
         # Batches of a fixed size reach the GPU through shared, page-locked memory.
         locked = self.settings.pin_memory and self.runtime.is_cuda

@@ -45,7 +45,7 @@ class Ring:
 
     @classmethod
     def of(cls, data: StepRows, ahead: int) -> Ring:
-        """Create a ring for `data`, whose batches are requested `ahead` steps early."""
+        """Create a ring for the batches of `data`, of which `ahead` are prefetched."""
         rows = -(-data.batches.batch_size // data.planner.world_size)
         row_bytes = data.rows.row_bytes + EXTRA_BYTES
         return cls(ahead + SPARE, rows * row_bytes + 64 * ALIGNMENT)

@@ -22,8 +22,8 @@ class Calibration:
     temperature: float = 1.0
     """Logits are divided by the temperature before the softmax or sigmoid."""
     thresholds: Mapping[str, float] | None = None
-    """Calibrated probability above which a label is predicted, by label name. With two
-    classes, only the second class has a threshold. None means not fitted."""
+    """Maps label names to the calibrated probability above which a label is predicted.
+    With two classes, only the second class has a threshold. None means not fitted."""
     key: str = ""
     """Digest of the model, rows and settings used for fitting."""
 

@@ -119,7 +119,7 @@ class Mirror:
 
     def with_retries(self, work: Callable[[], Found]) -> Found:
         """Call `work` and return its result, retrying for RETRY_S seconds if the store
-        does not respond. Raises MirrorError if the calls fail or cannot succeed."""
+        does not respond. Raises MirrorError if that fails or the error is permanent."""
         begin_s, pause_s = time.monotonic(), 1.0
         while True:
             try:

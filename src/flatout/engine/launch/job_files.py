@@ -61,7 +61,7 @@ class JobFiles:
 
 
 def token_key(rows: SplitRows) -> str:
-    """Return the digest of the key stored with the rows, or else of the rows."""
+    """Return the digest of the rows' stored key, or of the rows if they have no key."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
 
@@ -75,7 +75,7 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
 
 
 def folders_of(splits: Mapping[str, SplitRows], folder: Path) -> dict[str, str]:
-    """Return the folder of each split. Splits without one are written to `folder`."""
+    """Return each split's folder. Splits without a folder are written to `folder`."""
     return {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
 
 

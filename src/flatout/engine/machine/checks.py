@@ -1,4 +1,4 @@
-"""Checks of the machine for the doctor and the start of a run, without torch."""
+"""Machine checks for the doctor and the start of a run. They do not import torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gib(count: float) -> str:
 
 
 def gpu_programs(driver: Driver | None) -> Finding:
-    """Report GPU memory that other programs use. Call it before using the GPU."""
+    """Report GPU memory used by other programs. Call this before using the GPU."""
     held = [
         f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
         f"{' by process ' * bool(gpu.programs)}{', '.join(map(str, gpu.programs))}"
@@ -102,7 +102,7 @@ def shared_memory(free: int | None, needed: int) -> Finding:
 def disk_space(
     folder: Path, needed: int = LEAST_FREE_BYTES, written: Iterable[Path] = ()
 ) -> Finding:
-    """Check that the disk of `folder` has the `needed` bytes free, for checkpoints and
+    """Check that the disk of `folder` has `needed` bytes free for checkpoints and
     models, and that `folder` and the paths in `written` are writable."""
     there = existing(folder)
     free = shutil.disk_usage(there).free

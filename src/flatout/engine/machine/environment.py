@@ -55,12 +55,12 @@ def launched_from_outside() -> bool:
 
 
 def error_file() -> str | None:
-    """Return the file in which the launcher expects an error of this rank, if any."""
+    """Return the launcher's error file for this rank, or None if there is none."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
 
 
 def slurm_tasks() -> int:
-    """Return the number of processes that Slurm's `srun` started; 1 without Slurm."""
+    """Return the number of processes that `srun` started, or 1 without Slurm."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 

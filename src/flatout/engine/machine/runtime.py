@@ -64,7 +64,7 @@ class Runtime:
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """The GPU memory in bytes that this process may use; None without a GPU."""
+        """The GPU memory in bytes that this process may use, or None without a GPU."""
         if not (self.is_cuda and torch.cuda.is_available()):
             return None
         whole = int(torch.cuda.mem_get_info(self.device)[1])
@@ -79,9 +79,9 @@ class Runtime:
         return min(held + free, self.device_memory_bytes or 0)
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
-        """Return the multiple that packed token counts, or padded lengths, are rounded
-        up to, so that few shapes occur. It is 1 in fp32 on a CPU, which has no benefit
-        from rounding. `packed_on_gpu` is the multiple for packed counts on a GPU."""
+        """Return the multiple to which packed token counts or padded lengths are
+        rounded up, so that few shapes occur. It is 1 in fp32 on a CPU, where rounding
+        has no benefit. `packed_on_gpu` is the multiple for packed counts on a GPU."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE

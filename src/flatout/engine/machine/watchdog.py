@@ -28,7 +28,7 @@ LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""The factor and minimum (in seconds) of the time limit in phases without steps."""
+"""In long phases, the limit is multiplied by the factor and raised to the minimum."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Heartbeat:
         self._phase = "start"
         self._progress_s = time.monotonic()
         self.is_compiling: Callable[[], bool] = bool
-        """Returns whether the process is compiling. Steps do not advance meanwhile."""
+        """Returns whether the process is compiling, which takes longer than a step."""
         self._turn = threading.Lock()
 
     def start(self, folder: Path, rank: int) -> None:

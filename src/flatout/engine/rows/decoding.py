@@ -22,7 +22,7 @@ TOO_LARGE = "more pixels than an image should have"
 SMALL = 32
 """A warning is logged if much larger images are scaled to less than this size."""
 SLOW_S = 0.01
-"""Transforms that take longer on average, in seconds, are reported."""
+"""Transforms that take longer than this (in seconds, on average) are reported."""
 
 
 class BadImage(ValueError):

@@ -37,7 +37,7 @@ class TokenRowsError(ValueError):
 
 
 class Rows(ABC):
-    """Rows that can be divided into micro-batches."""
+    """Base class of rows that can be divided into micro-batches."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -79,13 +79,13 @@ class Rows(ABC):
 
 
 class SplitRows(Rows):
-    """All rows of a split. Processes that unpickle them open the files again."""
+    """Base class of all rows of a split. Unpickling opens their files again."""
 
     column: ClassVar[str]
     """The column that holds the samples."""
     facts_class: ClassVar[type[TokenFacts]] = TokenFacts
     decodes: ClassVar[bool] = False
-    """Whether building a batch takes CPU time for decoding."""
+    """Whether rows must be decoded to build a batch, which takes CPU time."""
 
     def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
         """`folder` holds the rows' files. It is None for rows in memory."""
