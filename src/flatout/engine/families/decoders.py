@@ -36,8 +36,7 @@ class Gpt2(_Decoder):
 
 
 class Llama(_Decoder):
-    """Models with rotary embeddings, gated feed-forward layers and grouped-query
-    attention."""
+    """Models with rotary embeddings, gated feed-forward and grouped-query attention."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"

@@ -118,8 +118,7 @@ class TaskModel(nn.Module):
         return linear_cross_entropy(hidden, weight, labels, trained)[0]
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the last hidden states (K, hidden) of the targets, or row
-        means."""
+        """Return the last hidden states of the targets, or row means, (K, hidden)."""
         inputs = self._inputs(batch)
         for module in self.narrow_points:
             module.target_index = batch["target_index"]

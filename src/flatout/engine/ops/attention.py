@@ -2,11 +2,11 @@
 
 transformers accepts registered attention functions. They receive q, k and v of shape
 (1, heads, P, head_dim) and every extra keyword argument of the model. The function in
-this module reads `cu_seqlens` and limits attention to one row. On a GPU, it calls
-PyTorch's flash-attention kernel (Dao 2023) directly, because the public `varlen_attn`
-has no dropout, which is part of a model's optimisation. For short rows or windows, it
-uses a Triton kernel with narrow tiles (kernels/row_attention/). On a CPU, it processes
-one row at a time (row_by_row.py).
+this module reads `cu_seqlens` and limits each token's attention to its own row. On a
+GPU, it calls PyTorch's flash-attention kernel (Dao 2023) directly, because the public
+`varlen_attn` has no dropout, which many models are trained with. For short rows or
+windows, it uses a Triton kernel with narrow tiles (kernels/row_attention/). On a CPU,
+it processes one row at a time (row_by_row.py).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from flatout.engine.ops.row_by_row import Rule, row_by_row
 PACKED = "flatout_packed"
 """The name under which attention without padding is registered with transformers."""
 ROWS = "flatout_rows"
-"""Attention without padding on a GPU, with the kernel chosen by the rows' lengths."""
+"""Attention without padding on a GPU, with the kernel chosen by row length."""
 PADDED = "flatout_sdpa"
-"""transformers' sdpa with a mask that is built without reading from the device, which
-would make the host wait at every step."""
+"""transformers' SDPA. Its mask is built without reading from the device, because
+reading would make the host wait at every step."""
 ROWS_MAX_LENGTH = 512
-"""The longest rows, in tokens, for which narrow tiles are faster than the tiles of 128
-in flash attention. Measured for rows of up to 320 tokens."""
+"""The maximum row length, in tokens, at which narrow tiles are faster than the
+128-token tiles of flash attention. Measured for rows of up to 320 tokens."""
 ROWS_MAX_WINDOW = 256
-"""The largest window, in tokens, for which narrow tiles are faster in any row."""
+"""The maximum window, in tokens, at which narrow tiles are faster for any length."""
 ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
 
 FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -52,14 +52,14 @@ def register() -> None:
 
 
 def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return transformers' mask for sdpa (B, 1, T, T), or None if none is needed."""
+    """Return transformers' mask for SDPA (B, 1, T, T), or None if no mask is needed."""
     from transformers.masking_utils import sdpa_mask
 
     if kwargs.get("attention_mask") is not None:
         kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
     elif kwargs.get("allow_is_bidirectional_skip") and not kwargs.get("local_size"):
-        # In a compiled graph, transformers creates a mask that hides no token. sdpa has
-        # no fast kernel for masks: a step of ViT-S/16 takes 79 ms instead of 52.
+        # In a compiled graph, transformers creates a mask even if it hides no token.
+        # SDPA is slow with a mask: 79 instead of 52 ms for a step of ViT-S/16.
         return None
     return sdpa_mask(*args, **kwargs)
 
@@ -76,10 +76,10 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     by_length: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention (1, P, H, D) of a query (1, H, P, D) to a key and value
+    """Return the attention output (1, P, H, D) for a query (1, H, P, D), key and value
     (1, G, P, D).
 
-    `kwargs` has `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as passed to the model.
+    `kwargs` holds the model's arguments `cu_seqlens` (R + 1,) int32 and `max_seqlen`.
     """
     causal = is_causal(module, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -111,15 +111,15 @@ def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
 
 
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
-    """Return the span to pass to `window`. In a decoder whose config makes attention
-    bidirectional, transformers' mask does not count the token itself."""
+    """Return the window size to pass to `window`, which counts the token itself.
+    transformers does not count it in decoders whose config makes them bidirectional."""
     if span is None or causal or not getattr(module, "is_causal", False):
         return span
     return span + 1
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
-    """Return `Rule.left` and `Rule.right` for a window that counts the token itself."""
+    """Return `Rule.left` and `Rule.right`. The window size counts the token itself."""
     if sliding_window is None:
         return (-1, 0) if causal else (-1, -1)
     return (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -133,7 +133,7 @@ def _flash(
     max_seqlen: int,
     rule: Rule,
 ) -> Tensor:
-    """Return attention (P, H, D) for a query (P, H, D), key and value (P, G, D)."""
+    """Return attention (P, H, D) for `query` (P, H, D), `key` and `value` (P, G, D)."""
     result = torch.ops.aten._flash_attention_forward(
         query,
         key,
@@ -153,9 +153,9 @@ def _flash(
 
 
 def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    """Call `row_by_row` in fp32. In bf16, oneDNN would compile a product for each new
-    row length, which took 20 of the 45 to 110 ms per step of a small BERT. fp32
-    products (MKL) are not compiled."""
+    """Call `row_by_row` in fp32. In bf16, oneDNN would compile a matmul for each new
+    row length, which took 20 of the 45 to 110 ms per step of a small BERT. fp32 matmuls
+    use MKL, which does not compile them."""
     with torch.autocast("cpu", enabled=False):
         return row_by_row(query.float(), key.float(), value.float(), *rest)
 
@@ -164,7 +164,7 @@ def joined_attention(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
     """Compute attention (P, H, D) on a GPU for query, key and value concatenated as
-    (P, H + 2 G, D), with the kernel chosen by the rows' lengths."""
+    (P, H + 2 G, D), with the kernel chosen by row length."""
     if row_tiles_are_faster(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
@@ -173,7 +173,7 @@ def joined_attention(
 
 
 def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
-    """Return whether rows or windows are so short that tiles of 128 are half empty."""
+    """Return whether rows or windows would leave 128-token tiles half empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
 

@@ -1,8 +1,8 @@
 """Fused feed-forward and output blocks for BERT.
 
-The operations between two matrix products move much memory and compute little. They are
-bias and GELU, or bias, dropout, residual and LayerNorm. Each group becomes one kernel,
-and all of its gradients one more (kernels/bias_gelu.py and residual_norm.py).
+The operations between two matmuls are memory-bound. They are either bias and GELU, or
+bias, dropout, residual and LayerNorm. One kernel computes each of these groups, and
+another computes all of its gradients (kernels/bias_gelu.py and residual_norm.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_WIDTH = 1024
 
 
 class _Carry:
-    """A holder that passes a residual's gradient to the previous block."""
+    """A holder that passes the gradient of a residual to the previous block."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -30,8 +30,8 @@ class _Carry:
         return tensor
 
     def begin(self, encoder: nn.Module, states: tuple[Tensor, ...]) -> None:
-        """Begin with the encoder's input states (B, T, N), so that the first layer gets
-        a residual's gradient like all others and shares their compiled graph."""
+        """Start with the encoder's input states (B, T, N), so that the first layer uses
+        a carried gradient like all other layers and shares their compiled graph."""
         from flatout.engine.ops.kernels.residual_norm import first_carry
 
         if encoder.training:
@@ -52,9 +52,9 @@ class _Intermediate(nn.Module):
 
 
 class _Output(nn.Module):
-    """A linear layer followed by dropout, residual and LayerNorm. If `takes`, the
-    gradient of its residual is returned through `carry`. If `gives`, the gradient of
-    the next block's residual arrives there."""
+    """A linear layer followed by dropout, residual and LayerNorm. If `takes` is
+    true, the gradient of the residual is passed to the previous block through `carry`.
+    If `gives` is true, the next block passes its gradient to this block in that way."""
 
     dense: nn.Linear
     dropout: nn.Module
@@ -111,7 +111,7 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
     for module in outputs:
         module.__class__ = _Output
         module.noise, module.carry = noise, carry
-        # A narrowed residual holds only the targets, so it is no block's output.
+        # A narrowed residual holds only the targets, so it is not a block's output.
         module.takes = not hasattr(module, "target_index")
         module.gives = module is not outputs[-1]
     model.base_model.encoder.register_forward_pre_hook(carry.begin)

@@ -4,7 +4,7 @@ PyTorch draws each number with ten rounds of Philox. In a compiled kernel for re
 and LayerNorm, this takes three times as long as the memory traffic (428 us instead of
 about 130 for 70,000 x 768 on an H200). Here, a number is a 32-bit hash of (seed,
 index), which needs two multiplications. The seed changes with every forward pass. Each
-element is kept with probability 1 - p, and the tests of the hash found no dependence.
+element is kept with probability 1 - p, and tests found no statistical dependence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MULTIPLIERS = (0x7FEB352D, -2073254261)
 
 
 class Noise:
-    """A seed shared by all dropout layers of a model, an int32 scalar on the device."""
+    """An int32 scalar seed on the device, shared by all dropout layers of a model."""
 
     def __init__(self, device: torch.device) -> None:
         self.seed = torch.zeros((), dtype=torch.int32, device=device)
@@ -46,7 +46,7 @@ def scramble(bits: Tensor) -> Tensor:
 
 class HashDropout(nn.Module):
     """A replacement for nn.Dropout. Models read `p` to pass it to attention. The seed's
-    offset is a tensor, because a number would give each layer a separate graph."""
+    offset is a tensor, because a number would give each layer its own graph."""
 
     offset: Tensor
 
@@ -75,8 +75,8 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
     dropped elements and 1 / (1 - p) for the others.
 
     Each 64-bit draw of PyTorch's generator gives four 16-bit numbers, because a CPU
-    draws sequentially and PyTorch's dropout needs a draw per element. p is rounded to a
-    multiple of 1 / 65,536."""
+    draws sequentially and PyTorch's own dropout needs one draw per element. p is
+    rounded to a multiple of 1 / 65,536."""
     draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
     draws.random_(-(2**63), None)
     bits = draws.view(torch.int16)[:count]

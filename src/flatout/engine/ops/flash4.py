@@ -1,8 +1,8 @@
 """Use FlashAttention 4 for long rows if the package flash-attn-4 is installed.
 
-PyTorch then uses it instead of its own flash kernel in the whole process. It raises an
-error for dropout, and for windows in a backward pass, so models with either of them
-keep PyTorch's kernel.
+PyTorch then uses FlashAttention 4 instead of its own flash kernel in the whole process.
+FlashAttention 4 supports neither dropout nor windows in the backward pass, so models
+with dropout or windows keep PyTorch's kernel.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def _activate() -> None:
 
 def fits_flash4(config: Any, device: torch.device) -> bool:
     """Return whether FlashAttention 4 is installed and supports the model and device.
-    It is not deterministic, so it is not used with deterministic algorithms."""
+    It is not deterministic, so it is unsuitable for deterministic algorithms."""
     window = getattr(config, "sliding_window", None)
-    # Narrow tiles handle shorter windows. Some models count the window on each side.
+    # Shorter windows use narrow tiles. Some models give the window size per side.
     windowed = window is not None and 2 * window + 1 > ROWS_MAX_WINDOW
     return not (
         windowed
@@ -68,7 +68,7 @@ def fits_flash4(config: Any, device: torch.device) -> bool:
 
 
 def _is_installed() -> bool:
-    """Look for the module that FlashAttention 2, with the same package name, lacks."""
+    """Return whether version 4 is installed. FlashAttention 2 lacks this module."""
     try:
         return find_spec(PACKAGE) is not None
     except ImportError:

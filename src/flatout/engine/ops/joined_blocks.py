@@ -1,11 +1,11 @@
 """Attention and feed-forward layers over packed rows, with fused projections.
 
-Projections of the same input become one matrix product: query, key and value, or gate
-and up. On an H200, a 768 x 768 product runs at 460 TFLOP/s, but a 768 x 3072 product at
-710. The layers keep their weights, so checkpoints do not change. Layers with adapters
-are called one by one. The joined product is passed to attention directly. In models
-with rotary embeddings, one kernel instead of seven normalises and rotates it
-(kernels/rotary.py).
+Projections of the same input (query, key and value, or gate and up) become one matmul.
+On an H200, a matmul with a 768 x 768 weight runs at 460 TFLOP/s, and with a 768 x 3072
+weight at 710 TFLOP/s. The layers keep their weights, so checkpoints do not change.
+Layers with adapters are called one by one. The joined product is passed to attention
+directly. In models with rotary embeddings, one kernel instead of seven applies norms
+and rotary embeddings to it (kernels/rotary.py).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _FeedForward(nn.Module):
 def _attended(
     module: Any, heads: Tensor, dropout: float, packed: dict[str, Any]
 ) -> Tensor:
-    """Return the attention (1, P, H * D) for joined query, key and value
+    """Return the attention output (1, P, H * D) for the joined query, key and value
     (P, H + 2 G, D)."""
     causal = is_causal(module, packed)
     span = seen_span(module, module.span, causal)
@@ -152,8 +152,8 @@ def _attended(
 
 
 def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate query and key in the joined `product` (1, P, (H + 2 G) * D). Return it as
-    (P, H + 2 G, D)."""
+    """Apply norms and rotary embeddings to query and key in the joined `product`
+    (1, P, (H + 2 G) * D), and return it as (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.rotary import rotary
 
     norms = _norms(module)
@@ -165,12 +165,12 @@ def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) ->
 
 
 def _norms(attention: Any) -> list[Any]:
-    """Return the norms of query and key, each None if the model does not have it."""
+    """Return the norms of query and key, or None for a norm that the model lacks."""
     return [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of each layer, and return the number of replacements."""
+    """Replace the attention of each standard layer, and return the number of layers."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
@@ -185,7 +185,7 @@ def fuse_distilbert(model: Any) -> int:
 
 
 def fuse_decoder(model: Any) -> int:
-    """Like `fuse_bert`, for decoders that rotate whole heads."""
+    """Like `fuse_bert`, for decoders with full rotary embeddings."""
     if not _rotates_whole_heads(model):
         return 0
     found = [layer.self_attn for layer in model.base_model.layers]
@@ -200,7 +200,7 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Join the gate and up projections of each layer. Return the number of layers."""
+    """Join gate and up projections in standard layers. Return the number of layers."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:
@@ -224,7 +224,7 @@ def _fits(module: nn.Module, *layers: nn.Module) -> bool:
 
 def _joins(attention: nn.Module, *layers: nn.Module) -> bool:
     """Return whether the outputs of `layers` may be joined. The attention kernels
-    always need them joined, even if the layers are called one by one."""
+    always need a joined tensor, even if the layers are called one by one."""
     return _fits(attention, *layers) or (is_plain(attention) and are_called(*layers))
 
 
@@ -239,15 +239,15 @@ def _replace(
 
 
 def _rotates_whole_heads(model: Any) -> bool:
-    """Return whether the rotation covers each head completely."""
+    """Return whether rotary embeddings cover the full head dimension."""
     attention = model.base_model.layers[0].self_attn
     frequencies: Tensor = model.base_model.rotary_emb.inv_freq
     return 2 * len(frequencies) == int(attention.head_dim)
 
 
 def _span(attention: Any) -> int | None:
-    """Return the attention window. Mistral stores it in the config, Qwen in the layer.
-    Llama has no window, even if its config states one."""
+    """Return a layer's attention window. Mistral stores it in the config, Qwen in the
+    layer. Llama has no window, even if its config has this key."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
     return getattr(source, "sliding_window", None)

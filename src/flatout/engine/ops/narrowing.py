@@ -1,9 +1,9 @@
 """Restrict the last layer to the targets, from the end of its attention onwards.
 
 Only the head reads the output of the last layer, and only at the targets: one token per
-row, or the masked tokens. In BERT-like layers, the operations after attention work on
-single tokens, so they can receive only the targets. The loss and all gradients stay the
-same. With one target per row, this saves about 9/12 of a layer.
+row, or the masked tokens. In BERT-like layers, the operations after attention process
+each token separately, so they can be restricted to the targets. The loss and all
+gradients stay the same. With one target per row, this saves about 9/12 of a layer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flatout.engine.ops.plain import is_plain
 
 
 def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
-    """Make a last layer of BERT's structure gather the targets after attention.
+    """Make the last layer of a BERT-like model gather the targets after attention.
 
     Return the modules that read the targets of each forward pass from `target_index`
     (K,), among them attention, which on a CPU computes only the targets. If the layer
-    has another structure, return (). Repeated calls change nothing."""
+    is not a standard layer, return (). Repeated calls have no further effect."""
     layer = model.base_model.encoder.layer[-1]
     point = layer.attention.output
     if not hasattr(point, "target_index"):
@@ -33,8 +33,8 @@ def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
 
 
 def narrow_last_gated_layer(model: Any) -> tuple[nn.Module, ...]:
-    """Like `narrow_last_layer`, for ModernBERT, whose layer adds the results of
-    attention and feed-forward, with a norm before each."""
+    """Like `narrow_last_layer`, for ModernBERT, whose layers apply a norm before
+    attention and before the feed-forward part."""
     layer = model.base_model.layers[-1]
     if not hasattr(layer, "target_index"):
         if not is_plain(layer, layer.attn):

@@ -1,10 +1,10 @@
 """Change the precision that autocast chooses: the residual stream uses the dtype of the
-matrix products, and the last layer of a regression uses fp32.
+matmuls, and the last layer of a regression model uses fp32.
 
 Autocast runs LayerNorm in fp32 and keeps its output in fp32, so everything except a
-matrix product moves twice as many bytes, a third of a BERT-base step on an H200. This
-module rounds the outputs of blocks and norms to the autocast dtype, as in models that
-train entirely in bf16. Norms, softmax, loss, weights and optimizer stay in fp32.
+matmul moves twice as many bytes, a third of a BERT-base step on an H200. This module
+casts the outputs of blocks and norms to the autocast dtype, as in models that train
+entirely in bf16. Norms, softmax, loss, weights and optimizer stay in fp32.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 
 def round_residual_stream(model: Any) -> int:
-    """Round the outputs of blocks and of norms of the hidden size. Return how many
-    modules are rounded."""
+    """Cast the outputs of blocks, and of norms over the hidden size, to the autocast
+    dtype. Return the number of these modules."""
     hidden = getattr(model.config, "hidden_size", None)
     blocks = getattr(model, "_no_split_modules", None) or ()
     places = [
@@ -60,8 +60,8 @@ class _FullPrecision(nn.Linear):
 
 
 def keep_output_precise(model: Any) -> None:
-    """Compute the last layer in fp32, whatever the model's precision, because its
-    output is a quantity. bf16 would round 274.54 to 276, and values above 1,024 to
+    """Compute the last layer in fp32, whatever the model's precision, because it
+    predicts a quantity. bf16 would round 274.54 to 276, and values above 1,024 to
     multiples of 8."""
     outputs = [
         module

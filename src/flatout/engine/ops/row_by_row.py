@@ -1,6 +1,6 @@
 """Compute attention inside concatenated rows on a CPU, one row at a time.
 
-The code uses plain products and softmax, because `scaled_dot_product_attention` also
+The code uses plain matmuls and softmax, because `scaled_dot_product_attention` also
 scales keys, guards each row against having no keys, and draws dropout one number at a
 time.
 """
@@ -16,13 +16,13 @@ from flatout.engine.ops.dropout import drawn_mask
 
 
 class Rule(NamedTuple):
-    """The rule of which tokens attend to each other, and the scale and dropout."""
+    """Which tokens attend to each other, and the score scale and dropout rate."""
 
     scale: float
     dropout: float
     causal: bool
     left: int
-    """The number of visible tokens to the left, or -1 for all; `right` is like it."""
+    """The number of visible tokens to the left, or -1 for all, as for `right`."""
     right: int
 
 
@@ -34,11 +34,11 @@ def row_by_row(
     rule: Rule,
     targets: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention (P, H, D) of `query` (P, H, D) to `key` and `value`
-    (P, G, D), within the rows that `cu_seqlens` (R + 1,) bounds.
+    """Return the attention output (P, H, D) for `query` (P, H, D), `key` and `value`
+    (P, G, D), within the rows that `cu_seqlens` (R + 1,) delimits.
 
-    If `targets` (K,) is given, only these tokens are computed and the others are zero.
-    It is ignored if the rule masks tokens.
+    If `targets` (K,) is given, the output is computed only for these tokens and is zero
+    for all others. `targets` is ignored if the rule masks tokens.
     """
     group = query.shape[1] // key.shape[1]
     q, k, v = (t.transpose(0, 1) for t in (query * rule.scale, key, value))
@@ -46,7 +46,7 @@ def row_by_row(
         k, v = (t.repeat_interleave(group, 0) for t in (k, v))
     if targets is None or rule.causal or rule.left >= 0:
         return _rows(q, k, v, cu_seqlens, cu_seqlens, rule).transpose(0, 1)
-    targets = torch.unique(targets)  # sorted, and with padding only once
+    targets = torch.unique(targets)  # sorted, without duplicates from padding
     bounds = torch.searchsorted(targets, cu_seqlens.to(targets.dtype))
     asked = _rows(q[:, targets], k, v, bounds, cu_seqlens, rule)
     return torch.zeros_like(query).index_copy(0, targets, asked.transpose(0, 1))
@@ -55,10 +55,10 @@ def row_by_row(
 def _rows(
     q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, bounds: Tensor, rule: Rule
 ) -> Tensor:
-    """Return the attention (H, Q, D) of queries to keys (H, P, D) of the same row."""
+    """Return the attention (H, Q, D) of queries to the keys (H, P, D) of their row."""
     lengths, asked = bounds.diff().tolist(), q_bounds.diff().tolist()
     heads = q.shape[0]
-    # The backward pass of a split is one cat; that of slices would add many zeros.
+    # The backward pass of a split is one cat, but that of slices adds many zeros.
     parts = (
         torch.split(q, asked, 1),
         torch.split(k.transpose(1, 2), lengths, 2),  # (H, D, n) each
@@ -68,8 +68,8 @@ def _rows(
     masks = _masks(sizes, rule.dropout, q)
     rows = []
     for queries, keys, values, mask in zip(*parts, masks, strict=True):
-        # `@` would put five views and their gradients around each product: 16 rows take
-        # 16 ms instead of 12, forward and backward, on 2 cores.
+        # `@` would add five views and their gradients to each matmul: 16 rows would
+        # take 16 ms instead of 12, forward and backward, on 2 cores.
         scores = torch.bmm(queries, keys)
         hidden = _hidden(keys.shape[2], rule, q.device)
         if hidden is not None:

@@ -60,9 +60,8 @@ class BilmConfig(PreTrainedConfig):
 
 @dataclass
 class BilmStates(ModelOutput):
-    """The states of both stacks, each of shape (B, T, 2, output_size). Direction 0
-    depends on the tokens up to a position, direction 1 on the tokens from it
-    onwards."""
+    """The states of both stacks, each (B, T, 2, output_size). Direction 0 depends
+    on the tokens up to a position, direction 1 on the tokens from it onwards."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None

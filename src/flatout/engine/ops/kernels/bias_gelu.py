@@ -1,4 +1,4 @@
-"""Bias and GELU after a matrix product, with all gradients in a single pass.
+"""Bias and GELU after a matmul, with all gradients in a single pass.
 
 tests/engine/kernel_checks.py compares the formula with the exact GELU. In the shapes
 below, P is the number of tokens and N the number of columns.
@@ -14,9 +14,9 @@ from torch import Tensor
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 ROWS, COLUMNS = 16, 128
-"""The size of a tile."""
+"""The size of a tile in tokens and columns."""
 PROGRAMS = 1056
-"""Eight programs per multiprocessor of an H200. Half and twice as many are slower."""
+"""Eight programs per multiprocessor of an H200. Half or twice as many are slower."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
 """The forward pass computes no sums, so more and wider programs are faster (H200)."""
 
@@ -36,7 +36,7 @@ def splits(
 def _cumulative(x):
     """Return the CDF of the normal distribution at x. The logarithm of its tail is
     nearly a parabola, so a polynomial of degree seven and one exponential are enough.
-    The CDF is exact within 2e-6, and its tail within a relative error of 5e-6, which is
+    The CDF is accurate to 2e-6, and its tail to a relative error of 5e-6, which is
     1/400 of bf16's rounding error."""
     a = tl.minimum(tl.abs(x), 6.0)
     tail = -1.88962622e-06 * a + 6.26813999e-05
@@ -52,8 +52,8 @@ def _cumulative(x):
 @triton.jit
 def _inside(token, column, tokens, width: tl.constexpr, columns: tl.constexpr):
     """Return the mask (R, C) of elements inside the tensor. Columns are compared only
-    if tiles do not divide the width, because the comparison needs five registers, with
-    which only seven instead of eight programs fit on a multiprocessor."""
+    if tiles do not divide the width. The comparison needs five registers, so that only
+    seven instead of eight programs fit on a multiprocessor."""
     inside = (token < tokens)[:, None]
     if width % columns != 0:
         inside = inside & (column < width)[None, :]

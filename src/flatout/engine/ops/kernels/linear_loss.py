@@ -1,7 +1,7 @@
 """Compute a language model's cross entropy without keeping the logits in memory.
 
 The logits of 65,000 tokens over a vocabulary of 32,000 need 4 GiB, and their gradient
-needs the same again. Here, they exist for only one chunk of tokens at a time. The
+needs another 4 GiB. Here, logits exist for only one chunk of tokens at a time. The
 forward pass already computes the gradients of the hidden states and of the weight, and
 the backward pass only scales them. The idea is from Liger-Kernel (Hsu et al. 2024),
 whose kernel takes 1.04 to 2.6 times as long (docs/log.md).
@@ -20,8 +20,8 @@ CHUNK_TOKENS = 8_192
 BLOCK = 4_096
 PIECES = 64
 """The vocabulary is padded to a multiple of this number, so that rows are aligned for
-tensor cores. For 32,768 states of 512 over 30,003 words, an H200 then needs 6.4 ms
-instead of 28.2."""
+tensor cores. For 32,768 hidden states of size 512 and a vocabulary of 30,003, an H200
+then needs 6.4 ms instead of 28.2 ms."""
 
 
 @triton.jit
@@ -29,8 +29,8 @@ def _softmax_gradient_kernel(
     logits_ptr, labels_ptr, loss_ptr, width, pieces, ignored,
     block: tl.constexpr,
 ):  # fmt: skip
-    """Process one token: store its loss, and overwrite its logits with softmax minus
-    one-hot, and with zeros beyond the vocabulary."""
+    """Process one token: store its loss, and overwrite its logits with their gradient
+    (softmax minus one-hot). Columns beyond the vocabulary become zero."""
     token = tl.program_id(0).to(tl.int64)
     logits_ptr += token * width
     label = tl.load(labels_ptr + token)
@@ -65,8 +65,8 @@ def linear_cross_entropy(
     """Return the loss for `hidden` (K, H), `weight` (V, H) and `labels` (K,), and its
     gradients with respect to the hidden states (K, H) and the weight (V, H).
 
-    The loss is an fp32 scalar, summed over all labels other than IGNORED. If the weight
-    is not `trained`, its fp32 gradient is empty, (0, H)."""
+    The loss is an fp32 scalar, summed over all labels other than IGNORED. If
+    `trained` is false, the fp32 gradient of the weight is empty, with shape (0, H)."""
     pieces = len(weight)
     half = hidden.new_zeros((-(-pieces // PIECES) * PIECES, weight.shape[1]))
     half[:pieces] = weight

@@ -1,12 +1,13 @@
-"""Apply RMSNorm and rotary embeddings to query and key within their joined product.
+"""Apply RMSNorm and rotary embeddings to joined queries, keys and values.
 
 Before attention, decoders apply an RMSNorm to each head (Qwen3) and rotary embeddings
 (Su et al. 2021), and concatenate query, key and value again. Inductor's kernels for
-these operations, and for the sum over query heads that share a key, took 22 of the 185
-ms of a step (24,600 tokens of Qwen3-0.6B's shape, H200).
+these operations, and for the sum over query heads that share a KV head, took 22 of the
+185 ms of a step (24,600 tokens of Qwen3-0.6B's shape, H200).
 
-In the shapes below, P is the number of tokens, H of query heads, G of key heads, and D
-the head dimension. The first half of a head rotates with the second half.
+In the shapes below, P is the number of tokens, H of query heads, G of KV heads, and D
+the head dimension. Each element of a head's first half is rotated with the element at
+the same position in its second half.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 PROGRAMS = 1584
 """The number of programs of the backward pass, for any number of tokens: twelve per
-multiprocessor of an H200. Each processes its share of tokens in sequence, and sums the
-weight gradients of its share."""
+multiprocessor of an H200. Each processes its tokens in sequence, and sums their
+weight gradients."""
 
 
 def _backward_options(places: int) -> dict[str, int]:
-    """Return launch options. `places` is the number of values of a token, (H + 2 G) * D
-    rounded up. For 4,096 values, 2 warps took 0.175 ms and 4 warps 0.193 ms (H200). For
-    8,192 values, 2 warps spill 492 bytes of registers, and 4 warps spill none."""
+    """Return launch options. `places` is the number of values per token, (H + 2 G) * D
+    with H + 2 G rounded up to a power of two. For 4,096 values, 2 warps took 0.175 ms
+    and 4 warps 0.193 ms (H200). For 8,192 values, 2 warps spill 492 bytes of registers,
+    and 4 warps spill none."""
     return {"num_warps": min(8, max(2, places // 2048))}
 
 
@@ -127,9 +129,9 @@ def rotary(
     heads: int,
     eps: float,
 ) -> Tensor:
-    """Return `product` (P, H + 2 G, D) with query and key normalised and rotated and
-    the value unchanged. `cos` and `sin` have shape (P, D). The norm weights (D,) are
-    None for models without these norms. `heads` is H."""
+    """Return `product` (P, H + 2 G, D) with norms and rotary embeddings applied to
+    query and key, and the value unchanged. `cos` and `sin` have shape (P, D). The norm
+    weights (D,) are None for models without these norms. `heads` is H."""
     product, cos, sin = product.contiguous(), cos.contiguous(), sin.contiguous()
     out = torch.empty_like(product)
     wrap_triton(_forward_kernel)[(product.shape[0],)](

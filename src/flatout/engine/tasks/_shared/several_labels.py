@@ -58,8 +58,7 @@ class Entities(Metrics):
     def _entities(
         self, tags: Tensor, starts: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the end flag, the type and the start of the entity at each tag
-        (k,)."""
+        """Return whether an entity ends at each tag (k,), with its type and start."""
         prefix = self._prefixes[tags].where(real, OUTSIDE)
         types = self._types[tags].where(real, -1)
         # The positions before the first and after the last tag of a row count as O.

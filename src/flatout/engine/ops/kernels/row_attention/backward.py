@@ -22,16 +22,17 @@ from flatout.engine.ops.kernels.row_attention.tiles import (
 
 FEWEST_PROGRAMS = 8
 """The minimum number of programs per row in the backward pass, so that a small batch
-can fill a GPU. It was measured only with 16 query heads on 8 key heads."""
+can fill a GPU. It was measured only with 16 query heads and 8 KV heads."""
 SECTION = 512
-"""The number of tokens of a windowed row per program of the backward pass, which also
-reads the tokens in their windows. Otherwise, a GPU would wait for the longest row."""
+"""The number of tokens of a windowed row that one program of the backward pass handles.
+It also reads the tokens in their windows. Without sections, a GPU would wait for the
+longest row."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def _backward_options(dim: int) -> dict[str, int]:
     """Return launch options. At 128 dimensions, 4 warps have too few registers for all
-    sums: 0.79 ms instead of 0.71 (256 rows, 16 query heads on 8 key heads, H200)."""
+    sums: 0.79 ms instead of 0.71 (256 rows, 16 query heads, 8 KV heads, H200)."""
     return {"num_warps": 4 if dim <= 64 else 8, "num_stages": 3 if dim <= 64 else 2}
 
 
@@ -79,9 +80,9 @@ def _backward_kernel(  # noqa: PLR0915
     section: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row, or of one `section` of it if there are windows,
-    for `each` query heads that share a key. The dq of a query tile is summed over key
-    tiles in fp32 at `sum_ptr`, which only this program accesses. If other programs
-    share the key, dk and dv are written to `apart_ptr`."""
+    for `each` query heads that share a KV head. The dq of a query tile is summed over
+    key tiles in fp32 at `sum_ptr`, which only this program accesses. If other programs
+    share the KV head, dk and dv are written to `apart_ptr`."""
     keys: tl.constexpr = heads // group
     row_stride: tl.constexpr = (heads + 2 * keys) * dim
     q_ptr, k_ptr = qkv_ptr, qkv_ptr + heads * dim
@@ -172,7 +173,7 @@ def _delta_kernel(
     out_ptr, grad_ptr, delta_ptr, g_row, g_head, tokens,
     heads: tl.constexpr, dim: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Sum output x gradient over D, for one tile of tokens and one head."""
+    """Sum output * gradient over D, for one tile of tokens and one head."""
     token = tl.program_id(0) * tile + tl.arange(0, tile)
     head, dims = tl.program_id(1), tl.arange(0, dim)
     inside = token < tokens
@@ -223,15 +224,16 @@ def row_attention_backward(
         dim=dim, tile=TILE, causal=causal, windowed=windowed, section=SECTION,
         drops=dropout > 0, **_backward_options(dim),
     )  # fmt: skip
-    if parts > groups:  # a key's gradient is the sum over its parts
+    if parts > groups:  # a KV head's gradient is the sum over its parts
         shared = apart.view(2, tokens, groups, parts // groups, dim).sum(3)
         result[:, heads:].view(tokens, 2, groups, dim).copy_(shared.transpose(0, 1))
     return result
 
 
 def heads_of_a_program(heads: int, groups: int) -> int:
-    """Return how many query heads of one key a program of the backward pass processes
-    in sequence: the most that leave FEWEST_PROGRAMS per row, or one if none does."""
+    """Return how many query heads of one KV head a program of the backward pass
+    processes in sequence. The result is the largest number that leaves at least
+    FEWEST_PROGRAMS programs per row, or 1."""
     group = heads // groups
     fitting = [
         n

@@ -1,5 +1,5 @@
-"""Operations on a tile of a row for both passes (loading, scores, dropout), and
-functions that determine which tiles interact in the backward pass."""
+"""Tile operations for both passes (loading, scores, dropout), and functions that
+determine which tiles interact in the backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG2_E = 1.4426950408889634
 def constants(scale: float, dropout: float) -> dict[str, float]:
     """Return the scale in units of log2, the 16-bit threshold below which a hash drops
     its weight, and 1 / (1 - p), with p rounded to a multiple of 1 / 65,536. Kernels
-    have them as constants, because a compiled graph passes numbers as fp64."""
+    receive them as constants, because a compiled graph passes numbers as fp64."""
     threshold = round(dropout * 2**16)
     inverse = 2**16 / (2**16 - threshold)
     return {"scale": scale * LOG2_E, "inverse": inverse, "threshold": threshold}
@@ -23,14 +23,14 @@ def constants(scale: float, dropout: float) -> dict[str, float]:
 
 @triton.jit
 def head_stream(seed_ptr, head):
-    """Return a random stream for only this head's dropout in this forward pass."""
+    """Return a random stream unique to this head's dropout in this forward pass."""
     return scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
 
 
 @triton.jit
 def kept_weights(stream, q_token, begin, span, threshold, tile: tl.constexpr):
-    """Return which weights (M, N) are kept, for keys from `begin` onwards. The result
-    depends on seed, head and index; one 32-bit hash decides about two adjacent keys."""
+    """Return a mask (M, N) of the weights that are kept, for keys from `begin` onwards.
+    It depends on seed, head and index. One 32-bit hash serves two adjacent keys."""
     k_index = begin + 2 * tl.arange(0, tile // 2)
     place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
     bits = scramble(place ^ stream)
@@ -58,7 +58,7 @@ def masked_scores(
 
 @triton.jit
 def tile_begin(index, tile: tl.constexpr):
-    """Return where the tile of `index` begins; 0 if the index is negative."""
+    """Return the start of the tile that contains `index`, or 0 for a negative index."""
     return tl.maximum(index, 0) // tile * tile
 
 
@@ -92,7 +92,7 @@ def queries_of(
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
     """Return the begin and end of the queries that attend to the key tile at `k_begin`.
-    If the tile is outside the section (`own` to `behind`), only its queries count."""
+    Outside the section (`own` to `behind`), only the section's queries count."""
     first = 0
     if causal:
         first = k_begin
