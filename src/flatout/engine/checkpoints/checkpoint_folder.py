@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULT = "result.json"
-"""The result of a finished run, until the caller has saved it."""
+"""The file with the result of a finished run, until the caller has saved the result."""
 FINISHED = "finished.json"
-"""The result after that, which is returned if the same run is repeated."""
+"""The name of that file afterwards. Its result is returned if the run is repeated."""
 FORMAT = 1
 
 
@@ -59,9 +59,9 @@ class Manifest:
     """The folder name of the best model up to this step."""
     versions: dict[str, str] = field(default_factory=dict)
     accelerated: dict[str, Any] = field(default_factory=dict)
-    """The optimisations that its steps used, and the device."""
+    """The optimisations that the run used, and its device."""
     saved_s: float = field(default_factory=time.time)
-    """The time of writing in seconds since 1970."""
+    """The time at which the checkpoint was written, as a Unix timestamp."""
     files: dict[str, list[Any]] = field(default_factory=dict)
     """The size in bytes and the xxh3 hash of each file, by file name."""
     format: int = FORMAT
@@ -72,7 +72,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Parse the output of `text`. Raises ValueError if it has been modified."""
+        """Parse the output of the method `text`. Raises ValueError if it is invalid."""
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
             raise ValueError("it was changed after it was written")
@@ -107,7 +107,7 @@ def write_checkpoint(
     folder: Path, manifest: Manifest, fill: Callable[[Path], list[str]]
 ) -> Checkpoint:
     """Write a checkpoint to `folder/step-...`. `fill` writes the files to the folder
-    that it is given and returns their names; the manifest is added."""
+    that is passed to it and returns their names. The manifest is added to them."""
     target = folder / step_folder(manifest.step)
 
     def fill_and_list(hidden: Path) -> None:
@@ -137,8 +137,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
-    """Return the path of `name` in `folder`. Raises CheckpointError if `name` leads out
-    of `folder`; the message then states the `file` and `key` that contain the name."""
+    """Return the path of `name` in `folder`. Raises CheckpointError if the path is
+    outside `folder`. The message names the `file` and `key` that contain `name`."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -146,7 +146,8 @@ def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint. Raises CheckpointError if a file is missing or damaged."""
+    """Verify and return a checkpoint. Raises CheckpointError if a file is missing or
+    damaged."""
     manifest = read_manifest(folder)
     for name, (size, digest) in manifest.files.items():
         path = folder / name
@@ -178,7 +179,7 @@ def step_folders(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest valid checkpoint, and the errors of newer checkpoints."""
+    """Return the newest valid checkpoint, if any, and the errors in newer ones."""
     faults: list[str] = []
     for candidate in step_folders(folder):
         try:
@@ -195,7 +196,8 @@ def is_interrupted(folder: Path) -> bool:
 
 def prune(folder: Path, keep: int, best: str | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best models that they refer
-    to. Best models from `best` on stay, because a newer one may still be written."""
+    to. The best model `best` and newer ones are also kept, because the checkpoint that
+    refers to them may not be written yet."""
     kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
     named = {_best_of(path) for path in kept}
     old_best = [
@@ -216,7 +218,7 @@ def _best_of(folder: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder. It is hidden first, so that no partial folder is visible."""
+    """Remove a folder. It is hidden first, so that it is never visible incomplete."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 
@@ -237,7 +239,7 @@ def _remove_discarded(folder: Path) -> None:
 
 
 def set_aside(paths: list[Path]) -> None:
-    """Hide checkpoints from later runs. The next write removes them."""
+    """Hide checkpoints, so that later runs ignore them. The next write removes them."""
     for path in paths:
         _hide(path)
 
@@ -261,5 +263,5 @@ def forget_finished(folder: Path) -> None:
 
 
 def was_trained_now(folder: Path) -> bool:
-    """Return whether the result in `folder` is new, and not yet saved by the caller."""
+    """Return whether `folder` has a new result that the caller has not saved yet."""
     return (folder / RESULT).is_file()

@@ -32,14 +32,14 @@ PARAMETER = "train.checkpoint.mirror"
 OWNER = "owner.json"
 STEP, BEST = "step-", "best-"
 END_S = 60.0
-"""At the end of a run, failed uploads are retried for this time."""
+"""How long failed uploads are retried at the end of a run."""
 LONGEST_PAUSE_S = 30.0
 POLL_S = 0.2
 
 
 class CheckpointMirror:
-    """Uploads the newest checkpoint whenever the previous upload has ended. Failed
-    uploads are retried, and never stop the training run."""
+    """Uploads the newest checkpoint as soon as the previous upload has ended. Failed
+    uploads are retried and never stop the training run."""
 
     def __init__(self, url: str, folder: Path, keep: int) -> None:
         """Mirror the checkpoints in `folder` to `url`, keeping the newest `keep`."""
@@ -138,7 +138,7 @@ class CheckpointMirror:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _note(self, error: Exception) -> None:
-        """Log the reason of a failure, unless it was the last one logged."""
+        """Log the reason for a failure, unless it was the last reason logged."""
         if self._reason != (reason := first_line(error)):
             self._reason = reason
             text = "%s: no upload to %s (%s); the training continues"
@@ -173,7 +173,7 @@ class CheckpointMirror:
 
 
 def _steps(copies: dict[str, bool]) -> list[str]:
-    """Return the names of the complete checkpoints, the newest last."""
+    """Return the names of the complete checkpoints, oldest first."""
     return [n for n, complete in copies.items() if complete and n.startswith(STEP)]
 
 
@@ -186,8 +186,8 @@ def _manifest(mirror: Mirror, name: str) -> Manifest:
 
 
 def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
-    """Download the newest valid checkpoint to `folder`, unless that has the same or a
-    newer one. Raises MirrorError if the mirror belongs to another run."""
+    """Download the newest valid checkpoint to `folder`, unless `folder` already has it
+    or a newer checkpoint. Raises MirrorError if the mirror belongs to another run."""
     mirror = Mirror(url, PARAMETER)
     check_owner(mirror, identity)
     local = find_checkpoint("auto", folder)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class CheckpointWriter:
     """Writes each checkpoint in a background thread. If the disk fails or is full, the
-    run continues with a warning and without this checkpoint; older ones are kept."""
+    run continues without this checkpoint and logs a warning. Older ones are kept."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class CheckpointWriter:
         sealed: Callable[[Checkpoint], None] = lambda _: None,
     ) -> None:
         """Keep the newest `keep` checkpoints in `folder`. `sealed` is called with each
-        checkpoint once it is written."""
+        checkpoint after it was written."""
         self._folder = folder
         self._sealed = sealed
         self._keep = keep

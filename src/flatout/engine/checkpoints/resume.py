@@ -35,10 +35,10 @@ LENGTHS = ("train.epochs", "train.max_steps")
 def resume_from(
     wanted: str, folder: Path, identity: dict[str, Any]
 ) -> Checkpoint | None:
-    """Apply `train.resume` (`wanted`) to the checkpoints in `folder`. Return the one to
-    resume from, if any. Later checkpoints are set aside, so that no run resumes from
-    them. Raises CheckpointError if the checkpoint cannot be used or belongs to a run
-    with other settings or data."""
+    """Return the checkpoint to resume from, if any. `wanted` is the value of
+    `train.resume`, and `folder` contains the run's checkpoints. Later checkpoints are
+    set aside, so that no run resumes from them. Raises CheckpointError if the
+    checkpoint cannot be used or belongs to a run with other settings or data."""
     found, newest, best = _choose(wanted, folder), "", ""
     if found is not None:
         check_identity(found.folder, found.manifest, identity)
@@ -73,7 +73,7 @@ def _choose(wanted: str, folder: Path) -> Checkpoint | None:
 
 
 def _fetch_best(found: Checkpoint, folder: Path) -> None:
-    """Copy the best model so far if the checkpoint comes from another folder."""
+    """Copy the best model so far to `folder` if the checkpoint is in another folder."""
     name = found.manifest.best
     if name is None or (folder / name).is_dir():
         return
@@ -93,8 +93,9 @@ def _fetch_best(found: Checkpoint, folder: Path) -> None:
 def check_identity(
     folder: Path, found: Manifest, identity: dict[str, Any], *, log: bool = True
 ) -> None:
-    """Raise CheckpointError if the checkpoint in `folder` has another identity
-    (settings and data). If `log` is true, log the differences that are permitted."""
+    """Raise CheckpointError if the manifest `found` in `folder` has an identity that
+    differs from `identity`. If `log` is true, log the differences that are permitted.
+    """
     if differences := identity_faults(found.identity, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
@@ -110,8 +111,9 @@ def check_identity(
 
 
 def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str]:
-    """Return how `identity` differs from the identity `found`. More steps are allowed.
-    Settings that an older version did not have are compared with the default."""
+    """Return the differences between `identity` and the identity `found`. A larger
+    number of steps is permitted. For settings that an older version did not have,
+    `identity` is compared with the default."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
     # Earlier versions did not store a digest of a custom task's code.
@@ -123,8 +125,8 @@ def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str
 
 
 def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
-    """Return advice on how to resume the run with the identity `found`. Removed
-    settings cannot be set back, so they need the earlier version."""
+    """Return advice on how to resume the run with the identity `found`. Settings that
+    were removed cannot be set back, so the run needs the earlier version."""
     removed = {
         name: REMOVED.get(name) or REMOVED.get(f"{name}={value}")
         for name, value in found.items()
@@ -147,7 +149,7 @@ def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
 
 def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
     """Return the checkpoint that `train.resume: <wanted>` would resume from, if any.
-    Unlike `resume_from`, this does not verify the files or log messages."""
+    Unlike `resume_from`, this neither verifies the files nor logs messages."""
     if wanted == "never":
         return None
     named = folder if wanted == "auto" else Path(wanted)
@@ -160,8 +162,8 @@ def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
 
 
 def open_named(wanted: str) -> Checkpoint:
-    """Open the checkpoint at the path `wanted`, or the newest one if that is a folder
-    of checkpoints. Raises CheckpointError if it is missing or damaged."""
+    """Open the checkpoint at the path `wanted`. If the path is a folder of checkpoints,
+    open the newest one. Raises CheckpointError if it is missing or damaged."""
     folder = Path(wanted)
     if not folder.is_dir():
         raise CheckpointError(

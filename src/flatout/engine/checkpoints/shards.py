@@ -1,8 +1,8 @@
 """Load the tensors of checkpoints, and convert tensors that are sharded over ranks.
 
 Checkpoints contain whole tensors in safetensors files. Version 0.1 wrote the parts of
-each rank to a separate file, whose header has the offset of each part; these are
-joined.
+each rank to a separate file, whose header has the offset of each part. Such parts are
+joined when they are loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
 
 Named = dict[str, Tensor]
 SHARDING, BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
-"""The keys of the offsets in the header of such a file."""
+"""The keys of the offsets in the header of a file from version 0.1."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -29,7 +29,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, detached. If it is sharded, all ranks must call this."""
+    """Return the whole tensor, detached. All ranks must call this if it is sharded."""
     tensor = tensor.detach()
     if not is_sharded(tensor):
         return tensor
@@ -38,7 +38,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def load_whole(folder: Path, name: str) -> Named:
-    """Load all tensors of the file `name`. The parts of several ranks are joined."""
+    """Load all tensors of the file `name` in `folder`, joining the parts of ranks."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     stem, _, kind = name.rpartition(".")
     for path in [folder / name, *sorted(folder.glob(f"{stem}.*.{kind}"))]:

@@ -1,4 +1,4 @@
-"""Handle a lack of memory: use a smaller token budget, or suggest one."""
+"""Handle out-of-memory errors by using or suggesting a smaller token budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class OutOfMemory(RuntimeError):
-    """A micro-batch does not fit in memory, and no smaller one may be tried."""
+    """Raised if a micro-batch does not fit in memory and must not be made smaller."""
 
     exit_code = 4
 
@@ -32,10 +32,10 @@ class OutOfMemory(RuntimeError):
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
-    """Give up CUDA graphs, which need separate memory, or else halve the token budget,
-    which splits the same global batch into more micro-batches. Raises OutOfMemory if
-    the settings do not allow this, or if there are several ranks. If `error` has
-    another cause than a lack of memory, it is re-raised."""
+    """Reduce memory use after the out-of-memory `error`. Other errors are re-raised.
+    CUDA graphs, which need separate memory, are dropped first. If there are none, the
+    token budget is halved, which splits the same global batch into more micro-batches.
+    Raises OutOfMemory if the settings do not allow this or there are several ranks."""
     if not is_out_of_memory(error):
         raise error
     how = f"out of memory at step {step}"
@@ -59,8 +59,8 @@ def evaluate_within_memory(
 ) -> Found:
     """Call `evaluate` with the maximum number of tokens per micro-batch. `rows` may be
     longer than the training rows. If memory runs out, the call is repeated with half
-    the tokens, and finally without CUDA graphs. The token budget of training steps is
-    kept, because they fit. Raises the errors of `shrink`."""
+    the tokens, and finally without CUDA graphs. Training steps fit and keep their token
+    budget. Raises OutOfMemory under the same conditions as `shrink`."""
     how = "out of memory in an evaluation"
     while True:
         most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
@@ -89,7 +89,7 @@ def _drop_graphs(trainer: Trainer, error: BaseException, how: str) -> None:
 
 def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
     forget_failed_pass(trainer.model)
-    traceback.clear_frames(error.__traceback__)  # frames keep activations
+    traceback.clear_frames(error.__traceback__)  # frames refer to activations
     if trainer.runtime.is_cuda:
         torch.cuda.empty_cache()
 
@@ -97,8 +97,9 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
 def _halved(
     trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
-    """Return half of `budget`. Raises OutOfMemory if a row does not fit. With several
-    ranks it also raises, because the others wait: the launcher restarts all of them."""
+    """Return half of `budget`. Raises OutOfMemory if a single row does not fit, or if
+    the settings forbid it. With several ranks it also raises OutOfMemory, because the
+    others are waiting. The launcher then restarts all ranks."""
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
         remedy = (
@@ -116,7 +117,7 @@ def _halved(
 
 
 def _longest(trainer: Trainer, rows: SplitRows) -> int:
-    """Return the number of tokens in the longest row, the minimum per micro-batch."""
+    """Return the number of tokens in the longest row, which is the minimum budget."""
     if trainer.resolved.strategy == "fixed":
         return trainer.data.planner.max_length
     return rows.facts.longest

@@ -26,7 +26,7 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 class SaveError(OSError):
-    """A model could not be written, usually because the disk is full."""
+    """Raised if a model could not be written, usually because the disk is full."""
 
     exit_code = 1
 
@@ -48,8 +48,8 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
 
 
 def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
-    """Return all weights on the main rank's host, with tied weights shared, or None if
-    the model is not sharded."""
+    """Gather all weights in the host memory of the main rank, with tied weights shared.
+    Return None if the model is not sharded."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
         return None

@@ -1,4 +1,4 @@
-"""Protect a run against loss: resume it, save checkpoints, and react to signals."""
+"""Resume a run, save its checkpoints, and stop it when a signal arrives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from flatout.engine.train.setup.identity import identity
 logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 10.0
-"""The time that ranks of a failed attempt may need to exit."""
+"""How long to wait for the lock. Ranks of a failed attempt may need time to exit."""
 FIRST_MINUTES = 1.0
 """The maximum time until the first checkpoint, so that an early kill loses little."""
 
@@ -184,7 +184,7 @@ class Session:
                     self._mirror.claim(self._identity, step)
             except (CheckpointError, MirrorError) as error:
                 reason = str(error)
-            except OSError as error:  # the other ranks wait for an answer
+            except OSError as error:  # the other ranks wait for the result
                 reason = (
                     f"train.resume: {self.folder} cannot be prepared ({error}): free "
                     "space or correct its permissions, then start again"

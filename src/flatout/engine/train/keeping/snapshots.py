@@ -1,14 +1,14 @@
 """Write the state of a run to disk without blocking the device, and read it back.
 
 A checkpoint contains everything that later steps depend on: weights, optimizer state,
-loss scale, the random generators and sums of every rank, and the records. It contains
-no data, because a step's rows and learning rate are functions of the step number.
+loss scale, the random states and sums of every rank, and the recorder's state. It
+contains no data, because a step's rows and learning rate only depend on its number.
 
     model.safetensors      parameters and buffers, fp32, by the model's own names
-    optimizer.safetensors  `<parameter>/<key of its state>`, such as exp_avg and step
-    ranks.safetensors      `<rank>/<generator>`, and the sums since the last log point
-    state.json             history, best evaluation, initial loss, and the plain numbers
-                           that a custom optimizer keeps
+    optimizer.safetensors  `<parameter>/<state key>`, for keys such as exp_avg and step
+    ranks.safetensors      `<rank>/<generator>`, and sums since the last logging step
+    state.json             history, best evaluation, initial loss, and Python numbers in
+                           the state of a custom optimizer
 
 The main rank writes and reads these files. Sharded tensors are gathered one by one.
 """
@@ -47,7 +47,7 @@ GROUPS, NUMBERS = "optimizer_groups", "optimizer_numbers"
 
 
 class UnsoundStateError(ValueError):
-    """The state must not be saved, because it contains values that are not finite."""
+    """Raised if the state must not be saved because it has non-finite values."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Snapshot:
     state: dict[str, Any]
     first_bad_step: Tensor
     ready: Any = None
-    """A CUDA event after the copies from the device, or None if they are complete."""
+    """A CUDA event after the device-to-host copies, or None if they are complete."""
 
     def write(self, folder: Path) -> list[str]:
         """Write the files of a checkpoint and return their names. Raises
@@ -83,7 +83,7 @@ class Snapshot:
 
 @dataclass
 class Snapshots:
-    """Copies the state of one run into host memory, which is reused."""
+    """Copies the state of a run into buffers in host memory, which are reused."""
 
     trainer: Trainer
     recorder: Recorder
@@ -92,9 +92,9 @@ class Snapshots:
     _buffers: Named = field(default_factory=dict)
 
     def take(self) -> Snapshot | None:
-        """Copy the state, and return the copy on the main rank. All ranks must call
-        this. The device copies the state before the next step changes it, and the host
-        does not wait."""
+        """Copy the state. Return the copy on the main rank, and None on other ranks.
+        All ranks must call this. The copy is queued on the device before the next step,
+        so the host does not have to wait for it."""
         trainer = self.trainer
         shared = {**self._gather_generators(), "sums": _gather_sums(trainer)}
         files = {
@@ -114,7 +114,7 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """Return the recorder's state and the plain numbers of the optimizer."""
+        """Return the recorder's state and the Python numbers in the optimizer's."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))
@@ -160,15 +160,15 @@ def _host_like(tensor: Tensor) -> Tensor:
 
 
 def named_tensors(module: nn.Module) -> Named:
-    """Return the parameters (tied ones once) and buffers of the state dict, by name."""
+    """Return the parameters and persistent buffers by name. Tied ones appear once."""
     stored = set(module.state_dict())
     buffers = {n: b for n, b in module.named_buffers() if n in stored}
     return {**dict(module.named_parameters()), **buffers}
 
 
 def saved_tensors(module: nn.Module) -> Named:
-    """Return `named_tensors`. If there is an adapter, the frozen weights of its base
-    model are left out, because they are read from the base model's checkpoint."""
+    """Return `named_tensors` without the frozen weights of an adapter's base model, if
+    there is an adapter. These weights are read from the base model's checkpoint."""
     tensors = named_tensors(module)
     if not has_adapter(getattr(module, "model", module)):
         return tensors
@@ -194,8 +194,8 @@ def _scale_tensors(trainer: Trainer) -> Named:
 
 
 def _gather_sums(trainer: Trainer) -> Tensor:
-    """Return the sums of loss, hits and judged of all ranks since the last log point,
-    as a float64 tensor (ranks, 3)."""
+    """Return each rank's sums of loss, hits and judged since the last logging step, as
+    a float64 tensor (ranks, 3)."""
     sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
     mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
     if world_size == 1:
@@ -324,8 +324,8 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
-    """Create the state that the optimizer would create at its first step. Return the
-    tensors for each entry of a checkpoint."""
+    """Create the state that the optimizer would create at its first step. Return its
+    tensors by the names that they have in a checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, like in stored.items():
@@ -342,7 +342,7 @@ def _empty_state(trainer: Trainer, parameter: Tensor, key: str, like: Tensor) ->
         return torch.zeros_like(parameter, dtype=like.dtype, requires_grad=False)
     resolved, device = trainer.resolved, parameter.device
     counts_on_device = resolved.fused_optimizer or resolved.cuda_graphs
-    if not like.dim() and not counts_on_device:  # PyTorch keeps counts on the CPU
+    if not like.dim() and not counts_on_device:  # PyTorch keeps step counts on the CPU
         device = torch.device("cpu")
     return torch.zeros_like(like, device=device)
 
@@ -361,7 +361,7 @@ def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
 
 def _restore_sums(trainer: Trainer, stored: Tensor) -> None:
     """Restore the sums `stored` (ranks, 3). If the number of ranks has changed, the
-    main rank gets all of them."""
+    main rank gets their total."""
     ranks, sums = trainer.runtime.ranks, trainer.stepper.sums
     if len(stored) == ranks.world_size:
         mine = stored[ranks.rank]

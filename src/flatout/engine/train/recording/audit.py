@@ -1,9 +1,9 @@
-"""Find wrong labels by statistics of each training row over all passes (`train.audit`).
+"""Find wrong labels by statistics of each training row over all epochs (`train.audit`).
 
-The sums of each row stay on the device, and steps add to them without waiting. The
-margin of a row is the logit of its label minus the highest other logit. Its mean over
-the passes is low for wrong labels (Pleiss et al. 2020, "Identifying Mislabeled Data
-using the Area Under the Margin Ranking").
+The sums of each row stay on the device, and steps update them without synchronising the
+device. The margin of a row is the logit of its label minus the highest other logit. Its
+mean over the epochs is low for wrong labels (Pleiss et al. 2020, "Identifying
+Mislabeled Data using the Area Under the Margin Ranking").
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FILE_NAME = "suspect_rows.parquet"
 MISLABELLED, AMBIGUOUS = "probably mislabelled", "ambiguous"
 NEVER_LEARNT, TWICE = "never learnt", "duplicate with another label"
 SHOWN, CHARACTERS = 50, 200
-"""The number of rows on the page, and the maximum length of a text on it."""
+"""The number of rows on the Markdown page, and the maximum length of their texts."""
 MOST_SUSPECT = 0.2
-"""If a larger share of the rows is suspect, the model is at fault, not the labels."""
+"""If more than this fraction of rows is suspect, the model is the cause, not labels."""
 
 
 def check_audit(job: TrainJob) -> None:
-    """Raise SettingsError if `train.audit` is set for a task whose rows do not have one
-    class each."""
+    """Raise SettingsError if `train.audit` is set for a task that does not assign one
+    class to each row."""
     task = job.settings.model.task
     if job.settings.train.audit and not names_classes(task):
         raise SettingsError(
@@ -49,24 +49,24 @@ def check_audit(job: TrainJob) -> None:
 
 
 class RowAudit:
-    """Sums for each of `num_rows` rows over the steps of this rank since it started."""
+    """Statistics of `num_rows` rows, summed over this rank's steps in this session."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
-        # The last place is for the padding of micro-batches.
+        # The last element collects the padding of micro-batches.
         sums = torch.zeros(4, num_rows + 1, device=device)
         self.seen, self.right, self.margin, self.steady = sums
         self.sums = sums
-        # -1 means that a row was not seen. It differs from every class.
+        # -1 marks rows that were not seen yet. It differs from every class number.
         self.likely = torch.full((num_rows + 1,), -1, device=device)
 
     def reset(self) -> None:
-        """Reset the sums, because passes that measured memory added to them."""
+        """Reset the statistics, because passes that measure memory also update them."""
         self.sums.zero_()
         self.likely.fill_(-1)
 
     def add(self, rows: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add rows (K,) with their logits (K, classes) and labels (K,). Padding has the
-        row number `num_rows`."""
+        """Update the statistics of `rows` (K,), given their logits (K, classes) and
+        labels (K,). Padding has the row number `num_rows`."""
         rows, labels = rows[: len(logits)], labels[: len(logits)].clamp(min=0)
         found = logits.float()
         own = found.gather(1, labels[:, None])
@@ -81,8 +81,9 @@ class RowAudit:
         self.likely.index_copy_(0, rows, likely)
 
     def gathered(self, world_size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the sums (4, rows) and the likely classes (rows,) over all ranks, all
-        of which must call this. The class comes from the rank with the most passes."""
+        """Return the sums (4, rows) over all ranks, and the predicted class of each row
+        (rows,), taken from the rank that saw the row most often. All ranks must call
+        this."""
         sums, likely = self.sums[:, :-1].clone(), self.likely[:-1].clone()
         if world_size > 1:
             most = sums[0].clone()
@@ -94,8 +95,8 @@ class RowAudit:
 
 
 def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
-    """Write the suspect rows, and a page with the worst ones, next to the metrics file,
-    and log how many there are. All ranks must call this."""
+    """Write a table of suspect rows, and a page with the worst ones, next to the
+    metrics file, and log the number of suspect rows. All ranks must call this."""
     sums, likely = audit.gathered(world_size)
     if not main:
         return
@@ -128,7 +129,7 @@ def _cell(value: Any) -> str:
 
 
 def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
-    """Return a table of the suspect rows, given the sums (4, rows) and the likely
+    """Return a table of the suspect rows, given the sums (4, rows) and the predicted
     classes (rows,) of all rows."""
     seen, right, margin, steady = sums
     labels = job.train.labels_of(np.arange(len(job.train)))
@@ -138,7 +139,7 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
     wrong = (seen > 0) & (likely != labels)
     kinds[(seen > 0) & (share > 0) & (share < 1) & wrong] = AMBIGUOUS
     kinds[(seen > 0) & (share == 0)] = NEVER_LEARNT
-    # The model prefers another class, mostly the same one from pass to pass.
+    # The model prefers another class, which is mostly the same in every epoch.
     kinds[wrong & (score > 0) & (share <= 0.5) & (steady >= passes / 2)] = MISLABELLED
     kinds[_twice(job, labels)] = TWICE
     rows = np.flatnonzero(kinds != "")
@@ -159,8 +160,8 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
 
 
 def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:
-    """Return whether each row's inputs also occur with another label, as a boolean
-    array (rows,)."""
+    """Return a boolean array (rows,) that is True for rows whose input also occurs with
+    another label."""
     hashes = np.unique(row_hashes(job.train), return_inverse=True)[1]
     low, high = np.full(len(labels), 2**62), np.full(len(labels), -1)
     np.minimum.at(low, hashes, labels)

@@ -1,5 +1,5 @@
-"""Check the health of a run: its loss compared with chance, its gradient norms, and the
-state of the machine."""
+"""Check the health of a run: its loss compared with the chance loss, its gradient norms
+and the state of the machine."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from flatout.engine.train.recording.recorder import Recorder
 
 INITIAL_LOSS_TOLERANCE = 0.5
-"""How far the first loss of a model from scratch may be above chance, in nats."""
+"""How far the first loss of a model from scratch may exceed chance, in nats."""
 DIVERGED = 3.0
-"""A run has diverged if the loss of a log point exceeds this multiple of chance."""
+"""A run has diverged if a logged loss exceeds this multiple of the chance loss."""
 GRAD_NORM_BAND = (0.1, 10.0)
-"""Usual norms are 0.1 to 1.0. Larger ones are tolerated, because clipping bounds the
-updates."""
+"""The range of median norms without a warning. Usual norms are 0.1 to 1.0. Larger norms
+are tolerated, because clipping bounds the updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
-"""On two cores, the wait was below 10 % without other programs and 32 to 45 % with one.
-In the second case, one thread trained two to six times as fast as two."""
+"""On two cores, the wait was below 10 % without other programs, and 32 to 45 % with one
+other program. With that program, one thread trained two to six times as fast as two."""
 LOADER_WAIT_LIMIT_PCT = 25.0
-"""The share of step time that may be spent waiting for batches. On two cores, which the
-workers share with the steps, 2 to 15 % is usual."""
+"""The percentage of step time that may be spent waiting for batches. On two cores that
+workers and steps share, 2 to 15 % is usual."""
 FEW_ROWS = 5
 """The minimum number of test rows per class. With fewer rows, each one changes the
 accuracy of its class by more than a fifth."""
@@ -43,14 +43,14 @@ SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
 class NonFiniteError(RuntimeError):
-    """The loss or gradient is NaN or infinite, so the step was not applied."""
+    """Raised if the loss or a gradient is NaN or infinite. The step was not applied."""
 
     exit_code = 5
 
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
-    """Return a warning if the first loss is far above chance, which suggests a wrong
-    tokenizer, model or labels."""
+    """Return a warning if the first loss is far above the chance loss, which suggests a
+    wrong tokenizer, model or labels."""
     if chance is None or not loss > chance + INITIAL_LOSS_TOLERANCE:
         return None  # the loss of a first step without a target is NaN
     return (
@@ -60,7 +60,7 @@ def initial_loss_warning(loss: float, chance: float | None) -> str | None:
 
 
 def divergence_warning(history: Sequence[LogPoint], chance: float | None) -> str | None:
-    """Return a warning if the loss of a log point is far above chance."""
+    """Return a warning if a logged loss is far above the chance loss."""
     worst = max(history, key=lambda point: point.loss, default=None)
     if not chance or worst is None or not worst.loss > DIVERGED * chance:
         return None
@@ -72,14 +72,14 @@ def divergence_warning(history: Sequence[LogPoint], chance: float | None) -> str
 
 
 def has_learned(history: Sequence[LogPoint], chance: float | None) -> bool:
-    """Return whether the loss has fallen below half of its first value or of chance,
-    whichever is higher. After that, small gradients are normal."""
+    """Return whether the loss has fallen below half of its first value or of the chance
+    loss, whichever is higher. After that, small gradients are normal."""
     first = max(history[0].loss, chance or 0.0) if history else 0.0
     return bool(history) and history[-1].loss < first / 2
 
 
 def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str | None:
-    """Return a warning if the median gradient norm of the log points is unusual."""
+    """Return a warning if the median of the logged gradient norms is unusual."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:
         return None
@@ -114,8 +114,8 @@ def few_rows_warning(
     counts: Mapping[str, int], label_names: Sequence[str]
 ) -> str | None:
     """Return a warning if the rarest class has too few test rows for a meaningful
-    accuracy. `counts` maps class numbers, as strings, to their numbers of rows. It is
-    empty if there are no classes."""
+    accuracy. `counts` maps class numbers (as strings) to row counts, and is empty if
+    there are no classes."""
     rows = {name: counts.get(str(n), 0) for n, name in enumerate(label_names)}
     rarest = min(rows, key=rows.__getitem__, default="")
     if not counts or not rows or rows[rarest] >= FEW_ROWS:
@@ -128,7 +128,7 @@ def few_rows_warning(
 
 def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str | None:
     """Return a warning if threads wait for cores. A single late thread delays a whole
-    matrix product."""
+    matrix multiplication."""
     if not on_cpu or threads < 2 or (wait_pct or 0.0) < CPU_WAIT_LIMIT_PCT:
         return None
     return (
@@ -139,15 +139,14 @@ def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str 
 
 
 FIRST_POINTS = 5
-"""The number of log points that are checked at once. Later checks are at evaluations.
-"""
+"""Health is checked at this number of log points, and later at each evaluation."""
 FEWEST_POINTS = 3
-"""The minimum number of log points for a median gradient norm or a wait share."""
+"""The minimum number of log points for checks of gradient norms and loader waits."""
 
 
 def find_problems(recorder: Recorder) -> dict[str, str | None]:
-    """Return a warning for each kind of problem of a run in progress, or None if it
-    does not have the problem."""
+    """Return a mapping from each kind of problem to a warning, or to None if the run in
+    progress does not have that problem."""
     history, windows = recorder.history, recorder.windows
     runtime, chance = recorder.trainer.runtime, recorder.chance_loss
     norms = [point.grad_norm for point in history]
@@ -166,8 +165,8 @@ def find_problems(recorder: Recorder) -> dict[str, str | None]:
 
 
 class Conditions:
-    """Samples the state of the machine at log points, when the host has waited for the
-    device anyway."""
+    """Samples the state of the machine at logging steps, which synchronise the device
+    anyway."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MetricsFile:
-    """A file of live metrics, with a JSON line per point that is flushed at once. Other
-    programs forward the points to a tracking store, so that a slow or lost store does
-    not delay steps."""
+    """A JSON Lines file of live metrics, flushed after each line. Other programs
+    forward its lines to a tracking store, so that a slow or unreachable store does not
+    delay training."""
 
     path: Path
     enabled: bool = True
@@ -37,7 +37,7 @@ class MetricsFile:
         if start_step == 0 or not lines:
             self.path.write_text("")
             return
-        torn = len(lines.pop())  # the last line was cut off by a kill
+        torn = len(lines.pop())  # a partial last line, if the process was killed
         os.truncate(self.path, self.path.stat().st_size - torn)
         points = [parse_point(line) for line in lines]
         for point in points:
@@ -47,14 +47,15 @@ class MetricsFile:
             logger.warning("%s: %d damaged lines are skipped", self.path, damaged)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        # Skip the whole point: rates that a warm-up left out would be out of order.
+        # Skip the whole point, even if the file only lacks its throughput (because of a
+        # warm-up). Metrics that are appended now would be out of order.
         repeated = any((step, name) in self._written for name in metrics)
         if metrics and not repeated:
             self._append({"step": step, "metrics": metrics})
 
     def note_resolved(self, step: int, resolved: dict[str, Any]) -> None:
         """Write the settings used from `step` on, with every `auto` resolved. They
-        are then known even if the run is killed before its report."""
+        are then known even if the run is killed before it writes its report."""
         self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ class MetricsFile:
 
 
 def read_points(path: Path) -> list[dict[str, Any]]:
-    """Return the points of a file, except damaged lines. A missing file has none."""
+    """Return the points in a file, without damaged lines, or [] if it is missing."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [point for point in map(parse_point, lines) if point]
 

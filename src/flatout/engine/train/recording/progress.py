@@ -1,4 +1,4 @@
-"""Log the progress of a run, as a line with the estimated time left."""
+"""Log the progress of a run, with an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from flatout.engine.train.setup.assemble import Trainer
 logger = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""The number of seconds between two lines."""
+"""The minimum number of seconds between two progress lines."""
 EVALUATION_SPEEDUP = 3.0
 """The assumed throughput of evaluation relative to training, until it is measured."""
 WINDOWS_TO_JUDGE = 2
-"""The number of windows after the warm-up before the estimate is compared with the
-deadline."""
+"""The number of windows after the warm-up that are needed before the estimated time is
+compared with the deadline."""
 
 
 class Progress:
-    """Logs progress on the main rank: the first and last line, and one every 10 s."""
+    """Logs progress on the main rank, at the first and last step and every 10 s."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -38,8 +38,9 @@ class Progress:
         start: int,
         evaluate_s: float,
     ) -> None:
-        """Log a line after a log point, if one is due. The session began at step
-        `start` and has spent `evaluate_s` seconds on evaluations."""
+        """Log a progress line if one is due at this step, and warn if the deadline will
+        be missed. The session began at step `start` and has spent `evaluate_s` seconds
+        on evaluations."""
         if not self._trainer.runtime.ranks.is_main:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
@@ -55,8 +56,8 @@ class Progress:
     def _left_s(
         self, done: int, windows: Sequence[Window], start: int, evaluate_s: float
     ) -> float:
-        """Return the estimated seconds for the remaining steps and evaluations, and the
-        test split, or NaN if there is no rate yet."""
+        """Estimate the seconds that the remaining steps and evaluations, including the
+        test split, will take. Return NaN if no throughput was measured yet."""
         job, total = self._trainer.job, self._trainer.total_steps
         chosen = steady(list(windows))
         steps = sum(window.steps for window in chosen)
@@ -125,8 +126,8 @@ def duration(seconds: float) -> str:
 
 
 def evaluation_interval(trainer: Trainer) -> int | None:
-    """Return the number of steps between two evaluations, or None if the only one is
-    after the last step."""
+    """Return the number of steps between two evaluations, or None if the model is only
+    evaluated after the last step."""
     every = trainer.job.settings.train.evaluate_every
     if every == "epoch":
         return trainer.data.batches.steps_per_epoch
@@ -141,7 +142,7 @@ def evaluation_due(trainer: Trainer, done: int) -> bool:
 
 def evaluations(after: int, until: int, total: int, every: int | None) -> int:
     """Return the number of evaluations in the steps from `after` + 1 to `until`. The
-    last step of the run always has one."""
+    last step of the run is always followed by an evaluation."""
     multiples = until // every - after // every if every else 0
     last = after < total <= until and not (every and total % every == 0)
     return multiples + int(last)

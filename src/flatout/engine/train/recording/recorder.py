@@ -1,7 +1,7 @@
 """Record a run in progress: its windows, history, live metrics and health.
 
-Nothing here waits for the device between two log points. At log points, `log` reads the
-sums that the device has kept.
+Nothing here synchronises the device between two logging steps. At a logging step, `log`
+reads the sums that were kept on the device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOGGED = ("loss", "accuracy")
 
 @dataclass
 class Recorder:
-    """The state of a session, apart from the model and the optimizer."""
+    """The state of a session, except the model and the optimizer."""
 
     trainer: Trainer
     begin_s: float
@@ -97,7 +97,7 @@ class Recorder:
         self._elapsed_before_s = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON values and frozen results."""
+        """Return the state to save in a checkpoint, as JSON values and dataclasses."""
         return {
             "history": list(self.history),
             "best": self.best,
@@ -109,7 +109,7 @@ class Recorder:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that the method `state` returned."""
+        """Restore a state that was returned by the method `state`."""
         self.history = [LogPoint(**point) for point in state["history"]]
         best = state["best"]  # old checkpoints also have a confusion matrix
         self.best = Evaluation(best["loss"], best["metrics"]) if best else None
@@ -120,11 +120,11 @@ class Recorder:
         self._elapsed_before_s = state["elapsed_s"]
 
     def _elapsed_s(self) -> float:
-        """Return the seconds over all sessions of the run."""
+        """Return the elapsed seconds, summed over all sessions of the run."""
         return self._elapsed_before_s + time.perf_counter() - self.begin_s
 
     def start(self, start_step: int, loader: StepLoader | None = None) -> None:
-        """Begin the loop at `start_step`. Rates are measured from here on."""
+        """Begin the loop at `start_step`. Throughput is measured from here on."""
         self.start_step, self.loader = start_step, loader
         self.metrics.start(start_step)
         self.compiled_before_s = compile_clock.seconds
@@ -168,7 +168,7 @@ class Recorder:
         self._steps_since_log += int(batch.num_targets > 0)
         done_here = batch.step + 1 - self.start_step
         if done_here == 1:
-            # The only wait outside of log points, to measure the first step.
+            # This synchronises the device, to measure the first step.
             loss = read_loss(self.trainer)
             self.first_batch_s = time.perf_counter() - self._loop_begin_s
             self.compiled_first_s = compile_clock.seconds
@@ -180,8 +180,8 @@ class Recorder:
         self._slow_habits(batch.step, learning_rate)
 
     def _slow_habits(self, step: int, learning_rate: float) -> None:
-        """Do what slow training loops do after each step. conf/slow enables this, as a
-        reference."""
+        """Do what slow training loops do after each step. conf/slow enables this for
+        comparison."""
         train = self.trainer.job.settings.train
         if train.synchronize_every_step:
             loss = read_loss(self.trainer)
@@ -201,7 +201,7 @@ class Recorder:
     def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
         """Read the device's sums, close the window and add a point to the history.
         Raises NonFiniteError if a step was not finite."""
-        # The host waits for the device here.
+        # This synchronises the device.
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
         window = self.clock.close(int(figures["compiles"]), figures["batch_s"])
@@ -311,7 +311,7 @@ class Recorder:
         return patience is not None and self.evaluations_without_best >= patience
 
     def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """End the run after the step of `batch`, whose window becomes a log point."""
+        """End the run after the step of `batch`. Log its metrics if not yet done."""
         done = batch.step + 1
         if not self.log_due(done):
             self.log(batch, learning_rate)
@@ -366,7 +366,7 @@ class Recorder:
 
 
 def read_loss(trainer: Trainer) -> float:
-    """Return the mean loss of the last step over all ranks. Waits for the device."""
+    """Return the mean loss of the last step over all ranks. Synchronises the device."""
     loss = trainer.stepper.sums.last_loss.detach().clone()
     if trainer.runtime.ranks.world_size > 1:
         torch.distributed.all_reduce(loss)
@@ -374,8 +374,8 @@ def read_loss(trainer: Trainer) -> float:
 
 
 def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, float]:
-    """Read and reset the sums, in a single device-to-host transfer. They are summed
-    over ranks. `compiles` and `batch_s` are replaced by their maxima over ranks."""
+    """Read and reset the sums in a single device-to-host transfer, summed over ranks.
+    `compiles` and `batch_s` are returned as their maxima over ranks."""
     sums = trainer.stepper.sums
     shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
     bad = sums.first_bad_step.double()

@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LogPoint:
-    """A line of train_history.csv: the metrics of the window that ends at `step`."""
+    """A row of train_history.csv: metrics of the steps from the last row to `step`."""
 
     step: int
     epoch: float
     loss: float
-    """The mean over the window's steps that have targets, or 0 if there are none."""
+    """The mean over those steps that have targets, or 0 if no step has any."""
     learning_rate: float
     grad_norm: float
     samples_per_s: float
@@ -25,8 +25,8 @@ class LogPoint:
     train_accuracy: float | None = None
 
     def as_metrics(self) -> dict[str, float]:
-        """Return the metrics by their names in a tracking store. Rates of the warm-up
-        are left out."""
+        """Return the metrics by their names in a tracking store. Throughput is left out
+        during the warm-up."""
         metrics = {
             "train_samples_per_second": self.samples_per_s,
             "train_tokens_per_second": self.tokens_per_s,
@@ -49,26 +49,26 @@ class Evaluation:
     """The task's metrics by name. `accuracy` is in [0, 1]."""
 
     def named(self, split: str) -> dict[str, float]:
-        """Return loss and metrics by names such as `<split>_loss`."""
+        """Return the loss and metrics with prefixed names, such as `<split>_loss`."""
         figures = {"loss": self.loss, **self.metrics}
         return {f"{split}_{name}": value for name, value in figures.items()}
 
     def value(self, metric: str | None) -> float:
-        """Return a metric by name, or the loss if `metric` is None. Missing metrics are
-        NaN."""
+        """Return the value of `metric`, or the loss if it is None. If the metric is
+        missing, return NaN."""
         named = {"loss": self.loss, **self.metrics}
         return named.get(metric or "loss", math.nan)
 
     @property
     def accuracy(self) -> float | None:
-        """The share of correct predictions, or None if the task has no accuracy."""
+        """The fraction of correct predictions, or None if the task has no accuracy."""
         return self.metrics.get("accuracy")
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """The results of a training run. Rates are summed over all ranks and measured
-    between two synchronisations. They include the time spent waiting for the loader,
+    """The results of a training run. Throughput is summed over all ranks and measured
+    between device synchronisations. It includes the time spent waiting for the loader,
     but neither warm-up nor compilation."""
 
     samples_per_s: float
@@ -77,8 +77,8 @@ class TrainReport:
     padding_pct: float
     loader_wait_pct: float
     mfu_pct: float | None
-    """The share of the peak in the device's data sheet for dense bf16, e.g. 989.5
-    TFLOP/s for an H100 or H200 (`PEAK_BF16_TFLOPS`), or None for an unknown device."""
+    """`tflops_per_s` in percent of the data sheet's dense bf16 peak, e.g. 989.5 TFLOP/s
+    for an H100 or H200 (`PEAK_BF16_TFLOPS`), or None for an unknown device."""
     tflops_per_s: float
     """The model FLOPs per second and device, in TFLOP/s, as defined in flops.py."""
     step_ms_p50: float
@@ -88,7 +88,7 @@ class TrainReport:
     allocation_retries: int
     compile_s: float
     recompiles: int
-    """The number of compilations and captures of CUDA graphs after the first step."""
+    """The number of compilations and CUDA graph captures after the first step."""
     first_batch_s: float
     evaluate_s: float
     checkpoint_s: float
@@ -121,26 +121,26 @@ class TrainReport:
     test_accuracy: float | None
     resumed_from_step: int | None
     compile_reason: str = ""
-    """The reason for `compile` and `cuda_graphs`, with the estimated seconds."""
+    """Why `compile` and `cuda_graphs` were chosen, with the estimated seconds."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All metrics of the task, such as `validation_f1_macro`, for the best model."""
     cpu_wait_pct: float | None = None
-    """The share of wall time in which the training thread was ready but had no core."""
+    """The percentage of wall time that the training thread spent waiting for a core."""
     gpu_clock_mhz: float | None = None
-    """The median clock rate of the main rank's device at log points."""
+    """The median clock rate of the main rank's device, sampled at logging steps."""
     peak_tflops_measured: float | None = None
-    """The rate of large matrix products in the run's precision, on this GPU, measured
+    """The throughput of large matmuls in the run's precision on this GPU, measured
     after training."""
     share_of_measured_peak_pct: float | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    """The parts that add up to `train_wall_s`. In the report of a whole command, they
-    add up to its total time since the process started."""
+    """The seconds of each phase, which add up to `train_wall_s`. In the report of a
+    whole command, they add up to its total time since the process started."""
     exit_reason: str = "finished"
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields of the report file, in which each of `metrics` has its own
-        key."""
+        """Return the contents of the report file, in which each entry of `metrics` has
+        its own key."""
         found = asdict(self)
         return {**found.pop("metrics"), **found}

@@ -1,4 +1,4 @@
-"""Build the report of a run from its records."""
+"""Build the report of a run from what its Recorder has collected."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def build_report(
 
 
 def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
-    """Return the parts of `wall_s`. Compilation is separate from the first step, during
-    which most of it happens."""
+    """Split `wall_s` into phases. Compilation is not counted as part of the first step,
+    although most of it happens there."""
     seconds, compile_s = recorder.seconds, compile_clock.seconds
     early_s = recorder.compiled_before_s
     first_s = recorder.compiled_first_s - early_s
@@ -109,8 +109,8 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
 
 
 def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
-    """Return the model TFLOP/s per device over steady windows, and their share of the
-    data sheet's peak."""
+    """Return the model TFLOP/s per device over windows without compilation, also in
+    percent of the data sheet's peak."""
     chosen = steady(windows)
     model_flops = flops.ModelFlops.of(trainer.model.model)
     total = sum(
@@ -123,9 +123,9 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
-    """Measure the rate of plain matrix products on this GPU, and return it with the
-    run's share of it. Both are None if memory is full, or on a CPU, where it takes
-    seconds."""
+    """Measure this GPU's matmul throughput, and return it with the percentage of it
+    that the run achieved. Both are None if memory is full, or on a CPU, where the
+    measurement takes seconds."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):
@@ -139,7 +139,7 @@ def _share_pct(tflops: float, peak: float | None) -> float | None:
 
 
 def _warnings(recorder: Recorder) -> list[str]:
-    """Return the warnings of the run, also those that are known only at its end."""
+    """Return the warnings of the run, including those that appear only at its end."""
     recorder.check_health()
     job, notes = recorder.trainer.job, recorder.trainer.resolved.notes
     few = health.few_rows_warning(job.test.facts.label_counts, job.label_names)

@@ -1,9 +1,9 @@
-"""Measure windows between two synchronisations, and compute rates over them.
+"""Measure throughput over windows of steps between two device synchronisations.
 
-A rate is the number of samples divided by the wall time. If the loader needs longer
-than that for the same batches, some of them were ready before, and the loader's time is
-the divisor. This module never waits for the device, so the caller must synchronise
-before it closes a window.
+Throughput is the number of samples divided by the wall time. If the loader needs longer
+than that for the same batches, some batches were ready before the window, so the
+loader's time is used instead. This module never synchronises the device, so the caller
+must do so before it closes a window.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ autotuning and the first compilation."""
 
 @dataclass(frozen=True)
 class Window:
-    """Sums over the steps between two log points."""
+    """Sums over the steps between two logging steps."""
 
     steps: int
     samples: int
@@ -42,11 +42,11 @@ class Window:
     clean: bool
     """Whether nothing was compiled or captured during the window."""
     loader_s: float = 0.0
-    """The seconds that the loader's workers need for this number of batches."""
+    """The seconds that the loader's workers need to build this number of batches."""
 
 
 class WindowClock:
-    """Collects steps. `close` returns the window and begins the next one."""
+    """Times the steps of a window. `close` returns the window and begins a new one."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -89,13 +89,13 @@ class WindowClock:
 
     @property
     def compiles(self) -> int:
-        """The number of compilations and captures of this process in this window."""
+        """The number of compilations and graph captures in this window and process."""
         return compile_clock.count - self._compiles
 
     def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
         """Return the window up to now, and begin the next one. `compiles` and the
         loader's `batch_s` are maxima over ranks, because all ranks wait for the slowest
-        one. The caller must have synchronised with the device."""
+        rank. The caller must have synchronised the device."""
         self.pause()
         clean = (self.compiles if compiles is None else compiles) == 0
         window = self._window(clean, batch_s)
@@ -107,7 +107,7 @@ class WindowClock:
             steps=len(self._steps),
             **dict(zip(COUNTED, self._counts, strict=True)),
             wall_s=self._wall_s,
-            # Waits during which the device computes do not count.
+            # Waiting does not count while the device is busy.
             wait_s=sum(
                 min(self._elapsed_s(before, begin), host_wait_s)
                 for before, begin, _, host_wait_s in self._steps
@@ -156,7 +156,7 @@ class CompileClock:
 
     @property
     def recompiles(self) -> int:
-        """The number of compilations and captures after the first step."""
+        """The number of compilations and graph captures after the first step."""
         return self.count - self._in_first_step
 
     def first_step_done(self) -> None:
@@ -182,7 +182,8 @@ compile_clock = CompileClock()
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates over windows without compilation, or over all windows if none is clean."""
+    """Throughput and step times over windows without compilation, or over all windows
+    if there are none."""
 
     samples_per_s: float
     tokens_per_s: float
@@ -212,13 +213,14 @@ class Rates:
 
 
 def steady(windows: Sequence[Any]) -> list[Any]:
-    """Return the windows (or pairs) without compilation, or all if there are none."""
+    """Return the windows (or pairs of windows) without compilation, or all windows if
+    there are none."""
     return [window for window in windows if window.clean] or list(windows)
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """Return the divisor of rates over `windows`. It is computed for all of them
-    together, because if workers finish at the same time, one window gets several
-    batches and the next one none."""
+    """Return the seconds by which to divide for throughput over `windows`. They are
+    computed for all windows together, because if workers finish at the same time, one
+    window gets several batches and the next one none."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")

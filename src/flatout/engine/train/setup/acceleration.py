@@ -1,7 +1,7 @@
-"""Choose compilation and CUDA graphs by what is possible and what saves time.
+"""Decide whether compilation and CUDA graphs are possible and save time.
 
-The choice depends on the number of planned steps. A resumed run repeats the choice of
-the run that it continues.
+The decision depends on the number of planned steps. A resumed run repeats the decision
+of the run that it continues.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384
-"""The number of tokens per rank and step up to which kernel launches limit a step. It
-is used if the device's speed is unknown."""
+"""The number of tokens per rank and step up to which kernel launches limit throughput.
+It is used if the device's speed is unknown."""
 SLOW_HOST = 1.5
-"""A margin for slower hosts. With steps of 24,600 tokens, BERT-base reached 7,821 and
-7,668 samples/s on two hosts without graphs, and 7,868 and 8,160 with graphs."""
+"""A safety factor for slower hosts. With 24,600 tokens per step, BERT-base reached
+7,821 and 7,668 samples/s on two hosts without graphs, and 7,868 and 8,160 with graphs.
+"""
 GRAPH_MEMORY_SHARE = 0.8
-"""The maximum share of the device's memory that a step with graphs may need."""
+"""The maximum fraction of the device's memory that a step with graphs may need."""
 GRAPH_PAD_MULTIPLE = 256
 """Packed totals are rounded up to a multiple of at least this number, so that few CUDA
 graphs are needed. The multiple grows with the mean total."""
 GRAPH_PAD_SHARE = 1 / 96
-"""The multiple as a share of a rank's mean tokens per step, e.g. 256 for 24,600."""
+"""The multiple as a fraction of a rank's mean tokens per step, e.g. 256 for 24,600."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
@@ -50,15 +51,16 @@ class Planned:
     parts: int
     """The number of distinct parts that are compiled."""
     sample_flops: int = 0
-    """The FLOPs of forward and backward per sample of fixed shape, or 0 for tokens."""
+    """The FLOPs of a forward and backward pass per fixed-shape sample; 0 for tokens."""
     earlier: Choice | None = None
-    """The choice of the run that is resumed, which this run repeats bit for bit."""
+    """The choice of the resumed run. It is repeated, so that results are identical."""
     token_budget: int | None = None
-    """The token budget of the run that is resumed."""
+    """The token budget of the resumed run."""
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Return the work planned for a Hugging Face `model`, and choices to repeat."""
+    """Return the work planned for a Hugging Face `model`. If a run is resumed on the
+    same device, the result includes its choices, so that they can be repeated."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
@@ -81,7 +83,8 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def checkpoint_values(resolved: Any, runtime: Runtime) -> dict[str, Any]:
-    """Return the values in a checkpoint by which a resumed run repeats all choices."""
+    """Return the values to save in a checkpoint so that a resumed run can repeat all
+    choices."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
@@ -102,9 +105,10 @@ def choose_compile_and_graphs(
     strategy: str,
     planned: Planned | None,
 ) -> Choice:
-    """Return the choice made by the settings or, for `auto`, by the time that it saves
-    in the work `planned`. If `planned` is None, steps are only measured, so `auto` uses
-    everything that makes them faster. Raises SettingsError if a setting cannot work."""
+    """Decide whether to compile and to use CUDA graphs. For `auto`, this depends on the
+    time that they save in the work `planned`. If `planned` is None, steps are only
+    measured, so `auto` uses everything that makes them faster. Raises SettingsError if
+    a setting cannot work."""
     compiled = _resolve_compile(job.settings.train.compile, runtime, config)
     recorded = _resolve_cuda_graphs(job, runtime, strategy, config)
     known = Choice(compiled is not False, recorded is not False)
@@ -180,7 +184,7 @@ def _compiler_fault(runtime: Runtime) -> str | None:
 
 
 def without_compiler(runtime: Runtime) -> list[str]:
-    """Return a warning, as a list, if a GPU has no compiler for its kernels."""
+    """Return a list with a warning if a GPU has no compiler for its kernels."""
     if not (runtime.is_cuda and _compiler_fault(runtime)):
         return []
     return [
@@ -205,7 +209,7 @@ def _resolve_cuda_graphs(
                 "auto or false"
             )
         return bool(train.cuda_graphs)
-    # Recording with checkpointing has not been tested.
+    # Capturing with gradient checkpointing has not been tested.
     unasked = family.schedule.records_unasked and not train.gradient_checkpointing
     if not (possible and unasked):
         return False
@@ -223,12 +227,12 @@ def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) 
 
 
 def fused(train: TrainSettings) -> bool:
-    """Return whether the device detects finite steps itself, as fused AdamW does."""
+    """Return whether the optimizer itself skips non-finite steps, like fused AdamW."""
     return train.fused_optimizer and train.optimizer == "adamw"
 
 
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
-    """Return the multiple to which totals are rounded up, a power of two."""
+    """Return the power of two to a multiple of which token totals are rounded up."""
     share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
     return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
 
@@ -241,9 +245,9 @@ def width_of(config: Any) -> int:
 def _most_graph_tokens(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> float:
-    """Return the maximum number of tokens of a step that gains from graphs. Such a step
-    is limited by kernel launches. It must be one micro-batch, because each division of
-    a global batch would need a separate graph."""
+    """Return the maximum number of tokens in a step that benefits from CUDA graphs.
+    Such a step is limited by kernel launches. It must be one micro-batch, because each
+    division of a global batch would need a separate graph."""
     budget = token_budget(job, runtime, strategy, config)
     if family_of(config).schedule.launches_by_place:
         return budget
@@ -253,7 +257,7 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Return whether there is enough memory for graphs, which need separate memory."""
+    """Return whether memory suffices for CUDA graphs, which need separate memory."""
     memory = runtime.device_memory_bytes
     if memory is None:
         return True

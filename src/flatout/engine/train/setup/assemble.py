@@ -1,4 +1,4 @@
-"""Build the parts of a training run, such as model, optimizer and data."""
+"""Build the parts of a training run, such as the model, the optimizer and the data."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Trainer:
     demand: Demand | None = None
     """The memory demand, if it was measured to choose the token budget."""
     evaluation_budget: int = sys.maxsize
-    """The maximum number of tokens in a micro-batch of evaluations. It is lowered if
-    they run out of memory. The maximum for training is in `resolved`."""
+    """The maximum number of tokens in a micro-batch during evaluation. It is lowered if
+    an evaluation runs out of memory. The maximum for training is in `resolved`."""
 
     @property
     def described(self) -> str:
@@ -93,9 +93,9 @@ def assemble(
     group: ProcessGroup | None = None,
     plan: Callable[[Any], Planned] | None = None,
 ) -> Trainer:
-    """Build the parts of a run. `plan` returns the work planned with a model. It is
-    None if steps are only measured. Raises SettingsError or ModelError if the job
-    cannot be trained."""
+    """Build the parts of a run. `plan` returns the planned work, given the model. It is
+    None if steps are only measured, as in benchmarks. Raises SettingsError or
+    ModelError if the job cannot be trained."""
     train = job.settings.train
     check_rows(job)
     check_audit(job)
@@ -137,8 +137,8 @@ def assemble(
 def seeded_model(
     job: TrainJob, group: ProcessGroup | None = None, *, empty: bool = False
 ) -> Any:
-    """Build the model, with the same weights on all ranks. If `empty`, the weights of
-    this rank have no storage, because rank 0 will send it only its shards."""
+    """Build the model, with the same weights on all ranks. If `empty` is true, the
+    weights have no storage (meta device), because rank 0 broadcasts them later."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.settings.runtime.seed)
         model = build_model(job, empty=empty)
@@ -162,7 +162,7 @@ def _resolved(
 ) -> ResolvedConfig:
     resolved = resolve(job, runtime, config, planned)
     if group:
-        resolved = group.all_gather(resolved)[0]  # all divide batches equally
+        resolved = group.all_gather(resolved)[0]  # all ranks must plan alike
         if runtime.is_cuda:
             rates = group.all_gather(measured_tflops(runtime, PROBE_S))
             resolved = replace(resolved, notes=resolved.notes + slow_devices(rates))
@@ -178,8 +178,8 @@ def _task_model(
     *,
     synced: bool,
 ) -> TaskModel:
-    """Wrap `model` for its task. `synced` means that there are other ranks, whose
-    samples BatchNorm includes."""
+    """Wrap `model` for its task. If `synced` is true, BatchNorm computes its statistics
+    over the samples of all ranks."""
     model = _with_attention(model, resolved.attention, runtime)
     longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
     choose_flash_kernel(model.config, runtime.device, longest)
@@ -221,8 +221,8 @@ def _stepper(
 
 
 def _within(found: Fit, resolved: ResolvedConfig, budget: int) -> ResolvedConfig:
-    """Limit the token budget to the available memory. Raises SettingsError if no step
-    fits."""
+    """Return `resolved` with the token budget `budget`, which fits in memory. Raises
+    SettingsError if no step fits."""
     if found.fault:
         raise SettingsError(found.fault)
     if found.tight and not resolved.cuda_graphs:
@@ -237,8 +237,8 @@ def _replace_parts(
     resolved: ResolvedConfig,
     runtime: Runtime,
 ) -> Noise | None:
-    """Replace parts of the model by faster equivalents that have the same parameters
-    and names. Return the random seed that its dropouts share, if any."""
+    """Replace parts of the model with faster equivalents that have the same parameters
+    and names. Return the random seed that its dropout layers share, if any."""
     model = task_model.model
     if resolved.residual == "bf16":
         round_residual_stream(model)
@@ -262,7 +262,7 @@ def _replace_parts(
 
 
 def unfused_parts(task_model: TaskModel) -> tuple[str, ...]:
-    """Return a note about fused parts that adapted layers cannot use, if any."""
+    """Return a note that lists the fused parts that layers with adapters cannot use."""
     layers = task_model.family.num_layers(task_model.model.config)
     plain = [
         f"{part} in {layers - count} of {layers} layers"
@@ -298,7 +298,8 @@ def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
 
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
-    """Return whether a language model's head is a single matrix that can be fused."""
+    """Return whether a language model's head is a single matrix that can be fused with
+    the loss."""
     task, output = task_model.task, task_model.model.get_output_embeddings()
     return (
         runtime.is_cuda
@@ -313,7 +314,8 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
 
 
 def may_fuse_projections(train: TrainSettings) -> bool:
-    """Return whether matrix products may be joined. They may not if weights are sharded
-    or layers are recomputed. In recomputed layers, Dynamo treats a tensor passed from
-    one block to the next as a side effect, and runs each layer uncompiled."""
+    """Return whether projections may be fused into one matmul. They may not if weights
+    are sharded or layers are recomputed. In recomputed layers, Dynamo treats a tensor
+    passed from one block to the next as a side effect, and runs each layer uncompiled.
+    """
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

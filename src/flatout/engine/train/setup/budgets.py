@@ -1,4 +1,4 @@
-"""Choose the maximum size of a micro-batch, by default or from measured memory."""
+"""Choose the maximum micro-batch size, from defaults or from measured memory."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ GPU_SAMPLE_VALUES = 2**27
 """The maximum number of values in a micro-batch if all samples have one shape. For RGB
 images of 224 x 224, this gives 891 samples."""
 ROOM = 0.9
-"""The share of the available memory that is used. Memory is lost to fragmentation, and
-sizes differ from step to step."""
+"""The fraction of the available memory that is used. Memory is lost to fragmentation,
+and sizes differ from step to step."""
 TIGHT = 0.6
-"""The share of memory above which fragmentation matters. It took up to a third of the
-memory of steps (H200)."""
+"""The fraction of memory above which fragmentation matters. On an H200, fragmentation
+took up to a third of the memory of steps."""
 PLENTY = 1.5
-"""If this multiple of the largest micro-batch fits by estimate, nothing is measured."""
+"""Memory is not measured if an estimate says that this multiple of the largest
+micro-batch fits."""
 FOLLOWED = 0.7
-"""The share of the predicted budget that is measured next."""
+"""The second measurement uses this fraction of the predicted budget."""
 FULL = 0.9
-"""The share of the largest micro-batch above which no larger one is measured, because
-whole rows do not fill it."""
+"""If a measured pass has at least this fraction of the largest micro-batch, no larger
+pass is measured, because whole rows do not fill a micro-batch completely."""
 Point = tuple[int, float]
-"""The number of tokens of a pass, and the bytes that it needs."""
+"""The number of tokens in a pass, and the bytes that the pass needs."""
 Measure = Callable[[int], Point | None]
 """A function that measures a pass of at most the given tokens. It returns None if
 memory runs out."""
@@ -46,7 +47,7 @@ def needs_whole_steps(config: Any) -> bool:
 
 
 def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
-    """Return the number of samples in a rank's step, which BatchNorm needs in one
+    """Return the number of samples per step and rank, which BatchNorm needs in a single
     micro-batch. Raises SettingsError if the step would have several micro-batches, or
     if the ranks could not share statistics."""
     train, world = job.settings.train, runtime.ranks.world_size
@@ -67,8 +68,8 @@ def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
 
 
 def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
-    """Return the maximum number of tokens per micro-batch, or of samples if they have
-    one shape. Raises SettingsError if the setting is too small."""
+    """Return the maximum number of tokens per micro-batch, or of samples if all samples
+    have the same shape. Raises SettingsError if the setting is too small."""
     train, longest = job.settings.train, job.train.facts.longest
     if family_of(config).samples.batch_statistics:
         return _whole_step_samples(job, runtime)
@@ -98,14 +99,14 @@ def default_token_budget(is_cuda: bool) -> int:
 
 
 def overhead_tokens(config: Any, is_cuda: bool) -> int:
-    """Return the cost of one more micro-batch on the device, in tokens."""
+    """Return the fixed cost of a micro-batch on the device, expressed in tokens."""
     if is_cuda:
         return GPU_OVERHEAD_TOKENS
     return family_of(config).cpu_overhead_tokens(config)
 
 
 def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Return the mean number of tokens in a rank's share of a global batch."""
+    """Return the mean number of tokens per rank in a global batch."""
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     return rows * job.train.facts.mean_length
 
@@ -127,7 +128,7 @@ class Fit:
     token_budget: int
     reason: str = ""
     demand: Demand | None = None
-    """None if no pass was measured."""
+    """The measured memory demand, or None if no pass was measured."""
     tight: bool = False
     fault: str = ""
     """The reason why no step fits, or an empty string."""
@@ -158,7 +159,7 @@ def choose_budget(
 
 
 def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """Return the budget that fits on all ranks, which must divide batches equally."""
+    """Return the budget that fits on all ranks, which must plan batches alike."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     tight = any(fit.tight for fit in gathered)
     fault = next((fit.fault for fit in gathered if fit.fault), "")
@@ -166,7 +167,7 @@ def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
 
 
 def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
-    """Return the budget from the estimate `guess`, if passes cannot be measured."""
+    """Return the budget based on the estimate `guess`, if passes cannot be measured."""
     if guess is None or guess >= bounds.most:
         return Fit(wanted)
     return Fit(min(wanted, rounded_down(guess, bounds.least)), tight=True)
@@ -177,9 +178,10 @@ def points(
 ) -> list[Point]:
     """Measure passes of two sizes and return the results in ascending order.
 
-    The first size is `start`, or a smaller one if memory runs out. The second is near
-    the size that would fit in `free_bytes`, according to the first. The result is empty
-    if the longest row does not fit. It has one point if both sizes give the same pass.
+    The first size is `start`, or a smaller size if memory runs out. The second size is
+    near the largest one that fits in `free_bytes`, as predicted from the first pass.
+    The result is empty if the longest row does not fit. It has one point if both sizes
+    give the same pass.
     """
     tokens = min(max(start, bounds.least), bounds.most)
     while (first := measure(tokens)) is None:
@@ -192,7 +194,7 @@ def points(
 
 def _second_size(first: Point, bounds: Bounds, free_bytes: float) -> int:
     """Return a size near the limit that the first measurement predicts, or half of the
-    first size if that limit is hardly larger."""
+    first size if the limit is hardly larger than the first size."""
     tokens, taken = first
     fitting = int(tokens * free_bytes / max(taken, 1.0))
     larger = min(bounds.most, int(FOLLOWED * fitting))

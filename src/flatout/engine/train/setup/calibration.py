@@ -1,4 +1,4 @@
-"""Choose the token budget for a GPU's memory by measuring passes of the model.
+"""Choose the token budget that fits in GPU memory, by measuring passes of the model.
 
 The memory per token depends on kernels, precision, padding, frozen layers and
 recomputation. No formula covers all of these and custom models too, so forward and
@@ -37,10 +37,10 @@ from flatout.engine.train.step import Stepper
 
 SAMPLED_ROWS = 4_096
 FIRST_SHARE = 0.5
-"""The share of the estimated budget that is measured first. It is not small, because
-compiled kernels are tuned at this size."""
+"""The fraction of the estimated budget that is measured first. It is large because
+compiled kernels are autotuned at this size."""
 FIRST_ROWS = 2
-"""The number of rows that are measured first if there is no estimate. A single row
+"""The number of rows that are measured first if there is no estimate. A batch size of 1
 would be compiled separately."""
 
 
@@ -78,7 +78,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
 
 @contextmanager
 def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
-    """Context manager that restores random states, gradients and buffers at its end."""
+    """Context manager that restores the random state, gradients and buffers on exit."""
     runtime, was_training = stepper.runtime, model.training
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[runtime.device] if runtime.is_cuda else []):
@@ -97,7 +97,7 @@ def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
 
 
 class Passes:
-    """Runs forward and backward passes over the longest rows of a sample."""
+    """Measures forward and backward passes over the longest rows of a sample."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class Passes:
         self._ids, self._lengths = sample[order], lengths[order]
 
     def demand(self, start: int, bounds: Bounds, room: float) -> Demand | None:
-        """Return the memory demand, or None if the longest row needs more than `room`
-        bytes."""
+        """Measure the memory demand. Return None if the longest row needs more than
+        `room` bytes."""
         updater, device = self._stepper.updater, self._stepper.runtime.device
         gradients = sum(p.nbytes for p in updater.parameters)
         moments = moment_bytes(updater.optimizer.param_groups)
@@ -140,8 +140,9 @@ class Passes:
         )
 
     def measured(self, tokens: int) -> Point | None:
-        """Measure a pass of at most `tokens`. Return its number of tokens and its
-        bytes without permanent memory and gradients, or None if memory runs out."""
+        """Measure a pass of at most `tokens` tokens. Return its number of tokens and
+        the bytes that it needs in addition to permanent memory and gradients, or None
+        if memory runs out."""
         device = self._stepper.runtime.device
         batch = self.batch(tokens)
         try:
@@ -159,7 +160,7 @@ class Passes:
         return batch.num_padded_tokens, float(peak - before)
 
     def batch(self, tokens: int) -> StepBatch:
-        """Build a micro-batch of at most `tokens`."""
+        """Build a micro-batch of at most `tokens` tokens."""
         planner = replace(self._data.planner, token_budget=tokens)
         if planner.strategy == "grouped":  # grouping may divide the batch
             planner = replace(planner, strategy="random")
@@ -169,8 +170,8 @@ class Passes:
         return data.cut(ids, 0, 0).to(self._stepper.runtime.device)
 
     def run(self, batch: StepBatch) -> None:
-        """Run a pass like the stepper, but without the wrapper for other ranks. The
-        model's blocks are compiled in place, so they run compiled here too."""
+        """Run a pass like the stepper, but without the distributed wrapper. The model's
+        blocks were compiled in place, so this runs the compiled blocks."""
         for micro in batch.micro_batches:
             if self._stepper.noise is not None:
                 self._stepper.noise.draw()
@@ -180,8 +181,8 @@ class Passes:
 
 
 def longest_rows(lengths: Ints, tokens: int, planner: Planner) -> int:
-    """Return how many rows of descending `lengths` (N,), repeated if needed, fit in a
-    micro-batch of `tokens`."""
+    """Return how many rows fit in a micro-batch of `tokens` tokens. The `lengths` (N,)
+    of the rows are in descending order. Rows are repeated if there are too few."""
     if planner.strategy == "packed":
         again = tokens // max(1, int(lengths[-1])) + 1
         total = np.cumsum(np.resize(lengths, again))

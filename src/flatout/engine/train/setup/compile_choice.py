@@ -1,4 +1,4 @@
-"""Compare the time that compiling and recording cost with the time that they save.
+"""Compare the time that compilation and graph captures cost with the time they save.
 
 The constants were measured for BERT-base with packed rows of 96 tokens, on an H100 and
 an H200 (docs/benchmarks.md, docs/log.md).
@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PEAK_SHARE, COMPILED_SHARE = 0.31, 0.44
-"""The share of the data sheet's peak that BERT-base reaches with steps of 256 rows,
+"""The fraction of the data sheet's peak that BERT-base reaches with 256 rows per step,
 uncompiled (5,553 samples/s) and compiled (7,821 samples/s)."""
 LAYER_SAVES_S = 0.12e-3
-"""The time that compiling saves per layer, whatever the number of tokens: a layer takes
-0.46 ms uncompiled and 0.34 ms compiled, in addition to its computation."""
+"""The time that compiling saves per layer, regardless of the number of tokens. A layer
+takes 0.46 ms uncompiled and 0.34 ms compiled, in addition to its computation."""
 HOST_S = 2.2e-3
-"""The time to launch a layer, forward and backward: 24 ms for 12 layers (661 samples/s
-with 16 rows). Steps with less computation per layer wait for the host, compiled or not.
-"""
+"""The host's time to launch a layer, forward and backward. BERT-base takes 24 ms for 12
+layers (661 samples/s with 16 rows). Steps with less computation per layer wait for the
+host, compiled or not."""
 PART_S = 9.0
 """The time to compile a distinct part, and to start the compiler. BERT's two parts took
 24.5 s in total (H100, 16 cores). A warm disk cache would save most of this time, but is
 not considered, so that the choice can be repeated."""
 STEPS_A_SHAPE = 2
-"""The number of slow steps per shape. The first step is launched and the second one is
-recorded, and each is as slow as a step without graphs."""
+"""The number of slow steps per shape. The first step runs eagerly and the second one is
+captured. Each is as slow as a step without graphs."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Work:
     """The FLOPs of a step, forward and backward."""
     layers: int
     peak_tflops: float
-    """The peak rate from the data sheet, in TFLOP/s."""
+    """The peak throughput from the data sheet, in TFLOP/s."""
     parts: int
     """The number of distinct parts that are compiled."""
     shapes: int
-    """The number of shapes of a step's tensors. Each one is recorded once."""
+    """The number of input shapes of a step. Each shape is captured once."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Choice:
 def choose_compilation(
     work: Work, compiled: bool | None = None, recorded: bool | None = None
 ) -> Choice:
-    """Return the fastest choice, in which `compiled` and `recorded` are kept if set."""
+    """Return the fastest choice. `compiled` and `recorded` are kept if they are set."""
     cost_s = PART_S * (1 + work.parts)
     graphs = recorded
     if graphs is None:

@@ -41,7 +41,7 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 def _base_weights(settings: Settings) -> dict[str, str]:
     """Return hashes of the weight files of an adapter's base model, which checkpoints
-    do not contain. For models on the Hub, the key of the tokens has the commit."""
+    do not contain. For models on the Hub, the token key includes the commit."""
     if not settings.model.lora.is_on:
         return {}
     folder = Path(settings.model.name_or_path or "")
@@ -58,8 +58,8 @@ def _hash(file: Path, changed_ns: int) -> str:
 
 
 def _own_code(settings: Settings) -> dict[str, str]:
-    """Return digests of the modules of custom parts, except PyTorch's own modules,
-    because its version may change."""
+    """Return digests of the modules that define custom parts. PyTorch's own modules are
+    left out, because the version of PyTorch may change."""
     train, model = settings.train, settings.model
     own_parts = (train.optimizer, train.schedule, train.compute_metrics)
     named = (*own_parts, model.task, model.family)
@@ -69,7 +69,7 @@ def _own_code(settings: Settings) -> dict[str, str]:
 
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
-    """Return the values that must be equal for a finished run to replace `job`: the
+    """Return the values that must be equal to reuse the result of a finished run: the
     identity, skipped rows, settings of evaluation and audit, and flatout's version."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return (
@@ -85,7 +85,7 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
 
 def equal_on_all_ranks(job: TrainJob) -> dict[str, Any]:
     """Return the values that must be equal on all ranks: the identity, and the settings
-    by which steps are divided, logged, evaluated and saved."""
+    that decide how steps are divided, logged, evaluated and saved."""
     settings = {"train": job.settings.train.model_dump(mode="json")}
     return identity(job) | {
         name: value

@@ -1,4 +1,4 @@
-"""The input of a training run, and checks of its rows."""
+"""The input of a training run, and checks on its rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TrainJob:
     data_key: str = ""
     """The content key of the token rows."""
     tokenizer_file: str | None = None
-    """A tokenizer.json to decode rows. If None, rows are shown as token numbers."""
+    """A tokenizer.json to decode rows. If None, rows are shown as token IDs."""
 
     def in_folder(self, folder: Path) -> TrainJob:
         """Return the job with another work folder and without a mirror."""
@@ -120,7 +120,7 @@ def _read(path: Path) -> Sequence[int]:
 
 
 def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> None:
-    """Raise SettingsError if the row numbers `skipped` (N,) include a whole step."""
+    """Raise SettingsError if skipping the rows `skipped` (N,) leaves a step empty."""
     least = batches.num_rows % batches.batch_size or batches.batch_size
     for epoch in range(math.ceil(total_steps / batches.steps_per_epoch)):
         steps, counts = np.unique(batches.steps_of(skipped, epoch), return_counts=True)
@@ -166,7 +166,7 @@ def check_rows(job: TrainJob) -> None:
 
 
 def without_targets(job: TrainJob) -> list[str]:
-    """Return a warning, as a list, if the model cannot learn from some rows because
+    """Return a list with a warning if the model cannot learn from some rows because
     they have only a prompt and no completion."""
     facts = job.train.facts
     if not (job.task.texts.completions and facts.num_unlabelled):
@@ -181,13 +181,13 @@ def without_targets(job: TrainJob) -> list[str]:
 
 
 def as_numbers(tokens: Ints) -> str:
-    """Return the token numbers as text."""
+    """Return token IDs as text, separated by spaces."""
     return " ".join(map(str, tokens.tolist()))
 
 
 def decoder(job: TrainJob) -> Callable[[Ints], str]:
-    """Return a function that converts tokens to text, or to their numbers if the
-    tokenizer is missing."""
+    """Return a function that decodes tokens to text, or lists their IDs if there is no
+    matching tokenizer."""
     if job.tokenizer_file is None or job.vocabulary is None:
         return as_numbers
     from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""Resolve every `auto` for the model and device, and reject what cannot work."""
+"""Resolve each `auto` for the model and device, and reject impossible settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flatout.engine.train.setup.job import TrainJob, without_targets
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """The resolved value of every `auto`, with the reasons for fallbacks."""
+    """The settings after each `auto` was resolved, with the reasons for fallbacks."""
 
     strategy: str
     attention: str
@@ -39,13 +39,13 @@ class ResolvedConfig:
     fused_optimizer: bool
     residual: str = "fp32"
     overhead_tokens: int = GPU_OVERHEAD_TOKENS
-    """The cost of one more micro-batch on the device, in tokens."""
+    """The fixed cost of a micro-batch on the device, expressed in tokens."""
     launch_tokens: int = 0
     """The number of tokens the device trains while the host launches a micro-batch."""
     flat_all_reduce: bool = False
-    """Whether gradients are reduced in one piece, after the backward pass."""
+    """Whether a single all-reduce sums all gradients after the backward pass."""
     compile_reason: str = ""
-    """The reason for or against compilation and CUDA graphs, with estimated seconds."""
+    """Why compilation and CUDA graphs are on or off, with the estimated seconds."""
     budget_reason: str = ""
     """The expected memory use of steps, if it was measured."""
     notes: tuple[str, ...] = field(default=())
@@ -59,7 +59,7 @@ def resolve(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned | None = None
 ) -> ResolvedConfig:
     """Choose the batching strategy, attention kernel, token budget and compilation.
-    `planned` is the planned work, or None for an unlimited number of steps. Raises
+    `planned` is the work to do, or None for an unlimited number of steps. Raises
     SettingsError if a setting cannot work."""
     train, notes = job.settings.train, []
     strategy, fault = _strategy(job, runtime, config)
@@ -90,10 +90,10 @@ def resolve(
 
 
 def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
-    """Return the batching strategy. If `auto` has to fall back from packed to grouped
-    rows, because packing would not be exact, the reason is returned with it."""
+    """Return the batching strategy. If rows cannot be packed, the strategy falls back
+    to `grouped`, and the reason is returned with it."""
     wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
-    if job.settings.train.rows != "tokens":  # all rows have one length
+    if job.settings.train.rows != "tokens":  # all rows have the same length
         return "fixed", None
     if wanted not in ("auto", "packed"):
         return wanted, None
@@ -129,21 +129,21 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Return whether gradients are reduced in one piece, as set or for CUDA graphs."""
+    """Return whether one all-reduce sums all gradients, as set or for CUDA graphs."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")
 
 
 PROBE_S = 0.2
-"""The time for matrix products on each GPU, in seconds."""
+"""How long the matmul throughput of each GPU is measured, in seconds."""
 SLOW_SHARE = 0.85
-"""A GPU whose rate is below this share of the median is reported."""
+"""A GPU whose throughput is below this fraction of the median is reported as slow."""
 
 
 def slow_devices(rates: Sequence[float]) -> tuple[str, ...]:
-    """Return a note for each slow GPU. `rates` are the TFLOP/s that each rank reached
-    with large matrix products."""
+    """Return a note for each slow GPU. `rates` contains the throughput of large matmuls
+    on each rank, in TFLOP/s."""
     usual = median(rates)
     return tuple(
         f"the GPU of rank {rank} computes {rate:,.0f} TFLOP/s, the median of all ranks "
