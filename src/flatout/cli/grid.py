@@ -87,7 +87,7 @@ def benchmark(
     """Measure all combinations of the given values, and recommend one.
 
     If --data-path is given, conf/local is written first, as by kedro flatout init
-    (which also accepts column names). Otherwise the project's data are used. The
+    (which also accepts column names). Otherwise the project's data is used. The
     command then runs kedro run --pipelines=split,tokenize,benchmark with
     benchmark.mode: grid.
     """

@@ -97,7 +97,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return f"-{found}".replace("/", "-of-") if found else ""
 
     def this_run(self) -> dict[str, Any]:
-        """Return the name of the environment that defines the data, if there is one."""
+        """Return `environment`, the name of the environment that defines the data. It
+        is None for the default environment."""
         env = (
             self._measured_environment()
             if self.env in SETTINGS_OF_TRAINING

@@ -23,7 +23,7 @@ _CLOCK = re.compile(r"(?:^|\[|\d )(?:(\d+):)?(\d\d):(\d\d)(?=[<\W])")
 
 @dataclass
 class Run:
-    """The newest run in a log. `times_s` has pairs (step, time in seconds)."""
+    """The newest run in a log. `times_s` holds pairs (step, time in seconds)."""
 
     number: int
     done: int = 0
@@ -32,7 +32,7 @@ class Run:
 
     @property
     def step_s(self) -> float | None:
-        """The seconds per step by the log's clock, including pauses between steps."""
+        """The seconds per step in the log, including pauses between steps."""
         ends = self.times_s[:1] + self.times_s[-1:] or [(0, 0.0)] * 2
         (first, begin), (last, end) = ends
         return (end - begin) / (last - first) if last > first and end > begin else None

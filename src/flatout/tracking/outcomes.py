@@ -86,7 +86,7 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
     become metrics.
 
     Each run lasts as long as its trial. If the table has no start times, the runs
-    follow one another, and the last one ends now.
+    follow one another, and the last run ends now.
     """
     rows = trials.to_dict("records")
     elapsed_s = [float(row.get("elapsed_s") or 0.0) for row in rows]

@@ -1,7 +1,7 @@
 """Reference losses, computed with the transformers model and PyTorch's loss functions.
 
 Rows of equal length share a forward pass, without padding or masks. If transformers has
-no counterpart of a task and model, their own module is run in the same way.
+no counterpart of a task and model, flatout's own module is run in the same way.
 `Plain.described` names the reference.
 """
 

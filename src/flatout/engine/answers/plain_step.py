@@ -35,7 +35,7 @@ class Step:
     targets: tuple[int, ...]
     """The number of targets, counted in several ways. All counts must be equal."""
     gradients: Weights
-    """The gradients, before clipping, of the parameters that received one."""
+    """The gradients, before clipping, of all parameters that received a gradient."""
     weights: Weights = field(default_factory=dict)
     """The weights, after the step, of the parameters that the optimizer updates."""
     ranks_agree: bool = True

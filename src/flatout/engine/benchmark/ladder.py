@@ -27,7 +27,8 @@ from flatout.engine.benchmark.trials.trial_spec import (
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
 """Labels of the final comparisons, with and without a larger global batch."""
 KEPT_FROM = 0.98
-"""A rung is left out if its throughput is below this fraction of that without it."""
+"""A rung is left out if the throughput with it is below this fraction of the
+throughput without it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Summarise a benchmark as plain values, for benchmark_summary.json."""
+"""Summarise a benchmark as JSON values for benchmark_summary.json."""
 
 from __future__ import annotations
 

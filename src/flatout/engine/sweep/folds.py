@@ -21,11 +21,11 @@ def fold_files(
 ) -> list[JobFiles]:
     """Write the rows of each fold to a subfolder of `folder`, and return their files.
 
-    The fold itself becomes the test split. Of the other rows, those of the original
-    validation split are used for validation and the rest for training. `splits` are the
-    train, validation and test splits, each a `datasets.Dataset` with a column `fold`.
-    Raises SettingsError if there are not `folds` folds, or if token rows and texts do
-    not match one to one.
+    The fold itself becomes the test split. The other rows are used for validation
+    if they are in the original validation split, and for training otherwise. `splits`
+    are the train, validation and test splits, each a `datasets.Dataset` with a column
+    `fold`. Raises SettingsError if there are not `folds` folds, or if token rows and
+    texts do not match one to one.
     """
     has_folds = all(FOLD in split.column_names for split in splits)
     fold = np.concatenate([split[FOLD][:] if has_folds else [-1] for split in splits])

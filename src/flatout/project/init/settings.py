@@ -90,8 +90,8 @@ def _encoding(file: Path) -> dict[str, str]:
 
 
 def other_kind(path: Path) -> str | None:
-    """Return the environment that suits most files in `path`, or None if most are
-    tables."""
+    """Return the environment (`arrays` or `images`) for the files in `path`, or None if
+    most of them are tables."""
     files = [path] if path.is_file() else path.rglob("*")
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}

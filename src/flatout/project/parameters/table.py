@@ -39,7 +39,7 @@ def table(loader: ProjectConfigLoader, group: str | None) -> str:
 
 
 def _line(path: str, value: str, source: str, widths: list[int]) -> str:
-    """Format one line. A value that is too long is printed below it."""
+    """Format one line. A value that is too long is printed on the following lines."""
     line = f"{path:{widths[0]}}  {value:{min(widths[1], 40)}}  {source}"
     if len(line) <= WIDTH:
         return line

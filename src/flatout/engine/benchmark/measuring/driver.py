@@ -91,8 +91,8 @@ def representative_block(
     rows: SplitRows, batches: GlobalBatches, steps: int
 ) -> tuple[int, int]:
     """Return the first step and the number of steps of a block that represents an
-    epoch: the part of the first epoch whose mean row length is closest to that of all
-    rows. It has `steps` steps, or fewer if the epoch is shorter."""
+    epoch: the part of the first epoch whose mean row length is closest to the mean over
+    all rows. The block has `steps` steps, or fewer if the epoch is shorter."""
     whole = max(1, len(rows) // batches.batch_size)
     steps = min(steps, whole)
     starts = np.unique(np.linspace(0, whole - steps, CANDIDATE_BLOCKS).astype(int))

@@ -97,7 +97,7 @@ class WarmTraining:
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
         """Measure windows until `enough` of them agree, and return those that count.
-        `most_apart_pct` is the largest spread of their rates that counts as
+        `most_apart_pct` is the largest spread of their throughput that counts as
         agreement."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
@@ -154,8 +154,8 @@ def enough(
     """Return whether enough windows have been measured.
 
     `rates` are the rates of the windows that count, and `taken` is the number of all
-    windows. This is the case if there are at least `repeats` rates whose spread is at
-    most `most_apart_pct`, or if `taken` has reached 2 * `repeats` + 1.
+    windows. The windows are enough if there are at least `repeats` rates whose spread
+    is at most `most_apart_pct`, or if `taken` has reached 2 * `repeats` + 1.
     """
     if taken > 2 * repeats:
         return True
@@ -163,7 +163,7 @@ def enough(
 
 
 def middle(windows: Sequence[Window]) -> Window:
-    """Return the window with the median rate (the slower of two middle windows)."""
+    """Return the window with the median throughput (the slower of two middle ones)."""
     return sorted(windows, key=rate)[(len(windows) - 1) // 2]
 
 
@@ -173,10 +173,10 @@ def rate(window: Window) -> float:
 
 
 def spread_pct(windows: Sequence[Window]) -> float:
-    """Return (highest - lowest) / median of the windows' rates, in percent."""
+    """Return the spread (highest - lowest) / median of the throughput, in percent."""
     return spread_of([rate(window) for window in windows])
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Return (highest - lowest) / median of `values`, in percent."""
+    """Return the spread (highest - lowest) / median of `values`, in percent."""
     return 100 * (max(values) - min(values)) / median(values)

@@ -80,8 +80,8 @@ def ask(
     """Run a trial in `folder` and store its result there.
 
     `headroom` is the fraction of memory that should stay free. Without a GPU, the trial
-    is stopped once it leaves less than half of this fraction of the available memory
-    free. The other arguments are those of `run_isolated`.
+    is stopped once it uses more than the fraction 1 - `headroom` / 2 of the available
+    memory. The other arguments are those of `run_isolated`.
     """
     write_spec(spec, asdict(files), folder)
     limit = None
