@@ -33,8 +33,8 @@ class Faults:
             self.reasons.setdefault(row, (column, f"{column} {reason}"))
 
     def add_texts(self, column: str, found: Sequence[Any]) -> list[Any]:
-        """Reject the rows whose element in `found` (N,) is a str, which is the reason.
-        Return `found` with None in their place."""
+        """Reject each row whose element in `found` (N,) is a str, and use it as the
+        reason. Return `found` with these elements replaced by None."""
         for row, one in enumerate(found):
             if isinstance(one, str):
                 self.reasons.setdefault(row, (column, one))
@@ -193,7 +193,7 @@ def _named_values(batch: RawBatch, array: Any, name: str, faults: Faults) -> Any
 
 
 def _names_of_floats(array: Any) -> Any:
-    """Convert floats to names. A number has the same name in every block of a file."""
+    """Convert floats to class names. Equal numbers get the same name in all blocks."""
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     encoded = array.dictionary_encode()
@@ -206,7 +206,7 @@ def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Read the names of groups: texts, numbers or other single values."""
     array = _named_values(batch, named(batch.columns[name]), name, faults)
     if is_text(array.type):
-        # All rows with an empty cell would form one group and share one split.
+        # Otherwise, all rows with an empty cell would form one group.
         faults.add(name, _is_blank(array.cast(pa.string())), "is empty")
     return array
 

@@ -26,7 +26,8 @@ BATCH_BYTES = 64 << 20
 
 
 class RawTextsError(ValueError):
-    """Raised if raw data cannot be read. The message names the place and a fix."""
+    """Raised if raw data cannot be read. The message names the place and suggests a
+    fix."""
 
 
 class Kind(IntEnum):

@@ -41,7 +41,8 @@ from flatout.engine.parameters import SplitSettings
 
 
 class SplitError(ValueError):
-    """Raised if rows cannot be split. The message names rows, reasons and a fix."""
+    """Raised if rows cannot be split. The message names the reasons and suggests a
+    fix."""
 
 
 class SplitPlan(ABC):

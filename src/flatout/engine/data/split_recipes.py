@@ -206,7 +206,7 @@ def plan_split(
 
 
 def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
-    """Return the options that determine the rows in addition to the raw data."""
+    """Return the options that, together with the raw data, determine the rows."""
     options = settings.model_dump(mode="json", exclude={"drop_rows"})
     if settings.drop_rows:  # Keys of earlier versions do not have this field.
         options["drop_rows"] = drop_key(settings.drop_rows)

@@ -86,8 +86,8 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Count the rows whose text differs from an earlier one only in case, white space
-    or Unicode composition, and the texts that are in two splits in this way."""
+    """Count near duplicates, whose text differs from an earlier one only in case, white
+    space or Unicode composition. Also count those that are in two splits."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),

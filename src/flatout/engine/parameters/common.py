@@ -36,8 +36,8 @@ RowNumbers = Annotated[
 
 
 EXECUTION = "execution"
-"""Role of a parameter that affects how, where or how visibly a training run executes,
-but not its result. A resumed run can use a different value."""
+"""Role of a parameter that affects how or where a training run executes, or what it
+logs, but not its result. A resumed run can use a different value."""
 MACHINE = "machine"
 """Role of a parameter that can differ between machines of the same run."""
 UNTIMED = "untimed"
@@ -48,7 +48,7 @@ def parameter(
     default: Any, *roles: str, reported: str | None = None, **bounds: Any
 ) -> Any:
     """Return a field with the given roles. A field without a role affects the result.
-    `reported` is the key of the report that contains the final value."""
+    `reported` is the report key under which the final value is stored."""
     facts: dict[str, Any] = {"roles": list(roles), "reported": reported}
     return Field(default, json_schema_extra=facts, **bounds)
 

@@ -54,9 +54,9 @@ class SplitSettings(SettingsModel):
     prompt_column: str | None = None
     """causal-lm: column of the text before a completion. Replaces `text_column`."""
     completion_column: str | None = None
-    """causal-lm: column of the text after the prompt. Only this text is learned."""
+    """causal-lm: column of the text after the prompt, which is the training target."""
     messages_column: str | None = None
-    """causal-lm: column of message lists. Only the assistant's messages are learned."""
+    """causal-lm: column of message lists. The assistant's messages are the targets."""
     anchor_column: str | None = None
     """embedding: column of the query texts (anchors)."""
     positive_column: str | None = None
@@ -72,8 +72,8 @@ class SplitSettings(SettingsModel):
     label_columns: list[str] | None = None
     """multi-label-classification: columns of 0 and 1 that replace `label_column`."""
     group_column: str | None = None
-    """Column of a group, such as a patient. All rows of a group are in the same
-    split."""
+    """Column that groups rows, for example by patient. All rows of a group are in the
+    same split."""
     split_column: str | None = None
     """Column that names the split of each row: train, validation (val, dev, eval) or
     test."""
@@ -121,12 +121,13 @@ class TokenizeSettings(SettingsModel):
     vocab_size: int = parameter(8_000, EXECUTION, ge=64)
     """Vocabulary size of a tokenizer that flatout trains (`name_or_path: null`)."""
     join_texts: bool = parameter(False, EXECUTION)
-    """Join texts end to end into blocks of `max_length` tokens (language models)."""
+    """Concatenate texts into blocks of `max_length` tokens (language models)."""
     engine: Literal["local", "ray"] = parameter("local", EXECUTION, MACHINE)
     """Tokenize on all cores of this machine or on a Ray cluster (extra `ray`)."""
     mirror: str | None = parameter(None, EXECUTION, MACHINE)
     """URL to which token rows are copied, such as s3://bucket/tokens or any other that
-    fsspec supports. A machine without token rows downloads those with the same key."""
+    fsspec supports. A machine without token rows downloads the rows that have the same
+    key."""
 
 
 class EvaluateSettings(SettingsModel):
@@ -157,7 +158,7 @@ class ImageSettings(SettingsModel):
     path: str | None = None
     """Folder or manifest of the images. It replaces the catalog entry raw_images."""
     size: int = Field(224, ge=1)
-    """Height and width in pixels. Images are scaled, then cropped at the centre."""
+    """Height and width in pixels. Images are resized, then centre-cropped."""
     keep: Literal["pixels", "files"] = "pixels"
     """`pixels` stores decoded images. `files` stores the encoded bytes, which need less
     disk space for large images, and the loader workers decode them in every epoch."""
@@ -168,7 +169,7 @@ class ImageSettings(SettingsModel):
 
 
 class DetectSettings(SettingsModel):
-    """Detection of abnormal sessions by `--env=deeplog --pipelines=detect`."""
+    """Detection of abnormal sessions (`kedro run --env=deeplog --pipelines=detect`)."""
 
     top_keys: int = Field(9, ge=1)
     """Number of most likely keys (g in the paper). A session is abnormal if one of its
@@ -214,7 +215,7 @@ class ExportSettings(SettingsModel):
 
 
 class PredictSettings(SettingsModel):
-    """Application of a saved model to texts by `kedro run --pipelines=predict`."""
+    """Prediction with a saved model by `kedro run --pipelines=predict`."""
 
     text_column: str | None = None
     """Column of the text. If null, it is `split.text_column`, or `text` for rows
@@ -234,7 +235,7 @@ class PredictSettings(SettingsModel):
     token_budget: Count | Auto = "auto"
     """Maximum number of tokens in one forward pass, including padding."""
     window_rows: int = Field(4_096, ge=1)
-    """Number of rows that are in memory at a time and sorted by length together."""
+    """Number of rows that are read into memory and sorted by length at a time."""
     shard: str | None = Field(None, pattern="^[1-9][0-9]*/[1-9][0-9]*$")
     """With i/n, predict only the i-th of n parts and write it to a file with these
     numbers in its name. If null, all rows are predicted."""

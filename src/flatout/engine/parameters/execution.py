@@ -58,7 +58,8 @@ class RuntimeSettings(SettingsModel):
     threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
     """OpenMP and MKL threads. `auto` is 1 with a GPU, otherwise all usable cores."""
     environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
-    """Environment variables to set before torch is imported, added to the default."""
+    """Environment variables to set before torch is imported. They extend the
+    default."""
 
     @field_validator("environment")
     @classmethod
@@ -87,8 +88,8 @@ class CheckpointSettings(SettingsModel):
     every_steps: int | None = Field(None, ge=1)
     """Steps between checkpoints. If null, only time and interruptions trigger them."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
-    """Minutes between checkpoints; the first is saved after one minute. If null, time
-    triggers none."""
+    """Minutes between checkpoints; the first is saved after one minute. If null, no
+    checkpoint is triggered by time."""
     keep: int = parameter(2, MACHINE, ge=1)
     """Number of most recent checkpoints to keep, in addition to the best one."""
     mirror: str | None = parameter(None, MACHINE)

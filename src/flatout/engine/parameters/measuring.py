@@ -1,4 +1,4 @@
-"""Parameters for many runs that measure speed or compare results."""
+"""Parameters of pipelines that start many runs to measure speed or compare results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class BenchmarkSettings(SettingsModel):
     prefetch_factors: Annotated[list[Count], LISTED] = []
     """Grid: values of `train.loader.prefetch_factor`. If empty, as configured."""
     pin_memory: Annotated[list[bool], LISTED] = []
-    """Grid: values of `train.loader.pin_memory` (GPU). If empty, as configured."""
+    """Grid: values of `train.loader.pin_memory` (GPU only). If empty, as configured."""
     token_budgets: Annotated[list[Count], LISTED] = []
     """Grid: values of `train.token_budget`. If empty, `auto`."""
     steps_per_trial: int = Field(20, ge=2)
@@ -80,7 +80,7 @@ class BenchmarkSettings(SettingsModel):
     """Maximum duration of a window in seconds, which limits its steps (at least 2)."""
     tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Minutes after which mode tune stops exploring and confirms its results. `auto` is
-    5, or 15 with a GPU, because each trial compiles there."""
+    5, or 15 with a GPU, because each trial compiles the model there."""
     max_minutes: float | None = Field(None, gt=0)
     """Minutes after which no new trial starts, in any mode. The next run continues."""
     trial_timeout_s: float = Field(300, gt=0)
@@ -105,7 +105,8 @@ SweptValue = bool | int | float | str
 
 
 class SweepRange(SettingsModel):
-    """Values between two inclusive bounds. They are integers if both bounds are."""
+    """Values between two inclusive bounds. They are integers if both bounds are
+    integers."""
 
     low: int | float
     high: int | float
@@ -143,15 +144,15 @@ class SweepSettings(SettingsModel):
     """sampler tpe: bounds for a setting, instead of a list of values."""
     seeds: int | None = Field(None, ge=2)
     """Number of seeds (preferably 3 or more) with which each setting of the grid is
-    trained on the same rows. A table compares the settings. If null, each is trained
-    once."""
+    trained on the same rows. A table compares the settings. If null, each setting is
+    trained once."""
     n_trials: int = Field(20, ge=1)
     """Number of trials of sampler tpe, over all machines and restarts."""
     choose_by: str | None = None
     """Report metric that ranks the trials, for example `validation_accuracy`. If null,
     it is `train.metric` on the validation split."""
     devices_per_trial: int = Field(1, ge=1)
-    """GPUs per trial, with one rank on each. Without a GPU, the number of ranks."""
+    """Number of GPUs per trial, each with one rank. Without a GPU, number of ranks."""
     heartbeat_s: float = Field(30.0, gt=0)
     """Seconds between messages that tell the server that a trial is running. After
     three missed messages, another machine takes over the trial."""

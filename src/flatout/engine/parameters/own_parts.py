@@ -37,7 +37,7 @@ def own_part(path: str, parameter: str) -> Any:
         if not module:
             raise ImportError("it names no module")
         return getattr(import_module(module), name)
-    except Exception as error:  # an import runs the module: any error is possible
+    except Exception as error:  # importing runs the module, so any error is possible
         raise SettingsError(
             f"{parameter}: {path!r} cannot be imported ({error}): give the dotted path "
             "of an object in a module on the Python path, e.g. my_package.module.name"

@@ -48,7 +48,8 @@ class ModelSettings(SettingsModel):
     trust_remote_code: bool = parameter(False, EXECUTION)
     """Run the model's own code. Code from a repository also requires `revision`."""
     config: dict[str, Any] = {}
-    """Config of a model from scratch (`model_type`, sizes), without `name_or_path`."""
+    """Config of a model trained from scratch, with its `model_type` and sizes. Ignored
+    if `name_or_path` is set."""
     overrides: dict[str, Any] = {}
     """Changes to a checkpoint's config. Ignored without `name_or_path`."""
     mask_probability: float = Field(0.15, gt=0, lt=1)
@@ -64,8 +65,8 @@ class ModelSettings(SettingsModel):
     """embedding: how hidden states are pooled into the vector of a text. `auto` uses
     the checkpoint's 1_Pooling/config.json, or the mean if there is none."""
     temperature: float = Field(0.05, gt=0)
-    """embedding: divisor of the cosine similarities. 0.05 corresponds to a scale of
-    20."""
+    """embedding: value by which cosine similarities are divided. 0.05 corresponds to a
+    scale of 20."""
     matryoshka: list[Annotated[int, Field(ge=1)]] = []
     """embedding: sizes of vector prefixes that are also trained as vectors (Kusupati et
     al. 2022). Their losses are added. If empty, only the whole vector is trained."""
@@ -103,7 +104,7 @@ class ModelSettings(SettingsModel):
         try:
             config = json.loads((folder / "config.json").read_text("utf-8"))
         except (OSError, ValueError):
-            return None  # loading it reports the fault
+            return None  # loading the model reports the problem
         named = json.dumps(config.get("auto_map"))
         if "--" not in named:
             return None
@@ -117,10 +118,11 @@ class TrainSettings(SlowHabits):
     """Length of the training, the optimizer, and how steps are executed."""
 
     rows: Literal["tokens", "arrays", "images"] = "tokens"
-    """Kind of samples: tokens of texts, numeric arrays, or images. It is part of
-    catalog entry names, for example `train_images`."""
+    """Kind of samples: tokens of texts, numeric arrays, or images. Catalog entry names
+    contain this value, for example `train_images`."""
     batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
-    """How micro-batches are formed. `auto` uses packed if supported, else grouped."""
+    """How micro-batches are formed. `auto` uses packed if possible, otherwise
+    grouped."""
     global_batch_size: int = Field(32, ge=1)
     """Number of samples per optimizer step, over all ranks and micro-batches."""
     token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
@@ -132,13 +134,14 @@ class TrainSettings(SlowHabits):
     """Number of optimizer steps. If null, `epochs` determines it."""
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
     """Training rows to leave out: row numbers, or a file of them (text with one number
-    per line, or Parquet with a column `row`). Their global batches become smaller. A
-    change on resume applies to the remaining steps."""
+    per line, or Parquet with a column `row`). Global batches that contain them become
+    smaller. A change on resume applies to the remaining steps."""
     learning_rate: float = Field(5e-5, gt=0)
     """Peak learning rate, which is reached at the end of the warm-up."""
     learning_rate_at_batch: Count | None = None
-    """Global batch size to which learning_rate refers. For other sizes, it is scaled by
-    the square root of the ratio (Krizhevsky 2014). If null, it is not scaled."""
+    """Global batch size to which learning_rate refers. For other sizes, the learning
+    rate is scaled by the square root of the ratio (Krizhevsky 2014). If null, it is not
+    scaled."""
     optimizer: Literal["adamw", "adafactor", "sgd"] | str = "adamw"
     """Optimizer, or the dotted path of another optimizer class, such as
     torch.optim.NAdam. Only adamw is fused and supports CUDA graphs."""
@@ -158,7 +161,7 @@ class TrainSettings(SlowHabits):
     adam_epsilon: float = Field(1e-8, gt=0)
     """Value added to the denominator of the update for numerical stability."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Maximum norm of the gradients, which are clipped to it. If null, no clipping."""
+    """Maximum gradient norm, to which gradients are clipped. Null disables clipping."""
     class_weights: Literal["balanced"] | dict[str, Weight] | list[Weight] | None = None
     """Class weights of the training loss, by class name (default 1) or in the order of
     label_names. `balanced` gives all classes the same total weight."""
@@ -178,7 +181,7 @@ class TrainSettings(SlowHabits):
     warmup_fraction: float = Field(0.06, ge=0, lt=1)
     """Fraction of all steps during which the learning rate rises."""
     log_every: int = parameter(20, EXECUTION, ge=1)
-    """Number of steps between logging steps, which log throughput and metrics."""
+    """Number of steps between log entries of throughput and metrics."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
     """Steps between updates of the training accuracy, which is kept on the device."""
     audit: bool = parameter(False, EXECUTION)
@@ -202,12 +205,13 @@ class TrainSettings(SlowHabits):
     kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """Number of consecutive evaluations without a new best result after which training
-    ends. If null, it never ends early."""
+    ends. If null, training never ends early."""
     compile: bool | Auto = parameter("auto", EXECUTION, MACHINE, reported="compile")
     """Use torch.compile. `auto` does so on a GPU if the run is expected to end sooner,
     including the compile time."""
     cuda_graphs: bool | Auto = parameter("auto", EXECUTION, reported="cuda_graphs")
-    """Capture steps as CUDA graphs, which saves CPU time. `auto` is like compile."""
+    """Capture steps as CUDA graphs and replay them, which saves CPU time. `auto` does
+    so if the run is expected to end sooner."""
     gradient_checkpointing: bool = parameter(False, EXECUTION)
     """Recompute activations in the backward pass, which saves memory but needs about a
     third more compute."""

@@ -56,7 +56,7 @@ def answering_task(
 
 
 def with_calibration(task: Task, model: Any) -> Task:
-    """Set the task's calibration from the model's folder. Raises SettingsError if
+    """Load the task's calibration from the model's folder. Raises SettingsError if
     `model.label_threshold` is auto but no thresholds are stored."""
     if isinstance(task, Calibrated):
         task.calibration = Calibration.read(model.config.name_or_path)
@@ -129,7 +129,7 @@ def longest_row(
     config: Any, tokenizer: TokenizerFile | None, settings: Settings
 ) -> int:
     """Return the maximum length of a row in tokens, or 1 for samples. Raises
-    SettingsError if it exceeds the model's limit."""
+    SettingsError if `predict.max_length` exceeds the model's limit."""
     if tokenizer is None:
         return 1
     limits = [tokenizer.max_positions, usable_positions(config.to_dict())]
@@ -160,7 +160,7 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return hashes of a model's files, or its name and commit without local files."""
+    """Hash a model's files, or return its name and commit if it has no local files."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

@@ -133,8 +133,8 @@ def mine(
 ) -> Triplets:
     """Return the triplets for the given rows of pairs. `splits` maps split names to
     `datasets.Dataset`s, and `corpus` is such a dataset or any input of
-    `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if they do not
-    fit."""
+    `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if these do not
+    fit together."""
     for name, rows in splits.items():
         if PASSAGES not in rows.column_names or "label" in rows.column_names:
             raise SettingsError(

@@ -88,8 +88,8 @@ class RemoteFiles:
             return {}
 
     def _find(self) -> tuple[Any, dict[str, str], bool]:
-        """Return the file system, the remote paths by their names relative to the URL,
-        and whether the URL names a single file."""
+        """Return the file system, the remote path of each file by its name relative to
+        the URL, and whether the URL names a single file."""
         from fsspec.core import url_to_fs
 
         store, root = url_to_fs(self.url, **self.options)

@@ -1,5 +1,5 @@
-"""Group the lines of a structured log by session, read the labels of sessions, and
-choose the sessions for training."""
+"""Group the lines of a structured log by session, read session labels, and select the
+sessions for training."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class LogColumns:
     """Regular expression that matches the session names in the session column. If None,
     the whole value is the name."""
     label: str | None = None
-    """Column with the label of each line. A session is normal if all its lines are."""
+    """Column with the label of each line. A session is normal if all its lines are
+    normal."""
 
 
 def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:

@@ -20,7 +20,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokensError(ValueError):
-    """Raised if rows cannot be encoded. The message names the rows and a fix."""
+    """Raised if rows cannot be encoded. The message names the rows and suggests a
+    fix."""
 
 
 @dataclass(frozen=True)

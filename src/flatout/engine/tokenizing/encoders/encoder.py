@@ -39,7 +39,7 @@ class EncodeOptions:
     """Form of the rows: `text`, `words` separated by single spaces, `completion` (of a
     prompt), `messages`, or `pairs`."""
     empty_id: int | None = None
-    """Token id that stands for a text without any token."""
+    """Token id that represents a text without any tokens."""
     whole_ends: bool = False
     """If True, truncated texts get no end token, because a model that learned these end
     tokens would expect all texts to end at `max_length`."""
