@@ -47,7 +47,7 @@ SYMPTOMS = {
 """Metrics that explain a slower step. All but the clock speed are percentages."""
 
 FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
-"""Tags that do not correspond to a parameter."""
+"""Tags that are compared although they are not parameters."""
 
 
 State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]

@@ -203,8 +203,8 @@ def _plain(label: Any) -> Any:
 
 
 def label_names_of(source: ArraySource, task: Task) -> list[str]:
-    """Return the distinct label names, sorted, in numeric order if all are integers. If
-    labels are not names, return an empty list."""
+    """Return the distinct label names in alphabetical order, or in numeric order if all
+    are integers. If labels are not names, return an empty list."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
     labels, faults = _read_labels(list(source.labels()), task.label_type)

@@ -236,7 +236,7 @@ def with_all_positions(
 
 @dataclass(frozen=True)
 class StepRows:
-    """A map-style dataset that is indexed by the step."""
+    """A map-style dataset of batches, indexed by the step."""
 
     rows: SplitRows
     batches: GlobalBatches

@@ -222,7 +222,7 @@ def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """A map-style dataset that is indexed by a range of steps."""
+    """A map-style dataset of runs, indexed by a range of steps."""
 
     data: StepRows
 

@@ -116,7 +116,7 @@ BY_VALUE = (
     *(pa.types.is_struct, pa.types.is_map),
     *(pa.types.is_union, pa.types.is_interval),
 )
-"""Types without a single buffer of values."""
+"""Types without a single buffer of values. Their values are hashed one by one."""
 BYTES = (
     *(pa.types.is_string, pa.types.is_large_string),
     *(pa.types.is_binary, pa.types.is_large_binary),

@@ -40,8 +40,8 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def runs_since(pid: int, begin_s: float) -> bool:
-    """Return whether process `pid` is the one that started at `begin_s` (seconds since
-    1970). Process ids are reused, so the id alone is not enough."""
+    """Return whether process `pid` is the process that started at `begin_s` (seconds
+    since 1970). Process ids are reused, so the id alone is not enough."""
     try:
         return abs(psutil.Process(pid).create_time() - begin_s) < 1
     except psutil.Error:

@@ -70,7 +70,7 @@ def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
 
 
 class EncodedFacts(ArrayFacts):
-    """Statistics of decoded pixels."""
+    """Statistics of a split with encoded images, computed from the decoded pixels."""
 
     def _inputs(self, batch: Any) -> Any:
         if ENCODED not in batch.schema.names:

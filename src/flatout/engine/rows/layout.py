@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LateArray:
-    """An array whose values are written later, directly to their final memory."""
+    """An array whose values are written later, directly to their final location."""
 
     shape: tuple[int, ...]
     dtype: npt.DTypeLike
@@ -65,7 +65,7 @@ class Layout:
     the end are not longer than this."""
 
     def num_padded_tokens(self, lengths: Ints) -> int:
-        """Return how many tokens rows of `lengths` (B,) have with padding."""
+        """Return the number of tokens, with padding, of rows of `lengths` (B,)."""
         if self.packed:
             return round_up(max(1, int(lengths.sum())), self.pad_multiple)
         return max(1, len(lengths)) * self._width(lengths)

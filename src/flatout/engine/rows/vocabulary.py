@@ -16,11 +16,11 @@ class Vocabulary:
     special_token_ids: tuple[int, ...] = ()
     """Special token ids in ascending order."""
     unknown_token_id: int | None = None
-    """Token for text that is not in the vocabulary."""
+    """Id of the token that replaces text outside the vocabulary."""
     start_token_id: int | None = None
-    """Token before a text, which is the BOS token or else the CLS token."""
+    """Id of the token that starts a text: the BOS token, or else the CLS token."""
     end_token_id: int | None = None
-    """Token after a text, which is the EOS token or else the SEP token."""
+    """Id of the token that ends a text: the EOS token, or else the SEP token."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
