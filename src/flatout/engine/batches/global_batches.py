@@ -55,7 +55,7 @@ class GlobalBatches:
         return step // self.steps_per_epoch
 
     def rows(self, step: int) -> Ints:
-        """Return the row numbers (N,) of `step`. Steps are counted across all epochs."""
+        """Return the row numbers (N,) of `step`, which counts steps over all epochs."""
         epoch, index = divmod(step, self.steps_per_epoch)
         start = index * self.batch_size
         stop = min(start + self.batch_size, self.num_rows)

@@ -107,8 +107,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class RingDataset:
-    """A map-style dataset of batches, indexed by a step and its slot. If a batch fits into
-    the slot, it is sent to the main process without its buffer."""
+    """A map-style dataset of batches, indexed by a step and its slot. If a batch fits
+    into the slot, it is sent to the main process without its buffer."""
 
     data: StepRows
     ring: Ring
