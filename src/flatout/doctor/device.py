@@ -28,7 +28,7 @@ class Torch:
 
 
 def query_torch() -> Torch:
-    """Import torch once the environment is set, and return information about the
+    """Import torch once the environment is configured, and return information about the
     installation."""
     import torch
 

@@ -47,8 +47,8 @@ def fit_pipelines(settings: Settings) -> None:
 
 
 def _fit(name: str, **options: str) -> None:
-    """Create a registered pipeline again, in the same namespace. A pipeline of the same
-    name that the project has defined itself is not changed."""
+    """Re-create a registered pipeline in the same namespace. If the project defines its
+    own pipeline of that name, the pipeline is left unchanged."""
     nodes = pipelines[name].nodes if name in pipelines else []
     if nodes and nodes[0].func.__module__.startswith("flatout.pipelines."):
         made = import_module(f"flatout.pipelines.{name}").create_pipeline(**options)

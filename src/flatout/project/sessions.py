@@ -1,4 +1,4 @@
-"""Kedro sessions of the project, also for launchers that start one command per rank.
+"""Kedro sessions of the project, with support for external launchers.
 
 Launchers such as torchrun, accelerate and Slurm start the whole command once per rank.
 Rank 0 runs it as usual. The other ranks run no nodes or hooks and save no outputs. They

@@ -18,7 +18,7 @@ SLOWER = 0.9
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
-    """Return and log how this run's device, model, data or versions differ from those
+    """Return and log how this run's device, model, data and versions differ from those
     for which the parameters were tuned."""
     # These modules import torch, which training needs anyway.
     from flatout.engine.benchmark.recommend import mismatches, provenance

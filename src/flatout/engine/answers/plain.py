@@ -40,7 +40,7 @@ class Part:
     """The loss summed over the targets, a scalar."""
     targets: int
     divisor: float
-    """The number of targets, or their total weight."""
+    """The divisor for the mean loss: the number of targets, or their total weight."""
     logits: Tensor
     """The logits (K, ...) of the targets."""
 

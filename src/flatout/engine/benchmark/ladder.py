@@ -59,9 +59,9 @@ class LadderState:
 
     changes: Changes = field(default_factory=dict)
     same: Changes = field(default_factory=dict)
-    """The kept changes that do not change the optimisation."""
+    """The kept changes that do not change the optimisation (the global batch size)."""
     gained: float = 1.0
-    """The product of the kept gains."""
+    """The product of the gains of all kept rungs."""
 
     def complete(self, rung: Rung) -> Rung:
         """Return `rung` with its required changes, except those already in effect."""

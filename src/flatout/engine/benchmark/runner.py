@@ -53,7 +53,8 @@ class OutOfTime(Exception):
 class Bench:
     """Runs the trials of one benchmark and stores their results. If a benchmark is
     interrupted, a file named `running` stays behind, and the next benchmark of the same
-    mode reuses its results. After a complete benchmark, everything is measured anew."""
+    mode reuses its results. After a complete benchmark, everything is measured
+    again."""
 
     settings: Settings
     files: JobFiles

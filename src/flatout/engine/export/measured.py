@@ -70,7 +70,7 @@ class Measure:
         }
 
     def _outputs(self, run: Run) -> Tensor:
-        """Return the outputs (K, ...) of all targets."""
+        """Return the model's outputs for all targets as a tensor of shape (K, ...)."""
         found = []
         for micro, inputs in zip(self._micro, self.inputs, strict=True):
             part = run(inputs)

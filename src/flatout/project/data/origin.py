@@ -43,7 +43,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def note_origin(catalog: DataCatalog, origin: Mapping[str, Any] | None) -> None:
-    """Store the origin of the training rows next to them."""
+    """Store the origin of the training rows in the folder of these rows."""
     folder = _folder(catalog, "train_rows")
     if folder is not None and origin is not None:
         note_facts(folder, {ORIGIN: origin})

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class DataHooks:
-    """Lock the data folder, record the origin of rows, and refuse to train on outdated
-    rows."""
+    """Hooks that lock the data folder, record the origin of rows, and refuse to train
+    on outdated rows."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

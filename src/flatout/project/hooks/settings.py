@@ -18,8 +18,8 @@ from flatout.project.tuned import log_rate_check, tuned_mismatches
 
 
 class SettingsHooks:
-    """Reject parameters, runners, machines and folders that cannot work, and warn about
-    tuned parameters that were measured under other conditions."""
+    """Hooks that reject parameters, runners, machines and folders that cannot work, and
+    warn about tuned parameters that were measured under different conditions."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -33,7 +33,7 @@ from flatout.tracking.record import DROPPED
 
 
 class TrackingHooks:
-    """Record information about a run for MLflow, and let the guard check its speed."""
+    """Hooks that record a run for MLflow and let the guard check the run's speed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

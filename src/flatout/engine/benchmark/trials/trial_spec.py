@@ -22,7 +22,7 @@ KINDS = {
     "profile": "measuring.probes:profile",
     "train": "trials.trial:train_whole",
 }
-"""The function of this package that measures each kind of trial.
+"""The function in this package that measures each kind of trial.
 
 `end_to_end` measures training with the loader. `again` repeats its throughput in one
 more process. `compute` measures steps on batches that are already on the device.
