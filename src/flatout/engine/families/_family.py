@@ -28,7 +28,7 @@ class FusePlan:
     """Whether attention receives query, key and value as one tensor
     (`joined_attention`)."""
     residual_bf16: bool
-    """Whether blocks return bf16."""
+    """Whether blocks return their outputs in bf16."""
     has_triton: bool
 
 
@@ -82,12 +82,12 @@ class Samples:
 
     def fault(self, config: Any) -> str | None:
         """Return why a model with this config cannot accept samples of the shape that
-        the config states, or None if it can."""
+        the config gives, or None if it can."""
         return None
 
     def shape(self, config: Any) -> tuple[int, ...] | None:
         """Return the shape of one sample, or None for tokens. Raises ValueError if the
-        config does not state the shape."""
+        config does not give the shape."""
         return None
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -202,7 +202,7 @@ class Family:
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
         """Replace parts of the model with equivalent fused kernels for training. Return
-        the number of replaced layers per part. Layers of other classes are skipped."""
+        the number of replaced layers per part. Customised layers are skipped."""
         return {}
 
 

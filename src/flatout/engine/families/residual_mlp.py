@@ -37,9 +37,9 @@ class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
     input_shape: Any = (1,)
     """The shape of a sample."""
     input_mean: Any = None
-    """The mean of each value of a flattened sample. `input_deviation` holds the
-    standard deviations."""
+    """The mean of each value of a flattened sample."""
     input_deviation: Any = None
+    """The standard deviation of each value of a flattened sample."""
 
 
 class ResidualBlock(nn.Module):

@@ -184,9 +184,9 @@ class _Vision(Family):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    """Return the means and deviations (2, C) on `device`. They are created only once,
-    because otherwise the host would wait for a copy at every step, compiled or not.
-    Dynamo allows one such call per graph."""
+    """Return the means and standard deviations (2, C) on `device`. They are created
+    only once, because otherwise the host would wait for a copy at every step, compiled
+    or not. Dynamo allows one such call per graph."""
     return _made_once(known, device)
 
 

@@ -164,8 +164,8 @@ def _targets(model: Any, lora: LoraSettings) -> list[str]:
 
 
 def _linear_layers(model: Any) -> dict[str, bool]:
-    """Map the names of the linear layers below the head to whether the layer is part of
-    a block."""
+    """Return a mapping from the name of each linear layer below the head to whether the
+    layer is part of a block."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 

@@ -64,8 +64,8 @@ def blocks(model: Any) -> list[nn.Module]:
 
 def distinct_parts(model: Any) -> int:
     """Return how many distinct parts of a Hugging Face model are compiled: its kinds of
-    blocks, or its layers if it names no blocks and becomes one graph. In a graph for
-    a single shape, LAYERS_A_PART layers count as one part."""
+    blocks, or its layers if it names no blocks and is compiled as one graph. In a graph
+    for a single shape, LAYERS_A_PART layers count as one part."""
     family = family_of(model.config)
     if family.samples.one_shape:
         return max(2, family.num_layers(model.config) // LAYERS_A_PART)

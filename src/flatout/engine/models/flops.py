@@ -4,7 +4,7 @@ The count depends only on the model and the data, not on the implementation. It 
 the matrix multiplications of the forward and backward pass. A multiply-add counts as
 two floating-point operations (FLOPs):
 
-- Every matrix of a layer counts 6 FLOPs per weight and real token (2 forward, 4
+- Every layer matrix counts 6 FLOPs per weight and non-padding token (2 forward, 4
   backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the
   others, although flatout computes parts of it only for targets (narrowing.py).
 - The head and a pooler count only at targets, and only once even if the head is tied to
@@ -55,12 +55,12 @@ PEAK_BF16_TFLOPS = {
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """A function that counts the pairs of tokens that attend to each other, summed over
+    """A callable that counts the pairs of tokens that attend to each other, summed over
     all layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
-    """The number of layers per attention distance; None means the whole row."""
+    """Maps attention distances to numbers of layers. None means the whole row."""
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
@@ -117,7 +117,7 @@ class ModelFlops:
         )
 
     def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
-        """Return the FLOPs of a forward and backward pass over these counts."""
+        """Return the FLOPs of a forward and backward pass with these counts."""
         dense = self.body * tokens + self.head * targets
         return dense + int(self.attention * attention_pairs)
 
@@ -212,7 +212,7 @@ def sheet_tflops(runtime: Runtime) -> float | None:
 
 
 def measured_tflops(runtime: Runtime, seconds: float) -> float:
-    """Measure square matmuls for `seconds` in the run's precision, and return the best
+    """Time square matmuls for `seconds` in the run's precision, and return the best
     throughput in TFLOP/s."""
     size, calls = (8192, 4) if runtime.is_cuda else (1536, 1)
     a, b = (

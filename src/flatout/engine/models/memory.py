@@ -48,7 +48,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Demand:
-    """The memory of a run on one device, in bytes, given the tokens per micro-batch."""
+    """The memory that a run needs on one device, depending on the micro-batch size."""
 
     held: int
     """Bytes in use between two steps: weights, buffers and library workspaces."""
@@ -79,7 +79,7 @@ class Demand:
 
     def most_tokens(self, room: float) -> int:
         """Return the largest number of tokens per micro-batch with which a step stays
-        within `room` bytes, or 0 if there is none."""
+        within `room` bytes, or 0 if no number fits."""
         own = room - self.held - self.moments - self.gradients
         if own < self.update or own < self.fixed:
             return 0

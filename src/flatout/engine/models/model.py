@@ -18,8 +18,8 @@ from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, has_custom_head
 
 GRADIENT = "logits_gradient"
-"""The batch field with the gradient (K, ...) of the logits. If a micro-batch has it, it
-replaces the task's loss."""
+"""The batch field with the gradient (K, ...) of the logits. If present, it replaces
+the task's loss."""
 LOGITS_AT_ONCE = 2**27
 """The maximum number of logits computed at once (512 MiB in fp32). All logits of 65,536
 tokens and a vocabulary of 151,936 would need 37 GiB, and the loss makes a copy."""
@@ -118,7 +118,7 @@ class TaskModel(nn.Module):
         return linear_cross_entropy(hidden, weight, labels, trained)[0]
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the last hidden states of the targets, or row means, (K, hidden)."""
+        """Return the targets' last hidden states (K, hidden), or their row means."""
         inputs = self._inputs(batch)
         for module in self.narrow_points:
             module.target_index = batch["target_index"]

@@ -90,9 +90,9 @@ def _places(
 def label_dimensions(
     auto: Any, config: Any, options: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Map each tensor whose shape depends on the number of labels to the dimension that
-    does. The dimension is found by comparison with a model that has one more label.
-    Both models are built on the meta device."""
+    """Map the name of each tensor whose shape depends on the number of labels to the
+    dimension that depends on it. The dimension is found by comparison with a model that
+    has one more label. Both models are built on the meta device."""
     shapes = []
     for more in (0, 1):
         own = deepcopy(config)

@@ -31,8 +31,8 @@ TOLERANCE = 1e-4
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
-    """Map the numbers of rows that the model cannot read to the reason. The smallest
-    number of end tokens in any row is taken as the expected number."""
+    """Return a mapping from the number of each unreadable row to the reason. The
+    smallest number of end tokens in any row is taken as the expected number."""
     end = getattr(model.config, "eos_token_id", None)
     if end is None or not _reads_ends(model):
         return {}

@@ -52,9 +52,9 @@ class _Intermediate(nn.Module):
 
 
 class _Output(nn.Module):
-    """A linear layer followed by dropout, residual and LayerNorm. If `takes` is
-    true, the gradient of the residual is passed to the previous block through `carry`.
-    If `gives` is true, the next block passes its gradient to this block in that way."""
+    """A linear layer followed by dropout, residual and LayerNorm. If `takes` is true,
+    `carry` passes the gradient of its residual to the previous block. If `gives` is
+    true, `carry` passes the gradient of the next block's residual to this block."""
 
     dense: nn.Linear
     dropout: nn.Module

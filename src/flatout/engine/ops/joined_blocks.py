@@ -185,7 +185,7 @@ def fuse_distilbert(model: Any) -> int:
 
 
 def fuse_decoder(model: Any) -> int:
-    """Like `fuse_bert`, for decoders with full rotary embeddings."""
+    """Like `fuse_bert`, for decoders whose rotary embeddings cover the whole head."""
     if not _rotates_whole_heads(model):
         return 0
     found = [layer.self_attn for layer in model.base_model.layers]

@@ -22,8 +22,9 @@ class Rule(NamedTuple):
     dropout: float
     causal: bool
     left: int
-    """The number of visible tokens to the left, or -1 for all, as for `right`."""
+    """The number of visible tokens to the left, or -1 for all."""
     right: int
+    """The number of visible tokens to the right, or -1 for all."""
 
 
 def row_by_row(

@@ -1,4 +1,4 @@
-"""Checks that a task supports the configured training options. No rows are needed."""
+"""Check that a task supports the configured training options. This needs no rows."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Metrics(ABC):
 
     @abstractmethod
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add k targets, given by logits and labels (k, ...), without a device sync."""
+        """Add k targets, given by logits and labels (k, ...), without device syncs."""
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors to sum over ranks."""
@@ -265,7 +265,7 @@ class Task(ABC):
         return {}
 
     def answer_fields(self) -> list[Any]:
-        """Return the Arrow fields of a prediction; empty if rows have no
+        """Return the Arrow fields of a prediction, or an empty list if rows have no
         predictions."""
         return []
 

@@ -147,6 +147,6 @@ def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
 
 def _first(found: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first true column of each row of a boolean matrix (K, K), and whether
-    there is one, as two tensors (K,)."""
+    the row has one, as two tensors (K,)."""
     most, at = found.int().max(1)
     return at, most > 0

@@ -31,7 +31,7 @@ class ImageClassification(SequenceClassification):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return one class per row, and `crops` (B, 5), which depend on the epoch."""
+        """Return one class per row, and `crops` (B, 5) that change with the epoch."""
         found = super().targets(rows, row_ids, epoch, pools_last=pools_last)
         ids = row_ids if len(row_ids) else np.zeros(1, np.int64)  # one row of padding
         return replace(found, fields={"crops": self._crops(ids, epoch)})

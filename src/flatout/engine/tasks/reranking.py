@@ -34,7 +34,7 @@ class Reranking(RankedRows, Task):
     }
 
     def token_label_type(self) -> Any:
-        """Return a list type for the score and the query number. As fp32, query numbers
+        """Return a list type for the score and the query number. In fp32, query numbers
         are exact up to 2**24."""
         return pa.list_(pa.float32(), 2)
 

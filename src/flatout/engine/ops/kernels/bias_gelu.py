@@ -52,8 +52,8 @@ def _cumulative(x):
 @triton.jit
 def _inside(token, column, tokens, width: tl.constexpr, columns: tl.constexpr):
     """Return the mask (R, C) of elements inside the tensor. Columns are compared only
-    if tiles do not divide the width. The comparison needs five registers, so that only
-    seven instead of eight programs fit on a multiprocessor."""
+    if tiles do not divide the width. The comparison needs five registers, which leave
+    room for only seven instead of eight programs on a multiprocessor."""
     inside = (token < tokens)[:, None]
     if width % columns != 0:
         inside = inside & (column < width)[None, :]

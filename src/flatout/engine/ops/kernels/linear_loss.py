@@ -65,8 +65,8 @@ def linear_cross_entropy(
     """Return the loss for `hidden` (K, H), `weight` (V, H) and `labels` (K,), and its
     gradients with respect to the hidden states (K, H) and the weight (V, H).
 
-    The loss is an fp32 scalar, summed over all labels other than IGNORED. If
-    `trained` is false, the fp32 gradient of the weight is empty, with shape (0, H)."""
+    The loss is an fp32 scalar, summed over all labels other than IGNORED. If `trained`
+    is false, the fp32 gradient of the weight is empty, with shape (0, H)."""
     pieces = len(weight)
     half = hidden.new_zeros((-(-pieces // PIECES) * PIECES, weight.shape[1]))
     half[:pieces] = weight

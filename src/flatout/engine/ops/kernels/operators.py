@@ -2,8 +2,8 @@
 dropout hash in Triton (dropout.py implements it in PyTorch).
 
 A compiled graph traces into these operators and launches their kernels itself. Opaque
-operators, each called from Python, would keep the host busy longer than the device:
-a step of BERT-base with 256 rows took 51 ms, of which an H200 was busy for 27 ms.
+operators, each called from Python, would keep the host busy longer than the device: a
+step of BERT-base with 256 rows took 51 ms, of which an H200 was busy for 27 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 @triton.jit
 def scramble(bits):
-    """Hash 32-bit numbers with little bias (lowbias32, C. Wellons 2018)."""
+    """Hash 32-bit integers with the low-bias function lowbias32 (C. Wellons 2018)."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
     return bits ^ (bits >> 16)

@@ -13,7 +13,7 @@ from flatout.engine.tasks._task import TaskError
 MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 """Maps the pooling modes of sentence-transformers to flatout's names."""
 OLD_KEY = re.compile("pooling_mode_(.+?)(_tokens?)?")
-"""The config key of one mode in sentence-transformers before version 6."""
+"""Matches the config key of a mode, as in sentence-transformers before version 6."""
 DEFAULT = "mean"
 """The mode that sentence-transformers uses for models without a pooling config."""
 KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")

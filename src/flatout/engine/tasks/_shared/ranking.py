@@ -33,7 +33,7 @@ class Retrieval(Metrics):
     passages. A passage identical to the query is ignored unless it is a positive."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` are the sizes of truncated vectors that are evaluated as well."""
+        """`sizes` lists the sizes of truncated vectors to evaluate as well."""
         self._sizes = sizes
         self._vectors: list[Tensor] = []
         self._labels: list[Tensor] = []

@@ -25,8 +25,8 @@ FEWEST_PROGRAMS = 8
 can fill a GPU. It was measured only with 16 query heads and 8 KV heads."""
 SECTION = 512
 """The number of tokens of a windowed row that one program of the backward pass handles.
-It also reads the tokens in their windows. Without sections, a GPU would wait for the
-longest row."""
+The program also reads the tokens in their windows. Without sections, a GPU would wait
+for the longest row."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 

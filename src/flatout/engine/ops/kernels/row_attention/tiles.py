@@ -92,7 +92,8 @@ def queries_of(
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
     """Return the begin and end of the queries that attend to the key tile at `k_begin`.
-    Outside the section (`own` to `behind`), only the section's queries count."""
+    If the tile is outside the section (`own` to `behind`), only queries in the section
+    count."""
     first = 0
     if causal:
         first = k_begin
