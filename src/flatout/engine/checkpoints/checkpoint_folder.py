@@ -35,7 +35,7 @@ MANIFEST = "manifest.json"
 RESULT = "result.json"
 """The file with the result of a finished run, until the caller has saved the result."""
 FINISHED = "finished.json"
-"""The name of that file afterwards. Its result is returned if the run is repeated."""
+"""The same file after that. Its result is returned if the run is repeated."""
 FORMAT = 1
 
 

@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """A function that maps logits (K, ...) and labels (K, ...) to their summed loss, an
 fp32 scalar."""
 Part = tuple[Tensor, Tensor, Tensor]
-"""The logits (k, ...) and labels (k, ...) of targets at positions (k,) of a batch."""
+"""The logits (k, ...), labels (k, ...) and positions (k,) of targets in a batch."""
 
 
 def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Compute the loss and metrics of a split, with rows sorted by length if possible."""
+"""Compute the loss and metrics of a split, longest rows first to reduce padding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 PERPLEXITY = "perplexity"
 ROWS_AT_ONCE = 1024
-"""The number of rows that are divided into micro-batches and among ranks at once."""
+"""The number of rows in an evaluation batch, which is divided among the ranks."""
 COMPARED_ROWS = 512
 """The number of rows that a whole-batch (contrastive) loss compares with each other. It
 is independent of the global batch size, so that losses of runs are comparable."""
@@ -108,7 +108,7 @@ class Sums:
 
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
-    """Gather the tensors `own` (k, ...) of all ranks. k may differ between ranks."""
+    """Return the tensor `own` (k, ...) of every rank. k may differ between ranks."""
     found: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(found, own.cpu())
     return [part.to(own.device) for part in found]

@@ -119,7 +119,7 @@ def train(
 def start_or_resume(
     trainer: Trainer, recorder: Recorder, session: Session
 ) -> StepLoader:
-    """Load the newest checkpoint, if any. Return a loader that begins at its step."""
+    """Load the newest checkpoint, if any. Return a loader for the remaining steps."""
     start_step = session.resume()
     if recorder.lost_patience:  # killed after the last step, before writing results
         recorder.end_at(start_step)
@@ -239,7 +239,7 @@ def evaluate_split(
 
 
 def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:
-    """Save the last model, and evaluate the best model on the test split."""
+    """Save the last model. Return the best model's evaluation on the test split."""
     if (audit := trainer.stepper.audit) is not None:
         ranks = trainer.runtime.ranks
         with recorder.paused("audit"):

@@ -56,9 +56,9 @@ class OwnMetrics:
         return cls(path, own_part(path, PARAMETER), taken, tried)
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
-        """Return the metrics of predictions (N, ...), in fp32, and labels (N, ...), or
-        an empty dict if the function fails. In the test before training, a failure
-        raises SettingsError unless the data may have caused it."""
+        """Compute the metrics from fp32 predictions (N, ...) and labels (N, ...).
+        Return an empty dict if the function fails. In the test before training, a
+        failure raises SettingsError unless the data may have caused it."""
         try:
             found = self.function(predictions, labels)
         except Exception as error:
@@ -173,7 +173,7 @@ class Callbacks:
     training continues. Numbers that callbacks return are written to `metrics`."""
 
     def __init__(self, paths: Sequence[str], metrics: MetricsFile) -> None:
-        """Raises SettingsError if a callback cannot be created."""
+        """Create the callbacks in `paths`. Raises SettingsError if that fails."""
         self._metrics = metrics
         self._callbacks = [(path, _made(path)) for path in paths]
 

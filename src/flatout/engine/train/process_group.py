@@ -39,7 +39,7 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, settings: DistributedSettings, runtime: Runtime) -> ProcessGroup:
-        """Join the other ranks, with NCCL between GPUs or gloo between CPUs."""
+        """Join the process group of all ranks, using NCCL on GPUs or gloo on CPUs."""
         from accelerate import Accelerator
         from accelerate.utils import (
             DistributedDataParallelKwargs,

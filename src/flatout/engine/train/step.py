@@ -38,7 +38,7 @@ MAX_GRAPHS = 64
 """The maximum number of CUDA graphs, enough for nearly all shapes. It is limited
 because eager steps need memory in addition to that of the graphs."""
 MOST_SHAPES = 1_024
-"""The maximum number of shapes to remember. A graph is captured if one recurs."""
+"""The maximum number of shapes to remember. A shape is captured when it recurs."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Stepper:
             compile_clock.first_step_done()
 
     def drop_graphs(self) -> None:
-        """Launch kernels one by one from now on, and free the graphs' memory."""
+        """Run steps eagerly from now on, and free the memory of the graphs."""
         self._graphs = None
 
     def set_scalars(self, batch: StepBatch) -> None:

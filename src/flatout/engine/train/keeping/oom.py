@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class OutOfMemory(RuntimeError):
-    """Raised if a micro-batch does not fit in memory and must not be made smaller."""
+    """Raised if a micro-batch does not fit in memory and cannot or may not be split."""
 
     exit_code = 4
 
@@ -89,7 +89,7 @@ def _drop_graphs(trainer: Trainer, error: BaseException, how: str) -> None:
 
 def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
     forget_failed_pass(trainer.model)
-    traceback.clear_frames(error.__traceback__)  # frames refer to activations
+    traceback.clear_frames(error.__traceback__)  # they keep activations alive
     if trainer.runtime.is_cuda:
         torch.cuda.empty_cache()
 

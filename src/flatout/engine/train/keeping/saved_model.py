@@ -76,7 +76,7 @@ def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
             values |= load_file(file)
         if has_adapter(model):
             values = {name: values[name_in_file(name)] for name in targets}
-        if values.keys() != targets.keys():  # experts are saved separately
+        if values.keys() != targets.keys():  # e.g. separately saved experts
             trusts = trainer.job.settings.model.trust_remote_code
             values = named_tensors(load_pretrained(folder, trust_remote_code=trusts))
     fill_tensors(targets, values, trainer.runtime, control)

@@ -92,7 +92,7 @@ class Session:
 
     def resume(self) -> int:
         """Restore the state of a checkpoint, if there is one. Return the next step, or
-        0 for a new run. Raises CheckpointError if the run must not be resumed."""
+        0 for a new run. Raises CheckpointError if the checkpoint cannot be resumed."""
         found = self._find()
         step = 0
         if broadcast(found is not None, self._control):
@@ -124,7 +124,8 @@ class Session:
         self._report_saved()
 
     def keep_best(self, done: int, result: Evaluation) -> None:
-        """Save the model as the best so far. If that fails, keep the previous one."""
+        """Save the model as the best so far. If saving fails, keep the previous best
+        model."""
         name = best_folder(done)
         try:
             save_model(self.trainer, self.folder / name, self._control)
@@ -137,7 +138,7 @@ class Session:
             prune(self.folder, self._settings.checkpoint.keep, name)
 
     def end_with_best(self) -> None:
-        """Save the model as the last one, then load the weights of the best one."""
+        """Save the model as the last model, then load the weights of the best model."""
         save_model(self.trainer, self.last_model, self._control)
         load_weights(self.trainer, self.best_model, self._control)
 

@@ -114,7 +114,7 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """Return the recorder's state and the Python numbers in the optimizer's."""
+        """Return the recorder's state, and Python numbers in the optimizer's state."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))
@@ -241,8 +241,9 @@ def _set_generators(state: Named, runtime: Runtime) -> None:
 def restore(
     checkpoint: Checkpoint | None, trainer: Trainer, recorder: Recorder, control: Any
 ) -> int:
-    """Restore the state of `checkpoint`, which only the main rank has, on all ranks.
-    Return its step. Raises CheckpointError if it belongs to another model."""
+    """Restore the state of `checkpoint` on all ranks and return its step. `checkpoint`
+    is None except on the main rank. Raises CheckpointError if it belongs to another
+    model."""
     runtime = trainer.runtime
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
     model = saved_tensors(trainer.model)
@@ -295,8 +296,8 @@ def broadcast(value: Any, control: Any) -> Any:
 def fill_tensors(
     targets: Named, values: Named | None, runtime: Runtime, control: Any
 ) -> None:
-    """Copy `values`, which only the main rank has, into `targets` on every rank, in
-    place and one by one. Raises CheckpointError if names or shapes differ."""
+    """Copy `values` into `targets` on every rank, in place and one by one. `values` is
+    None except on the main rank. Raises CheckpointError if names or shapes differ."""
     _check_shapes(targets, values, control)
     for name, target in targets.items():
         whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
@@ -309,8 +310,8 @@ def fill_tensors(
 
 
 def _check_shapes(targets: Named, found: Named | None, control: Any) -> None:
-    """Raise CheckpointError if names or shapes differ between `targets` and `found`,
-    which only the main rank has."""
+    """Raise CheckpointError if names or shapes differ between `targets` and `found`.
+    `found` is None except on the main rank."""
     faults = differing(_shapes(targets if found is None else found), _shapes(targets))
     if faults := broadcast(faults, control):
         shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")

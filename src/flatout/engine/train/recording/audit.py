@@ -33,7 +33,7 @@ NEVER_LEARNT, TWICE = "never learnt", "duplicate with another label"
 SHOWN, CHARACTERS = 50, 200
 """The number of rows on the Markdown page, and the maximum length of their texts."""
 MOST_SUSPECT = 0.2
-"""If more than this fraction of rows is suspect, the model is the cause, not labels."""
+"""If more than this fraction of rows is suspect, blame the model and not the labels."""
 
 
 def check_audit(job: TrainJob) -> None:

@@ -200,7 +200,7 @@ class Recorder:
 
     def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
         """Read the device's sums, close the window and add a point to the history.
-        Raises NonFiniteError if a step was not finite."""
+        Raises NonFiniteError if the loss or gradient of a step was not finite."""
         # This synchronises the device.
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)

@@ -219,8 +219,8 @@ def steady(windows: Sequence[Any]) -> list[Any]:
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """Return the seconds by which to divide for throughput over `windows`. They are
-    computed for all windows together, because if workers finish at the same time, one
-    window gets several batches and the next one none."""
+    """Return the time, in seconds, over which throughput is computed for `windows`. It
+    is computed for all windows together, because if workers finish at the same time,
+    one window gets several batches and the next one none."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")

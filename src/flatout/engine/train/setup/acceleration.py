@@ -59,8 +59,8 @@ class Planned:
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Return the work planned for a Hugging Face `model`. If a run is resumed on the
-    same device, the result includes its choices, so that they can be repeated."""
+    """Return the work planned for a Hugging Face `model`. If a run is resumed on equal
+    devices, the result includes its choices, so that they can be repeated."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
@@ -232,7 +232,7 @@ def fused(train: TrainSettings) -> bool:
 
 
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
-    """Return the power of two to a multiple of which token totals are rounded up."""
+    """Return the multiple, a power of two, to which token totals are rounded up."""
     share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
     return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
 

@@ -162,7 +162,7 @@ def _resolved(
 ) -> ResolvedConfig:
     resolved = resolve(job, runtime, config, planned)
     if group:
-        resolved = group.all_gather(resolved)[0]  # all ranks must plan alike
+        resolved = group.all_gather(resolved)[0]  # the same on all ranks
         if runtime.is_cuda:
             rates = group.all_gather(measured_tflops(runtime, PROBE_S))
             resolved = replace(resolved, notes=resolved.notes + slow_devices(rates))

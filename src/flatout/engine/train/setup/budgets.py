@@ -159,7 +159,7 @@ def choose_budget(
 
 
 def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """Return the budget that fits on all ranks, which must plan batches alike."""
+    """Return the budget that fits on all ranks, because they must share one budget."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     tight = any(fit.tight for fit in gathered)
     fault = next((fit.fault for fit in gathered if fit.fault), "")

@@ -46,12 +46,13 @@ class TrainJob:
     """A tokenizer.json to decode rows. If None, rows are shown as token IDs."""
 
     def in_folder(self, folder: Path) -> TrainJob:
-        """Return the job with another work folder and without a mirror."""
+        """Return a copy of the job that uses the work folder `folder` and no mirror."""
         unmirrored = self.changed({"train.checkpoint.mirror": None})
         return replace(unmirrored, work_folder=folder)
 
     def changed(self, values: Mapping[str, Any]) -> TrainJob:
-        """Return the job with the settings in `values`, by path (`train.max_steps`)."""
+        """Return a copy of the job with changed settings. `values` maps paths, such as
+        `train.max_steps`, to new values."""
         return replace(self, settings=self.settings.changed(values))
 
     @cached_property
