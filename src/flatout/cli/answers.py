@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
 
 MADE_BY = {"tokens": "split,tokenize"}
-"""The pipelines that create a kind of rows, if they are not named after the kind."""
+"""The pipelines that create each kind of rows. A kind that is not listed here is
+created by the pipeline of the same name."""
 
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write the parameters.yml files of conf/tuned and conf/best: settings and origin."""
+"""Write the parameters.yml files of conf/tuned and conf/best, with their origin."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from flatout.engine.machine.environment import gpu_names
 logger = logging.getLogger(__name__)
 
 SLOWED_LIMIT_PCT = 10.0
-"""A GPU is reported if its clock is slowed in this percentage of samples or more."""
+"""A GPU is reported if heat or power slows its clock in this percentage of samples."""
 OTHERS_LIMIT_GIB = 1.0
 PREFIX = "system/"
 """Prefix of metrics that MLflow shows on a separate page."""

@@ -33,7 +33,7 @@ DECIDE = (
     "train.global_batch_size",
     SKIPPED,
 )
-"""The keys of a run's identity that determine which rows a step has."""
+"""The keys of a run's identity that determine which rows a step trains on."""
 SHOWN = 60
 """The number of characters of each text that are shown."""
 

@@ -107,9 +107,8 @@ def compared(
     times: float = TIMES,
 ) -> Check:
     """Compare tensors by the norm of their difference. `rounded` are the plain tensors
-    in the precision of the run, and `times` their error is tolerated. `least` is the
-    smallest tolerance. Errors are relative to the plain norm, or to `size` if that is
-    larger."""
+    in the precision of the run. The tolerance is `times` the error of `rounded`, but at
+    least `least`. Errors are relative to the larger of `size` and the plain norm."""
     norm = _norm(plain)
     size = max(norm, size) or 1.0
     tolerance = max(least, times * _distance(rounded, plain) / size)
@@ -131,7 +130,7 @@ def compared_loss(
 def compare(
     plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
-    """Return checks, problems and notes about a step. `change` is the weight check."""
+    """Return checks, problems and notes about a step. `change` is the update check."""
     expected = plain.found.targets[0]
     apart = max(abs(count - expected) for count in found.targets)
     shown = " and ".join(sorted({str(count) for count in found.targets}))

@@ -1,7 +1,7 @@
 """The combinations to try, as trials of an Optuna study.
 
-Each combination has a place, a number that starts at 1. It is the combination's number
-in the grid, or the number of the trial for which tpe first drew it. A place can have
+Each combination has a place, a number from 1. The place is the combination's number in
+the grid, or the number of the trial for which tpe first drew it. A place can have
 several Optuna trials, because interrupted trials are queued again. Trials that have
 ended are the rows of sweep_trials.csv.
 """

@@ -66,7 +66,7 @@ POLL_S = 2.0
 
 
 class NoValueError(Exception):
-    """Raised if a trial ends without the metric to compare. Other trials go on."""
+    """Raised if a trial ends without the metric to compare. Other trials continue."""
 
 
 def run_sweep(

@@ -27,7 +27,7 @@ def check_group(group: str | None) -> None:
 
 
 def table(loader: ProjectConfigLoader, group: str | None) -> str:
-    """Return one line per parameter: its path, value, and the source that sets it."""
+    """Return one line per parameter: path, value, and the last source that sets it."""
     settings, layers = loader.settings.model_dump(mode="json"), loader.layers()
     lines = [
         (path, as_yaml(found_in(settings, path)), _source(layers, path))
