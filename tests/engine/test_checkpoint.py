@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def trainer(tmp_path):
     for step in range(2):
         trainer.stepper(trainer.data[step])
     return trainer
+
+
+@pytest.mark.parametrize("change", [{"step": "3"}, {"files": ["a"]}])
+def test_a_manifest_with_another_kind_of_value_is_refused(change):
+    text = replace(manifest(3), **change).text()
+    with pytest.raises(ValueError, match="must be an integer, `files` a table"):
+        Manifest.parse(text)
 
 
 def test_what_is_written_is_read_back(tmp_path):

@@ -43,7 +43,7 @@ MODULES = {
     "train/optimizer": (*PLAIN, "test_resume.py", "test_optimizers.py"),
     "train/flat_all_reduce": (*PLAIN, "test_distributed.py::test_gradients_in_one"),
     "train/loop": (*PLAIN, *RUNS, "test_early_stopping.py"),
-    "train/evaluate": (*PLAIN, "test_evaluate.py"),
+    "train/evaluate": (*PLAIN, "test_evaluate.py", "test_embedding.py"),
     "batches/collation": (*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),
     "batches/global_batches": (
         *(*PLAIN, *SHAPES),
