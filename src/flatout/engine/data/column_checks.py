@@ -51,8 +51,8 @@ def named(array: Any) -> Any:
 
 
 def python_values(batch: RawBatch, name: str) -> list[Any]:
-    """Return the N values of a column as Python objects. If any of them is not valid
-    UTF-8, all are None."""
+    """Return the N values of a column as Python objects. If any value is not valid
+    UTF-8, all returned values are None."""
     array = plain_values(batch.columns[name])
     try:
         return list(array.to_pylist())
@@ -107,7 +107,7 @@ INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
 
 
 def _is_blank(texts: Any) -> Any:
-    """Return a mask of the texts that are present but have no visible character."""
+    """Return a mask of the texts that are not missing but have no visible character."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     unseen = pc.match_substring_regex(texts, INVISIBLE)
     return pc.or_(blank, unseen).fill_null(False)
@@ -169,7 +169,7 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
 
 
 def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read class names. Texts are unchanged, and floats such as 1.0 become `1`."""
+    """Read class names. Texts are kept as they are. Floats such as 1.0 become `1`."""
     array = named(batch.columns[name])
     if pa.types.is_floating(array.type):
         array = _names_of_floats(array)

@@ -109,7 +109,7 @@ class Columns:
 
     def among(self, present: Sequence[str]) -> Columns:
         """Return a copy for a file with the columns `present`. Scores are optional for
-        pairs, so their default label column is left out if it is not present."""
+        pairs, so the default label column of pairs is left out if the file lacks it."""
         optional = self.form == "pairs" and self.label == DEFAULT_LABEL
         absent = optional and self.label not in present
         return replace(self, label=None) if absent else self
@@ -126,7 +126,7 @@ class Columns:
 
     @property
     def has_names(self) -> bool:
-        """Whether labels are names, either of a single class or in lists."""
+        """Whether each label is a class name or a list of class names."""
         return self.has_classes or (self.has_labels and _is_names(self.label_type))
 
     @property
@@ -138,7 +138,8 @@ class Columns:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Arrow schema of the validated rows, independent of the raw column names."""
+        """Arrow schema of the validated rows, which is independent of the raw column
+        names."""
         fields = [("text", pa.string())]
         fields += [("text_pair", pa.string())] if self.text_pair else []
         if self.form in ("completion", "messages"):
@@ -185,7 +186,7 @@ class Columns:
 
 
 def _is_names(label_type: Any) -> bool:
-    """Return whether labels are lists of names."""
+    """Return whether labels of type `label_type` are lists of names."""
     is_list = label_type is not None and pa.types.is_list(label_type)
     return bool(is_list and pa.types.is_string(label_type.value_type))
 
@@ -200,8 +201,8 @@ def column_faults(
     entry: str,
     advice: str = "Set the names in conf/local/parameters.yml",
 ) -> str | None:
-    """Return a message if columns are missing or ambiguous, or None if each exists
-    exactly once.
+    """Return a message if columns are missing or ambiguous, or None if each column
+    exists exactly once.
 
     `wanted` maps parameter names to column names. The message suggests the most similar
     column names and ends with `advice`. `entry` is the name of the catalog entry.

@@ -16,7 +16,7 @@ from flatout.engine.parameters.faults import first_line
 
 Given = Sequence[int] | str
 KNOWN = 0.5
-"""Minimum fraction of the rows in the given file that must be in the raw data, too."""
+"""Minimum fraction of the rows in the given file that must also be in the raw data."""
 
 
 def drop_key(given: Given) -> Any:

@@ -18,7 +18,7 @@ def assign_folds(
 
     Folds are stratified by label, as in scikit-learn's StratifiedKFold. Rows of the
     same group (without groups, texts that differ only in case and white space) stay
-    together and count as a single row, which has the label of the first one.
+    together and count as a single row with the label of the group's first row.
     """
     used = np.flatnonzero(codes >= 0)
     hashes = (facts.near if facts.groups is None else facts.groups)[used]

@@ -1,5 +1,5 @@
-"""Read rows that are more than a text and a label: tagged words, conversations, pairs,
-triplets, and multi-label rows with one column of zeros and ones per label."""
+"""Read rows that contain more than a text and a label: tagged words, conversations,
+pairs, triplets, and multi-label rows with one column of zeros and ones per label."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | 
 
 
 def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]:
-    """Return N conversations, once as readable text and once as JSON."""
+    """Return N conversations, both as readable texts and as JSON."""
     found = [_conversation(name, value) for value in python_values(batch, name)]
     good = faults.add_texts(name, found)
     texts = [

@@ -18,7 +18,7 @@ SHOWN_TEXTS = 3
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Reject rows with labels that do not occur in train, as these cannot be learned.
+    """Reject rows whose labels do not occur in train, because these cannot be learned.
 
     Return record batches of these rows, and set their code in `codes` (N,) to REJECTED.
     """
@@ -38,8 +38,8 @@ def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
 
 
 def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
-    """Return the part of the report about labels. If they are numbers, it only covers
-    texts that occur with several labels."""
+    """Return the part of the report about labels. If the labels are numbers, the report
+    only covers texts that occur with several labels."""
     several = _several_labels(facts)
     if not facts.label_sets:
         return several if facts.numbers is not None else {}
@@ -65,7 +65,7 @@ def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
 
 
 def _shares(facts: RowFacts, rows: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return the fraction of `rows` (n,) that have each label name."""
+    """Return, for each label name, the fraction of `rows` (n,) that have it."""
     counts = sorted(_counts(facts, rows).items())
     return {name: round(count / len(rows), 6) for name, count in counts}
 

@@ -31,7 +31,7 @@ class RawTextsError(ValueError):
 
 
 class Kind(IntEnum):
-    """Kind of a value in a column of mixed Python types."""
+    """The kind of a value in a column of mixed Python types."""
 
     MISSING = 0
     TEXT = 1
@@ -80,7 +80,8 @@ def named_row(key: RowNumber) -> str:
 
 
 def place(source: str, row: int) -> str:
-    """Return a row's number, prefixed with the name of its file if it has one."""
+    """Return a row's number, prefixed with the name of its file if the row is from a
+    file."""
     return str(row) if source == SOURCE else f"{source}:{row}"
 
 
@@ -195,7 +196,8 @@ def _named_lists(lists: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class _FrameTexts:
-    """Reader of a pandas DataFrame. Texts in columns of mixed types are unchanged."""
+    """Reader of a pandas DataFrame. Texts in columns of mixed types are kept as they
+    are."""
 
     frame: Any
     source: str = SOURCE

@@ -1,4 +1,4 @@
-"""Data about each row that is needed to assign splits, collected in a single pass:
+"""Data that is needed to assign each row to a split, collected in a single pass:
 labels, given splits, and hashes that identify equal and nearly equal texts."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Data about the N usable rows. It needs about 41 bytes per row."""
+    """Data about the N usable rows, which needs about 41 bytes of memory per row."""
 
     exact: Hashes
     """Hash of each row's content as words of 64 bits, of shape (N, words). Duplicate
@@ -146,7 +146,8 @@ def text_hashes(table: Any) -> Hashes:
 
 
 def _texts(table: Any) -> list[str]:
-    """Return the text of each row, joined with its second text if there is one."""
+    """Return the text of each row, concatenated with its second text if there is
+    one."""
     texts: list[str] = table.column("text").to_pylist()
     for name in ("text_pair", "completion"):
         if name in table.schema.names:
@@ -173,7 +174,8 @@ def group_hashes(groups: Any | None) -> Hashes | None:
 
 
 def scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """Mix hashes with a seed (SplitMix64). Each seed gives an independent split."""
+    """Mix the hashes with a seed (SplitMix64). Splits with different seeds are
+    independent."""
     with np.errstate(over="ignore"):
         z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -193,7 +195,8 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
-    """For each text that is in several splits, return its first row in each split."""
+    """For each text that is in several splits, return the text's first row in each of
+    them."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)

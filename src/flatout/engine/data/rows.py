@@ -111,7 +111,7 @@ def _rejected(batch: RawBatch, faults: Faults, text_column: str) -> Any:
         shown = values[0] if values[0].strip() not in NOTHING else values[1]
         found.append((batch.source, int(batch.rows[index]), reason, shown))
     found += [(batch.source, b.row, b.reason, b.excerpt) for b in batch.broken]
-    found.sort(key=itemgetter(1))  # Stable: parts of a row keep their order.
+    found.sort(key=itemgetter(1))  # stable: parts of a row keep their order
     return rejected_batch(found)
 
 

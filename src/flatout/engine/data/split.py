@@ -1,11 +1,11 @@
-"""Assign rows to train, validation and test, stably and without leaks.
+"""Assign rows to the splits train, validation and test, stably and without leaks.
 
 The split of a row depends only on its content: a hash of its key, scaled to [0, 1), is
 compared with the fractions. The key of a text is its normalised form (Unicode NFKC with
 unified case and white space). The key of an array or an image is its values. If there
 is a group column, the key is the group's name. A row therefore keeps its split when
 other rows are appended, removed or reordered, and texts that differ only in case and
-white space, or equal samples, share a split. Splits are not stratified: labels are
+white space share a split, as do equal samples. Splits are not stratified: labels are
 distributed as if each row were drawn independently at random. Of n rows with the same
 label, n * f +- sqrt(n * f * (1 - f)) are in a split of fraction f.
 """
@@ -41,7 +41,7 @@ from flatout.engine.parameters import SplitSettings
 
 
 class SplitError(ValueError):
-    """Raised if rows cannot be split. The message names the reasons and suggests a
+    """Raised if rows cannot be split. The message lists the reasons and suggests a
     fix."""
 
 
@@ -67,7 +67,7 @@ class SplitPlan(ABC):
 
     @abstractmethod
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
-        """Read the raw rows once, write the usable rows to `spool`, and add the data
+        """Read the raw rows once, write the usable rows to `spool`, and add the facts
         about all rows to `collected`."""
 
     @property
@@ -76,8 +76,8 @@ class SplitPlan(ABC):
         """The split report: the result of `row_counts` and facts about the data."""
 
     def prepare(self, folder: Path) -> None:
-        """Set the folder for the spool file. It is on the output's disk, because that
-        has enough space."""
+        """Set the folder for the spool file. The folder is on the same disk as the
+        output, because this disk has enough space."""
         self._folder = folder
 
     @cached_property
@@ -203,8 +203,8 @@ def one_label_text(name: str, left: str = "") -> str:
 
 
 def assign_splits(facts: RowFacts, settings: SplitSettings) -> Codes:
-    """Return the split codes (N,). If the data provides only some of the splits, rows
-    for the missing splits are drawn from train by their hashes."""
+    """Return the split code of each row (N,). If the data provides only some of the
+    splits, the rows of the missing splits are drawn from train by their hashes."""
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
     shares = [fractions.train, fractions.validation, fractions.test]

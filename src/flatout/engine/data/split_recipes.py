@@ -1,4 +1,5 @@
-"""Split texts, and create recipes with content keys for the new catalog entries."""
+"""Split texts, and create recipes with content keys for the resulting catalog
+entries."""
 
 from __future__ import annotations
 
@@ -168,14 +169,14 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
 
 
 class RejectedRecipe(PlanRecipe):
-    """Recipe of the table of rejected rows."""
+    """Recipe of the table that contains the rejected rows."""
 
     def table(self) -> Any:
         return self.plan.rejected
 
 
 class ReportRecipe(PlanRecipe):
-    """Recipe of the report."""
+    """Recipe of the split report."""
 
     def value(self) -> dict[str, Any]:
         self.plan.check_usable()

@@ -1,4 +1,5 @@
-"""Create the split report: row counts, rejection reasons, labels and leaks."""
+"""Create the split report, which contains row counts, rejection reasons, labels and
+leaks."""
 
 from __future__ import annotations
 
@@ -86,8 +87,8 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Count near duplicates, whose text differs from an earlier one only in case, white
-    space or Unicode composition. Also count those that are in two splits."""
+    """Count near duplicates, whose text differs from an earlier text only in case,
+    white space or Unicode composition. Also count near duplicates across two splits."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
@@ -121,8 +122,8 @@ def too_many_text(
     limit: float,
     quarantine: str = "rejected_rows",
 ) -> str:
-    """Return the error message for too many rejected rows, with the reasons, the first
-    rows of each reason, and a suggested fix."""
+    """Return the error message for too many rejected rows. It contains the reasons, the
+    first rows rejected for each reason, and a suggested fix."""
     share = report["rejected"] / report["rows_in"]
     lines = _reason_lines(report, rejected, SHOWN_REASONS)
     return (
@@ -135,7 +136,8 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """Return a line for each of the `most` frequent reasons, and one for the rest."""
+    """Return a line for each of the `most` most frequent reasons, and one for the
+    others."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most
@@ -155,7 +157,7 @@ def _reason_line(reason: str, count: int, rejected: Any) -> str:
 
 def _places(rows: list[dict[str, Any]], more: str) -> str:
     """Return row numbers such as `2, 7, 9, ... of reviews.csv`. If the rows come from
-    several files, each number is prefixed with its file name."""
+    several files, each row number is prefixed with its file name."""
     sources = {row["source"] for row in rows}
     one = len(sources) == 1 and SOURCE not in sources
     named = [(SOURCE if one else r["source"], r["row"]) for r in rows]

@@ -1,1 +1,1 @@
-"""Tokenizes texts, and detects outdated token rows by their keys."""
+"""Tokenizes texts, and detects outdated token rows by their content keys."""

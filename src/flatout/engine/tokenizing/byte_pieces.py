@@ -12,7 +12,8 @@ from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
 
 PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
 LONGEST_WORD = 1_000
-"""Maximum length in bytes of a training word. Longer ones (base64, DNA) are ignored."""
+"""Maximum length in bytes of a training word. Longer words (base64, DNA) are
+ignored."""
 NUM_BYTES = 256
 FORMAT_VERSION = 1
 CHAT_TEMPLATE = (
@@ -24,7 +25,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ bos_token + 'assistant\\n' }}{% endif %}"
 )
-"""Messages start with the role and end with the end token, which ends generation."""
+"""Messages start with the role and end with the end token, which stops generation."""
 OPTIONS: dict[str, Any] = {
     "pad_token": PAD,
     "bos_token": START,

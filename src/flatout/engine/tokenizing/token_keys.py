@@ -32,26 +32,29 @@ def folder_of(tokens: Any) -> Path | None:
 
 
 def key_of(tokens: Any) -> ContentKey | None:
-    """Return the key stored with token rows, or None if `folder_of` finds no folder."""
+    """Return the key stored with `tokens`, or None if `folder_of` finds no folder for
+    them."""
     folder = folder_of(tokens)
     return None if folder is None else stored_key(folder)
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Return the counts stored with `tokens`, such as `cut_rows`, or {} if unknown."""
+    """Return the counts stored with `tokens`, such as `cut_rows`, or {} if they are
+    unknown."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
 
 def token_key(tokens: Any) -> str:
-    """Return a digest of the inputs that `tokens` came from or, if unknown, its
-    rows."""
+    """Return a digest of the inputs from which `tokens` were created or, if the inputs
+    are unknown, a digest of the token rows."""
     key = key_of(tokens)
     return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the digest of each split's current key, or None if it has no key."""
+    """Return the digest of each split's current key, or None for a split without a
+    key."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 
@@ -75,7 +78,7 @@ def check_tokens_match(
     tokenizer: Any,
     label_names: Sequence[str],
 ) -> None:
-    """Raise StaleTokensError if inputs have changed since the rows of `splits` were
+    """Raise StaleTokensError if the inputs have changed since the rows of `splits` were
     created. The message lists all changes: parameters, the tokenizer, label names, or
     splits of different data. Rows without a key (e.g. in memory) only cause a
     warning."""
@@ -103,7 +106,7 @@ def check_tokens_match(
 def _changed_inputs(
     key: ContentKey, tokenizer: str | None, label_names: list[str]
 ) -> list[str]:
-    """Describe the changed inputs that are not parameters."""
+    """Return descriptions of the changed inputs that are not parameters."""
     changes = []
     if tokenizer is not None and key.fields.get("tokenizer") != tokenizer:
         changes.append("tokenizer: its files have changed")
@@ -116,14 +119,16 @@ def _changed_inputs(
 
 
 def _digest_of(tokenizer: Any) -> str | None:
-    """Return a transformers tokenizer's digest, or None if its folder is unknown."""
+    """Return the digest of a transformers tokenizer, or None if its folder is
+    unknown."""
     folder = Path(tokenizer.name_or_path or "")
     found = all((folder / name).is_file() for name in FILES)
     return TokenizerFile(folder).digest if found else None
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """Return a text like `tokenize.max_length: 320 -> 128` per changed parameter."""
+    """Return a text such as `tokenize.max_length: 320 -> 128` for each changed
+    parameter."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
     return wanted.changes_since(stored)

@@ -49,7 +49,7 @@ def tokens_recipe(
         **token_options(model, tokenize),
     }
     if options.whole_ends and ends_texts(tokenizer):
-        fields["whole_ends"] = True  # Absent if truncated rows have an end token.
+        fields["whole_ends"] = True  # absent if truncated rows have an end token
     starts = tokenizer.backend.num_special_tokens_to_add(False) > 0
     if options.form == "completion" and starts and options.end_id is not None:
         # Earlier versions added no end token here, and their keys lack this field.
@@ -87,7 +87,8 @@ def split_recipes(
 
 
 def token_options(model: ModelSettings, tokenize: TokenizeSettings) -> dict[str, Any]:
-    """Return the parameters that affect the token rows, by their path."""
+    """Return the values of the parameters that affect the token rows, by parameter
+    path."""
     trained = model.name_or_path is None
     return {
         "model.task": model.task,
@@ -116,7 +117,8 @@ def _check_fits(name: str, rows: Any, task: Task, form: str) -> None:
 
 
 def _kind(label: Any) -> tuple[bool, bool]:
-    """Return whether an Arrow label type is a list, and whether labels are numbers."""
+    """Return whether an Arrow label type is a list type, and whether labels are
+    numbers."""
     is_list = pa.types.is_list(label) or pa.types.is_large_list(label)
     inner = label.value_type if is_list else label
     return is_list, pa.types.is_floating(inner) or pa.types.is_integer(inner)

@@ -156,7 +156,7 @@ class TokenizerRecipe:
 
     @property
     def _columns(self) -> Any:
-        """Arrow table of the texts used for training."""
+        """Arrow table of the texts used to train the tokenizer."""
         rows = without_indices(self.rows)
         names = ("text", "text_pair", "completion", "passages")
         return rows.data.table.select([n for n in names if n in rows.column_names])
@@ -244,7 +244,8 @@ def _writes(model: ModelSettings) -> bool:
 
 
 def _words(texts: Any, vocab_size: int) -> Any:
-    """Train a tokenizer of whole words. Raises TokenizerError if there is only one."""
+    """Train a tokenizer of whole words. Raises TokenizerError if there is only one
+    word."""
     words, num_all = word_pieces.commonest_words(texts, vocab_size)
     if num_all < 2:
         raise TokenizerError(
@@ -280,7 +281,7 @@ def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
 
 
 def without_loading_options(tokenizer: Any) -> Any:
-    """Remove loading options, which transformers would save with the tokenizer."""
+    """Remove the loading options, which transformers would save with the tokenizer."""
     for name in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer

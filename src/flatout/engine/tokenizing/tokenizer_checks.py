@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class TokenizerError(ValueError):
-    """Raised if a tokenizer cannot be loaded or used. The message lists the causes."""
+    """Raised if a tokenizer cannot be loaded or used. The message lists the possible
+    causes."""
 
 
 def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> None:
@@ -60,14 +61,15 @@ def _faults(
 
 
 def _pad_candidate(tokenizer: Any) -> str | None:
-    """Return a token to pad with. Any will do, as row lengths identify the padding."""
+    """Return a token to pad with. Any token will do, because row lengths identify
+    padding."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
 
 
 def files_digest(name: str, revision: str | None) -> str | None:
     """Return a hash of the tokenizer files of a local checkpoint. For a checkpoint on
-    the Hub, return its commit, or None if it is not in the local cache."""
+    the Hub, return its commit, or None if the checkpoint is not in the local cache."""
     folder = Path(name)
     if not folder.is_dir():
         return _hub_commit(name, revision)
@@ -79,8 +81,9 @@ def files_digest(name: str, revision: str | None) -> str | None:
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """Return the commit in the local cache, or None. If the repository has changed,
-    loading the weights updates the cache, and the next run uses the new commit."""
+    """Return the commit in the local cache, or None if there is none. If the repository
+    has changed, loading the weights updates the cache, and the next run uses the new
+    commit."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     if revision and re.fullmatch("[0-9a-f]{40}", revision):

@@ -74,13 +74,14 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """Return whether a word is too long for training. Most texts have none, and do not
-    need the pattern that removes long words, which takes as long as training."""
+    """Return whether a word is too long for training. Most texts have no such word.
+    They do not need the pattern that removes long words, which is as slow as the
+    training."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 
 def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
-    """Extend the pre-tokenizer `words` so that it removes words over `longest`
+    """Extend the pre-tokenizer `words` so that it removes words of more than `longest`
     characters.
 
     Training on a word of 500,000 letters (base64, DNA) is extremely slow because the

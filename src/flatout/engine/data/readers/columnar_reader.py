@@ -1,7 +1,7 @@
 """Read Parquet and Arrow files.
 
-pyarrow.dataset is not used because it cannot read Arrow streams, and because it needs
-five options to use as little memory as `ParquetFile`.
+pyarrow.dataset is not used because it cannot read Arrow streams, and because five
+options must be set before it uses as little memory as `ParquetFile`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ArrowReader(FileReader):
             raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        """Yield batches. Raises RawTextsError if an offset points outside the values,
-        which pyarrow does not check when it reads."""
+        """Yield batches of `columns`. Raises RawTextsError if an offset points outside
+        the values. pyarrow does not check offsets when it reads a file."""
         table = self._table().select(columns)
         with self.errors(_BROKEN_ARROW):
             for chunk in (chunk for column in table.columns for chunk in column.chunks):
@@ -61,7 +61,7 @@ class ArrowReader(FileReader):
         except (FileNotFoundError, PermissionError):
             raise
         except (pa.ArrowException, OSError):
-            pass  # It may be a stream.
+            pass  # The file may be a stream.
         try:
             return pa.ipc.open_stream(pa.memory_map(str(self.path))).read_all()
         except (pa.ArrowException, OSError) as error:

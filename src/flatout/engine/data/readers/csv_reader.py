@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 BLOCK_BYTES = 64 << 20
 """Maximum size of a row in bytes."""
 HEAD_BYTES = 64 << 10
-"""Number of bytes searched for the header first, to avoid reading the whole file."""
+"""Number of bytes that are first searched for the header, to avoid reading the whole
+file."""
 _TOO_LONG = (
     f"a row is longer than {BLOCK_BYTES >> 20} MiB. Is a quote never closed? "
     "Rows of this length can be given as JSON lines or Parquet"
@@ -93,7 +94,7 @@ class CsvReader(FileReader):
         found = pacsv.open_csv(
             stream.stream,
             read_options=pacsv.ReadOptions(
-                use_threads=False,  # Otherwise, broken rows have no number.
+                use_threads=False,  # Otherwise, pyarrow gives broken rows no number.
                 block_size=block_bytes,
                 column_names=list(names) if names else None,
             ),
@@ -136,7 +137,7 @@ class CsvReader(FileReader):
 
     def _note(self, row: Any, broken: list[BrokenRow]) -> str:
         """Record a row with a wrong number of fields, as one broken row per line."""
-        # str.splitlines also splits at U+2028 and similar, which do not end a row.
+        # str.splitlines also splits at U+2028 and the like, which do not end a row.
         lines = re.split(r"\r\n|\r|\n", row.text)
         reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
         if len(lines) > 1:
@@ -160,8 +161,8 @@ def _whole_records(batch: Any, pattern: str) -> int:
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
-    """Return the row numbers (count,) of parsed rows from `start` on, and the number of
-    the next row. The numbers of broken rows are skipped."""
+    """Return the row numbers (count,) of the parsed rows, starting at `start`, and the
+    number of the row after them. The numbers of broken rows are skipped."""
     gaps = sorted({fault.row for fault in broken if fault.row >= start})
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]

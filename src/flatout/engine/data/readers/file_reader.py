@@ -136,8 +136,8 @@ class FileReader(ABC):
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return `path` if it is a file, or all files below it, sorted. Raises
-    RawTextsError if it is missing or cannot be read."""
+    """Return `path` if it is a file, or else all files below it, sorted by path. Raises
+    RawTextsError if `path` is missing or cannot be read."""
     with readable(path):
         if not path.is_dir():
             path.stat()
@@ -155,8 +155,8 @@ def add_bytes(state: Any, file: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Context manager that re-raises errors of opening a file or folder as
-    RawTextsError with its name and a suggested fix."""
+    """Context manager that re-raises errors when opening a file or folder as
+    RawTextsError with the name of the file or folder and a suggested fix."""
     try:
         yield
     except FileNotFoundError as error:

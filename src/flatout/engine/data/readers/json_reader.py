@@ -1,5 +1,5 @@
-"""Read JSON lines: one object per line. An invalid line is rejected and reported
-without affecting the others."""
+"""Read JSON Lines files, which contain one object per line. An invalid line is rejected
+and reported without affecting the others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Download files from stores that fsspec supports (s3://, gs://, hf://, https://).
 
-Each file is downloaded once, because rows are read several times and files are hashed.
-It is downloaded again only if the store reports a change. fsspec's `filecache` is not
-used because it accepts a partial download as the whole file, and does not detect
-changes over https.
+Each file is downloaded only once, because its rows are read several times and its bytes
+are hashed. It is downloaded again only if the store reports that it has changed.
+fsspec's `filecache` is not used because it accepts a partial download as the whole file
+and does not detect changes of files read over https.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial
 
 
 def shown(url: str) -> str:
-    """Return the URL without credentials and query, which may contain a signature."""
+    """Return the URL without its credentials and its query, which may contain a
+    signature."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
@@ -74,8 +75,8 @@ class RemoteFiles:
 
     def stamps(self) -> dict[str, str | None]:
         """Return a hash of each file's current remote metadata, by file name. The hash
-        is None if the metadata cannot reveal a change. Raises RawTextsError if the
-        store cannot be read."""
+        is None if the metadata cannot show whether the file has changed. Raises
+        RawTextsError if the store cannot be read."""
         with self._errors():
             store, found, _ = self._find()
             return _stamps(store, found)
@@ -141,7 +142,8 @@ def _stamps(store: Any, found: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _stamp(info: Mapping[str, Any]) -> str | None:
-    """Return a hash of a file's remote metadata, or None if it cannot show a change."""
+    """Return a hash of a file's remote metadata, or None if it cannot show changes of
+    the file."""
     if not set(info) - TELLS_NO_CHANGE:
         return None
     text = json.dumps(info, sort_keys=True, default=str)

@@ -1,4 +1,5 @@
-"""Stream rows of CSV, JSON lines, Parquet and Arrow files, which may exceed memory."""
+"""Stream rows of CSV, JSON Lines, Parquet and Arrow files, which may be larger than
+memory."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class TextFiles:
 
     @cached_property
     def _columns(self) -> dict[Path, list[str]]:
-        """Column names by shard. They are all read before the first row."""
+        """Column names by shard. The names of all shards are read before the first
+        row."""
         return {shard: self._columns_of(shard) for shard in self.files}
 
     def _check_shards(self, wanted: Sequence[str]) -> None:

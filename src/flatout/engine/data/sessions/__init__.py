@@ -1,1 +1,1 @@
-"""Sessions of log keys, either read from logs or synthetic."""
+"""Sessions of log keys, which are either read from logs or generated."""

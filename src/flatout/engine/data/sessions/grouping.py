@@ -25,10 +25,10 @@ from flatout.engine.data.readers.text_files import TextFiles
 
 NORMAL, ABNORMAL = "normal", "abnormal"
 NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
-"""Labels of normal sessions and lines in logs (loghub uses Normal; BGL uses -)."""
+"""Labels of normal sessions and lines in logs. loghub uses Normal, and BGL uses -."""
 SEED = 1
-"""Seed for hashing session names. Because the split hashes the same names without a
-seed, the part of a session does not determine its split."""
+"""Seed for hashing session names. Splits hash the same names without this seed, so the
+part of a session (`train` or `rest`) does not determine its split."""
 COLUMNS = ("session", "text", "label")
 Part = Literal["all", "train", "rest"]
 
@@ -61,8 +61,8 @@ def label_of(value: str) -> str:
 
 def read_labels(path: Path) -> dict[str, str]:
     """Read a file with two columns, session name and label. Return a dict from session
-    name to `normal` or `abnormal`. Raises RawTextsError if there are not two
-    columns."""
+    name to `normal` or `abnormal`. Raises RawTextsError if the file does not have
+    exactly two columns."""
     reader = TextFiles(path)
     columns = reader.column_names
     if len(columns) != 2:
@@ -84,7 +84,8 @@ ENTRY = "conf/local/catalog.yml"
 
 @dataclass(frozen=True)
 class LogColumns:
-    """Columns of a structured log. The defaults fit the HDFS log of loghub."""
+    """Columns of a structured log. The defaults are the columns of loghub's HDFS
+    log."""
 
     key: str = "EventId"
     session: str = "Content"

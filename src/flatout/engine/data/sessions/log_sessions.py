@@ -35,8 +35,8 @@ from flatout.engine.data.sessions.grouping import (
 
 @dataclass(frozen=True)
 class LogSessions:
-    """A raw text source of log sessions. If `abnormal` is given, all its sessions are
-    abnormal, and all sessions of `path` are normal."""
+    """A raw text source of log sessions. If the file `abnormal` is given, all sessions
+    in it are abnormal, and all sessions in `path` are normal."""
 
     path: Path
     abnormal: Path | None = None

@@ -1,4 +1,5 @@
-"""Synthetic sessions that imitate the logs of file system blocks, some abnormal.
+"""Synthetic sessions, some of them abnormal, that imitate the logs of file system
+blocks.
 
 Their names and keys mark them as synthetic. They do not represent a real log.
 """
@@ -26,9 +27,9 @@ Keys = list[str]
 
 
 def synthetic_sessions(count: int, seed: int, sessions_filter: SessionFilter) -> Any:
-    """Generate `count` sessions, and return the ones selected by `sessions_filter` as
-    an Arrow table with the columns `session`, `text` and `label`. The same seed always
-    gives the same sessions."""
+    """Generate `count` sessions, and return the sessions selected by `sessions_filter`
+    as an Arrow table with the columns `session`, `text` and `label`. The same seed
+    always gives the same sessions."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     found = [_session(rng, number) for number in range(count)]
     names, texts, labels = map(list, zip(*found, strict=True))

@@ -1,4 +1,4 @@
-"""Encode rows to token rows on all CPU cores."""
+"""Encode rows of texts as token rows on all CPU cores."""
 
 from __future__ import annotations
 
@@ -149,15 +149,16 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return the targets as they are or, for rows of words, one per token."""
+        """Return the targets as they are or, for rows of words, with one target per
+        token."""
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)
         return lists_of(labels, part.lengths)
 
     def _encode(self) -> Iterator[tuple[int, int, Encoded]]:
-        """Encode rows in parts to limit memory use. For each part, yield its first row,
-        its end row (exclusive), and its tokens."""
+        """Encode rows in parts to limit memory use. For each part, yield the index of
+        its first row, the index after its last row, and its tokens."""
         table, own = self.rows.data.table, (*TEXTS, PASSAGES)
         texts = table.select([name for name in own if name in table.column_names])
         size = max(1, min(UNIT_ROWS, UNIT_BYTES * len(texts) // max(1, texts.nbytes)))
@@ -221,8 +222,8 @@ def _spread_words(
 ) -> npt.NDArray[np.int32]:
     """Convert `targets`, N lists of one number per word, to one number per token (T,).
 
-    The first token of a word gets the word's number, and other tokens get IGNORED.
-    `marks` (T,) has the index of the word at first tokens, and -1 at other tokens.
+    The first token of a word gets the word's number, and all other tokens get IGNORED.
+    `marks` (T,) is the word's index at the first token of a word, and -1 at others.
     """
     chosen = marks >= 0
     rows = np.repeat(np.arange(len(lengths)), lengths)[chosen]

@@ -1,5 +1,5 @@
-"""Concatenated rows of token ids, and their conversion to Arrow, either as texts joined
-into blocks of equal length or as samples of several texts."""
+"""Concatenated rows of token ids, and their conversion to Arrow, either as texts
+concatenated into blocks of equal length or as samples of several texts."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def texts_of(table: Any) -> Any:
 
 
 def counts_of(table: Any) -> npt.NDArray[np.int32]:
-    """Return the number of texts (N,) in each sample."""
+    """Return the number of texts in each sample (N,)."""
     passages = pc.list_value_length(table.column(PASSAGES)).to_numpy()
     return 1 + passages.astype(np.int32)
 

@@ -97,8 +97,8 @@ class Encoder:
         return replace(_encoded(rows, cut), marks=flat(marks))
 
     def _encode_words(self, texts: Any) -> Encoded:
-        """Encode each text word by word. `marks` are set at the first token of each
-        word."""
+        """Encode each text word by word. `marks` contains the word's index at the first
+        token of each word."""
         words = [text.split(" ") for text in texts.to_pylist()]
         encodings = self._tokenizer.encode_batch(words, is_pretokenized=True)
         marks = [_first_pieces(encoding.word_ids) or [-1] for encoding in encodings]
@@ -106,7 +106,7 @@ class Encoder:
 
     def _collect(self, encodings: Sequence[Any]) -> Encoded:
         """Collect rows. A row without any token gets `empty_id`, because a model needs
-        at least one token. Raises ValueError if there is no such id."""
+        at least one token. Raises ValueError if `empty_id` is not set."""
         full = self.options.max_length
         rows = [encoding.ids[:full] for encoding in encodings]
         cut = [
@@ -134,7 +134,8 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Return, for each token, the index of the word that it starts, or -1 if none."""
+    """Return, for each token, the index of the word that it starts, or -1 if it starts
+    none."""
     before = [None, *words]
     pairs = zip(words, before, strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]

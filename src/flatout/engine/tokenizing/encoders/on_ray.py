@@ -40,8 +40,8 @@ Files = tuple[tuple[str, bytes], ...]
 def encode_on_ray(
     parts: Iterator[tuple[Any, int]], tokenizer: TokenizerFile, options: EncodeOptions
 ) -> Iterator[Encoded]:
-    """Yield the tokens of each part, in order. A part is a table of rows and the number
-    of its first row. Raises TokensError if Ray fails or rows are invalid."""
+    """Yield the tokens of each part, in order. A part is a table of rows together with
+    the number of its first row. Raises TokensError if Ray fails or rows are invalid."""
     ray = _connected()
     encode = ray.remote(max_retries=RETRIES)(encode_part)
     paths = sorted(path for path in tokenizer.folder.iterdir() if path.is_file())
