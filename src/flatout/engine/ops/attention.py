@@ -4,7 +4,7 @@ transformers accepts registered attention functions. They receive q, k and v of 
 (1, heads, P, head_dim) and every extra keyword argument of the model. The function in
 this module reads `cu_seqlens` and limits each token's attention to its own row. On a
 GPU, it calls PyTorch's flash-attention kernel (Dao 2023) directly, because the public
-`varlen_attn` has no dropout, which many models are trained with. For short rows or
+`varlen_attn` has no dropout, with which many models are trained. For short rows or
 windows, it uses a Triton kernel with narrow tiles (kernels/row_attention/). On a CPU,
 it processes one row at a time (row_by_row.py).
 """
@@ -41,7 +41,7 @@ MAX_FLASH_HEAD_DIM = 256
 
 def register() -> None:
     """Register the attention functions with transformers. Packed attention gets no
-    mask, because its names are not registered with the mask interface."""
+    mask, because its two names are not registered with the mask interface."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -105,14 +105,16 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 
 def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
     """Return whether tokens attend only to earlier tokens. `given` holds the keyword
-    arguments for attention. `is_causal` among them overrides the module's attribute."""
+    arguments for attention. The argument `is_causal`, if given, overrides the module's
+    attribute."""
     wanted = given.get("is_causal")
     return bool(getattr(module, "is_causal", False) if wanted is None else wanted)
 
 
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
     """Return the window size to pass to `window`, which counts the token itself.
-    transformers does not count it in decoders whose config makes them bidirectional."""
+    transformers does not count this token in decoders that the config makes
+    bidirectional."""
     if span is None or causal or not getattr(module, "is_causal", False):
         return span
     return span + 1

@@ -1,8 +1,9 @@
 """Fused feed-forward and output blocks for BERT.
 
-The operations between two matmuls are memory-bound. They are either bias and GELU, or
-bias, dropout, residual and LayerNorm. One kernel computes each of these groups, and
-another computes all of its gradients (kernels/bias_gelu.py and residual_norm.py).
+The operations between two matmuls are memory-bound. These operations are either bias
+and GELU, or bias, dropout, residual and LayerNorm. One kernel computes each group, and
+another kernel computes all gradients of the group (kernels/bias_gelu.py and
+residual_norm.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from flatout.engine.ops.dropout import HashDropout, Noise
 from flatout.engine.ops.plain import are_matrices, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
-"""The largest hidden size at which a row fits a warp's registers (residual_norm.py)."""
+"""The largest hidden size at which a row fits in a warp's registers
+(residual_norm.py)."""
 
 
 class _Carry:
@@ -99,8 +101,8 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:
-    """Replace the blocks and return the number of layers. Call this after
-    `replace_dropout` and `narrow_last_layer`."""
+    """Replace the blocks with fused blocks, and return the number of layers. Call this
+    after `replace_dropout` and `narrow_last_layer`."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
@@ -124,7 +126,8 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Return whether a block is standard. Carried gradients require that all are."""
+    """Return whether a block is standard. Carried gradients require that all blocks
+    are."""
     usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
     none = type(output.dropout) is nn.Dropout and not output.dropout.p
     drops = none or isinstance(output.dropout, HashDropout)

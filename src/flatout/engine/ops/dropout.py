@@ -2,7 +2,7 @@
 
 PyTorch draws each number with ten rounds of Philox. In a compiled kernel for residual
 and LayerNorm, this takes three times as long as the memory traffic (428 us instead of
-about 130 for 70,000 x 768 on an H200). Here, a number is a 32-bit hash of (seed,
+about 130 us for 70,000 x 768 on an H200). Here, a number is a 32-bit hash of (seed,
 index), which needs two multiplications. The seed changes with every forward pass. Each
 element is kept with probability 1 - p, and tests found no statistical dependence.
 """
@@ -45,8 +45,8 @@ def scramble(bits: Tensor) -> Tensor:
 
 
 class HashDropout(nn.Module):
-    """A replacement for nn.Dropout. Models read `p` to pass it to attention. The seed's
-    offset is a tensor, because a number would give each layer its own graph."""
+    """A replacement for nn.Dropout. Models read `p` to pass it to attention. The offset
+    of the seed is a tensor, because a number would give each layer its own graph."""
 
     offset: Tensor
 

@@ -1,11 +1,11 @@
 """Attention and feed-forward layers over packed rows, with fused projections.
 
 Projections of the same input (query, key and value, or gate and up) become one matmul.
-On an H200, a matmul with a 768 x 768 weight runs at 460 TFLOP/s, and with a 768 x 3072
-weight at 710 TFLOP/s. The layers keep their weights, so checkpoints do not change.
-Layers with adapters are called one by one. The joined product is passed to attention
-directly. In models with rotary embeddings, one kernel instead of seven applies norms
-and rotary embeddings to it (kernels/rotary.py).
+On an H200, a matmul with a 768 x 768 weight runs at 460 TFLOP/s, and one with a 768 x
+3072 weight runs at 710 TFLOP/s. The layers keep their weights, so checkpoints do not
+change. Layers with adapters are called one by one. The joined product is passed to
+attention directly. In models with rotary embeddings, one kernel instead of seven
+applies norms and rotary embeddings to it (kernels/rotary.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def joined_product(layers: Sequence[Any], states: Tensor) -> Tensor:
 
 
 class _BertAttention(nn.Module):
-    """The attention of BERT and RoBERTa."""
+    """The attention of BERT and RoBERTa with fused projections."""
 
     query: nn.Linear
     key: nn.Linear
@@ -170,7 +170,8 @@ def _norms(attention: Any) -> list[Any]:
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of each standard layer, and return the number of layers."""
+    """Replace the attention of each standard layer, and return the number of replaced
+    layers."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
@@ -200,7 +201,8 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Join gate and up projections in standard layers. Return the number of layers."""
+    """Join gate and up projections in standard layers. Return the number of changed
+    layers."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:
@@ -246,8 +248,9 @@ def _rotates_whole_heads(model: Any) -> bool:
 
 
 def _span(attention: Any) -> int | None:
-    """Return a layer's attention window. Mistral stores it in the config, Qwen in the
-    layer. Llama has no window, even if its config has this key."""
+    """Return a layer's attention window. Mistral stores the window in the config, and
+    Qwen stores it in the layer. Llama has no window, even if its config has this
+    key."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
     return getattr(source, "sliding_window", None)

@@ -3,7 +3,8 @@
 Only the head reads the output of the last layer, and only at the targets: one token per
 row, or the masked tokens. In BERT-like layers, the operations after attention process
 each token separately, so they can be restricted to the targets. The loss and all
-gradients stay the same. With one target per row, this saves about 9/12 of a layer.
+gradients stay the same. With one target per row, this saves about 9/12 of a layer's
+operations.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
     """Make the last layer of a BERT-like model gather the targets after attention.
 
     Return the modules that read the targets of each forward pass from `target_index`
-    (K,), among them attention, which on a CPU computes only the targets. If the layer
-    is not a standard layer, return (). Repeated calls have no further effect."""
+    (K,). One of them is attention, which on a CPU computes only the targets. If the
+    layer is not a standard layer, return (). Repeated calls have no further effect."""
     layer = model.base_model.encoder.layer[-1]
     point = layer.attention.output
     if not hasattr(point, "target_index"):

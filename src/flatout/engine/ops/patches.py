@@ -16,7 +16,7 @@ class PatchProduct(nn.Conv2d):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features (B, N, H / p, W / p), with channels last in memory, for
-        `pixels` (B, C, H, W) and patches of p x p."""
+        `pixels` (B, C, H, W) and patches of p x p pixels."""
         (high, wide), (rows, columns) = self.kernel_size, pixels.shape[2:]
         pixels = pixels[..., : rows // high * high, : columns // wide * wide]
         down, across = rows // high, columns // wide
@@ -29,7 +29,8 @@ class PatchProduct(nn.Conv2d):
 
 
 def replace_patches(model: nn.Module) -> int:
-    """Replace convolutions over non-overlapping patches, and return their number."""
+    """Replace convolutions over non-overlapping patches with matmuls, and return their
+    number."""
     places = [m for m in model.modules() if type(m) is nn.Conv2d and _is_product(m)]
     for place in places:
         place.__class__ = PatchProduct

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 def round_residual_stream(model: Any) -> int:
     """Cast the outputs of blocks, and of norms over the hidden size, to the autocast
-    dtype. Return the number of these modules."""
+    dtype. Return the number of modules whose outputs are cast."""
     hidden = getattr(model.config, "hidden_size", None)
     blocks = getattr(model, "_no_split_modules", None) or ()
     places = [

@@ -22,9 +22,9 @@ class Rule(NamedTuple):
     dropout: float
     causal: bool
     left: int
-    """The number of visible tokens to the left, or -1 for all."""
+    """The number of visible tokens to the left, or -1 for all of them."""
     right: int
-    """The number of visible tokens to the right, or -1 for all."""
+    """The number of visible tokens to the right, or -1 for all of them."""
 
 
 def row_by_row(

@@ -72,8 +72,8 @@ class Settings(SettingsModel):
     data_dir: str = parameter("data", EXECUTION)
     """Folder for all files that a run writes. The catalog's paths are inside it."""
     pipelines: list[str] = parameter([], EXECUTION)
-    """Pipelines that `kedro run` runs if `--pipelines` is not given. If empty, it runs
-    split, tokenize, train and evaluate."""
+    """Pipelines that `kedro run` runs if `--pipelines` is not given. If the list is
+    empty, it runs split, tokenize, train and evaluate."""
     corpus: CorpusSettings = parameter(CorpusSettings(), EXECUTION)
     runtime: RuntimeSettings = RuntimeSettings()
     model: ModelSettings = ModelSettings(config={"model_type": "bert"})
@@ -90,7 +90,7 @@ class Settings(SettingsModel):
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
     sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, UNTIMED)
     tuned: dict[str, Any] = parameter({}, EXECUTION)
-    """Origin of the settings in conf/tuned. Written by the benchmark, not by users."""
+    """Origin of the settings in conf/tuned. The benchmark writes it, not the user."""
     tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, UNTIMED)
     guard: GuardSettings = parameter(GuardSettings(), EXECUTION, UNTIMED)
     paths: PathSettings = parameter(PathSettings(), EXECUTION, UNTIMED)
@@ -104,7 +104,7 @@ class Settings(SettingsModel):
 def parse_settings(parameters: Mapping[str, Any]) -> Settings:
     """Validate all `parameters`. Raises a SettingsError that lists every problem.
 
-    Groups with other names are ignored, because they may belong to the user's nodes.
+    Groups with unknown names are ignored, because they may belong to the user's nodes.
     """
     ours = {name: value for name, value in parameters.items() if _is_ours(name, value)}
     try:

@@ -122,7 +122,7 @@ def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def set_by_path(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Set `values`, whose keys are paths as in `by_path`, in `tree`. Missing groups are
-    created. Returns `tree`."""
+    created. Return `tree`."""
     for path, value in values.items():
         *parents, last = path.split(".")
         level = tree

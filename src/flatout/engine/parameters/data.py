@@ -121,7 +121,8 @@ class TokenizeSettings(SettingsModel):
     vocab_size: int = parameter(8_000, EXECUTION, ge=64)
     """Vocabulary size of a tokenizer that flatout trains (`name_or_path: null`)."""
     join_texts: bool = parameter(False, EXECUTION)
-    """Concatenate texts into blocks of `max_length` tokens (language models)."""
+    """Concatenate texts into blocks of `max_length` tokens (only for language
+    models)."""
     engine: Literal["local", "ray"] = parameter("local", EXECUTION, MACHINE)
     """Tokenize on all cores of this machine or on a Ray cluster (extra `ray`)."""
     mirror: str | None = parameter(None, EXECUTION, MACHINE)
@@ -131,12 +132,13 @@ class TokenizeSettings(SettingsModel):
 
 
 class EvaluateSettings(SettingsModel):
-    """Settings of the pipeline `evaluate`."""
+    """Settings of the `evaluate` pipeline."""
 
     split: Literal["train", "validation", "test"] = "test"
     """Split on which the saved model is evaluated."""
     wrong_rows: int = Field(100, ge=0)
-    """Number of wrong predictions to save with their texts, largest loss first."""
+    """Number of wrong predictions to save with their texts, starting with the largest
+    loss."""
     calibrate: bool = False
     """Fit a temperature on the validation split, so that probabilities match the
     accuracy (Guo et al. 2017), and save it to the model's folder."""
@@ -149,7 +151,7 @@ class ArraySettings(SettingsModel):
     """File or folder with the samples. It replaces the catalog entry raw_arrays."""
     inputs: list[str] = []
     """Input columns of Parquet files, or the input array of .npz and HDF5 files. If
-    empty, all except the label."""
+    empty, everything except the label is used."""
 
 
 class ImageSettings(SettingsModel):
@@ -177,7 +179,8 @@ class DetectSettings(SettingsModel):
     min_end_probability: float = Field(1e-3, ge=0, lt=1)
     """Minimum probability of the end of a normal session. 0 disables the test."""
     label_column: str | None = "label"
-    """Column that marks sessions as normal or abnormal. Null if this is unknown."""
+    """Column that marks sessions as normal or abnormal, or null if there is no such
+    column."""
 
 
 class MineSettings(SettingsModel):
@@ -188,10 +191,11 @@ class MineSettings(SettingsModel):
     top_k: int = Field(50, ge=1)
     """Number of best-scoring passages per anchor from which negatives are chosen."""
     margin: float = Field(0.05, ge=0, le=2)
-    """Passages with a cosine similarity above that of the positive minus this margin
-    are left out, because they are probably positives, too."""
+    """Passages whose cosine similarity to the anchor exceeds that of the positive minus
+    this margin are left out, because they are probably also positives."""
     text_column: str = "text"
-    """Column of the texts in `mine_corpus`. Ignored if the corpus comes from split."""
+    """Column of the texts in `mine_corpus`. Ignored if the corpus comes from the
+    `split` pipeline."""
     folder: str = "data/07_model_output/mine_vectors"
     """Folder for the vectors. A later run with the same model reuses them."""
 
@@ -219,7 +223,7 @@ class PredictSettings(SettingsModel):
 
     text_column: str | None = None
     """Column of the text. If null, it is `split.text_column`, or `text` for rows
-    written by the pipeline split."""
+    written by the `split` pipeline."""
     text_pair_column: str | None = None
     """Column of a second text. If null, it is `split.text_pair_column` if the model was
     trained on pairs."""
@@ -231,14 +235,15 @@ class PredictSettings(SettingsModel):
     """Maximum number of tokens per row. `auto` is `tokenize.max_length`, or the model's
     maximum if that is smaller."""
     strategy: Literal["grouped", "packed"] | Auto = "auto"
-    """Batching method. `auto` uses packed if a GPU supports it, otherwise grouped."""
+    """Batching method. `auto` uses `packed` if the GPU supports it, and `grouped`
+    otherwise."""
     token_budget: Count | Auto = "auto"
     """Maximum number of tokens in one forward pass, including padding."""
     window_rows: int = Field(4_096, ge=1)
     """Number of rows that are read into memory and sorted by length at a time."""
     shard: str | None = Field(None, pattern="^[1-9][0-9]*/[1-9][0-9]*$")
-    """With i/n, predict only the i-th of n parts and write it to a file with these
-    numbers in its name. If null, all rows are predicted."""
+    """With i/n, predict only the i-th of n parts and write the predictions to a file
+    with these numbers in its name. If null, all rows are predicted."""
 
     @field_validator("shard")
     @classmethod

@@ -1,5 +1,5 @@
 """Parameters of the process: device, loader, checkpoints, ranks, paths, tracking and
-the guard."""
+guard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class RuntimeSettings(SettingsModel):
     seed: int = Field(42, ge=0, lt=2**32)
     """Seed of the weight initialisation, dropout and the order of the rows."""
     deterministic: bool = parameter(False, EXECUTION)
-    """Make results on the same device reproducible bit for bit. Slower on a GPU."""
+    """Make results on the same device reproducible bit for bit. Training is slower on a
+    GPU."""
     precision: Precision | Auto = parameter("auto", reported="precision")
     """Compute dtype. Weights and optimizer state stay in fp32. `auto` uses bf16 if the
     device is fast at it."""
@@ -51,15 +52,17 @@ class RuntimeSettings(SettingsModel):
         "auto", EXECUTION, reported="attention"
     )
     """Attention kernel: `eager` or `sdpa` for padded batches, `varlen` (PyTorch's flash
-    kernel) for packed batches. `auto` uses the fastest one with the same results."""
+    kernel) for packed batches. `auto` uses the fastest kernel that gives the same
+    results."""
     memory_limit_gib: float | None = parameter(None, EXECUTION, gt=0)
     """Limit on the GPU memory used by PyTorch, for example to simulate a smaller GPU.
     If null, all memory that other programs leave free can be used."""
     threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
-    """OpenMP and MKL threads. `auto` is 1 with a GPU, otherwise all usable cores."""
+    """OpenMP and MKL threads. `auto` is 1 with a GPU, and the number of usable cores
+    otherwise."""
     environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
-    """Environment variables to set before torch is imported. They extend the
-    default."""
+    """Environment variables to set before torch is imported, in addition to the
+    defaults."""
 
     @field_validator("environment")
     @classmethod
@@ -71,11 +74,13 @@ class LoaderSettings(SettingsModel):
     """Preparation of batches in parallel with training."""
 
     num_workers: CountOrZero | Auto = parameter("auto", reported="num_workers")
-    """Number of processes that build batches. If 0, the training process does so."""
+    """Number of processes that build batches. If 0, the training process builds
+    them."""
     prefetch_factor: int = Field(2, ge=1)
     """Number of global batches that each worker prepares in advance."""
     pin_memory: bool = True
-    """Use page-locked host memory, so that copies to the GPU overlap with compute."""
+    """Use page-locked host memory, so that copies to the GPU overlap with
+    computation."""
     persistent_workers: bool = True
     """Keep the workers alive between epochs."""
     timeout_s: float = Field(300, gt=0)
@@ -83,10 +88,11 @@ class LoaderSettings(SettingsModel):
 
 
 class CheckpointSettings(SettingsModel):
-    """When and where checkpoints are saved, from which a run can resume."""
+    """When and where to save checkpoints, from which a run can resume."""
 
     every_steps: int | None = Field(None, ge=1)
-    """Steps between checkpoints. If null, only time and interruptions trigger them."""
+    """Steps between checkpoints. If null, only time and interruptions trigger
+    checkpoints."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
     """Minutes between checkpoints; the first is saved after one minute. If null, no
     checkpoint is triggered by time."""
@@ -94,7 +100,7 @@ class CheckpointSettings(SettingsModel):
     """Number of most recent checkpoints to keep, in addition to the best one."""
     mirror: str | None = parameter(None, MACHINE)
     """URL to which checkpoints are copied, such as s3://bucket/run or any other that
-    fsspec supports. A new machine with an empty folder resumes from there."""
+    fsspec supports. A new machine with an empty folder resumes from this URL."""
 
 
 class DistributedSettings(SettingsModel):
@@ -109,17 +115,19 @@ class DistributedSettings(SettingsModel):
     rendezvous_endpoint: str | None = parameter(None, MACHINE, UNTIMED)
     """host:port of machine 0. Required if `num_machines` is greater than 1."""
     max_restarts: int = Field(0, ge=0)
-    """How many times a failed job is resumed from its newest checkpoint."""
+    """Maximum number of times that a failed job is resumed from its newest
+    checkpoint."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Whether each rank has the whole model (`ddp`) or a shard of it (`fsdp`)."""
     bucket_mib: Count | Literal["all"] = 25
-    """MiB of gradients that are all-reduced together (ddp). `all` reduces all of them
-    after the backward pass, as CUDA graphs always do. This is faster with fast GPU
-    links, because communication takes multiprocessors away from matmuls."""
+    """MiB of gradients that are all-reduced together (ddp). `all` reduces all gradients
+    after the backward pass, as CUDA graphs always do. With fast GPU links, `all` is
+    faster, because communication takes multiprocessors from matmuls."""
     timeout_s: float = Field(600, gt=0)
-    """Maximum seconds for a collective operation before the job is aborted."""
+    """Maximum duration of a collective operation in seconds before the job is
+    aborted."""
     heartbeat_timeout_s: float = parameter(300, MACHINE, gt=0)
-    """Seconds without a step after which a rank counts as hung."""
+    """Number of seconds without a step after which a rank counts as hung."""
 
     @model_validator(mode="after")
     def _rendezvous(self) -> DistributedSettings:
@@ -134,7 +142,7 @@ class DistributedSettings(SettingsModel):
 
 
 class PathSettings(SettingsModel):
-    """Files and folders of a training run. They do not affect the model."""
+    """Files and folders of a training run. Their paths do not affect the model."""
 
     checkpoints: str = "data/06_models/checkpoints"
     """Folder for checkpoints."""
@@ -155,15 +163,16 @@ class TrackingSettings(SettingsModel):
     """Log CPU, memory, disk, network and GPU usage as `system/` metrics every 10 s."""
     registered_model: str | None = "flatout"
     """Name of the model in the registry. The alias champion marks the settings that no
-    others beat by more than noise on the latest data."""
+    other settings beat by more than noise on the latest data."""
 
 
 class GuardSettings(SettingsModel):
-    """Comparison of a run's speed with the best earlier run of the same work on the
-    same device."""
+    """Comparison of a run's speed with that of the best earlier run of the same work on
+    the same device."""
 
     enabled: bool = True
-    """Compare each run with the fastest earlier run of the same work."""
+    """Compare the speed of each run with that of the fastest earlier run of the same
+    work."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
     """Below this percentage of the baseline's samples/s, a run counts as slow."""
     healthy_high_pct: float = Field(120, ge=100)

@@ -31,8 +31,8 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
-    """Return one line for each path. Messages for a union's branches are joined by
-    `or`."""
+    """Return one line for each path. The messages for the branches of a union are
+    joined by `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for fault in errors:
@@ -47,7 +47,7 @@ def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
-    """Return the first `most` names, quoted, and how many more there are."""
+    """Return the first `most` names, quoted, and the number of the remaining names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
 

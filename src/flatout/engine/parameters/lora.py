@@ -1,4 +1,4 @@
-"""Parameters of adapters."""
+"""Parameters of LoRA adapters."""
 
 from __future__ import annotations
 

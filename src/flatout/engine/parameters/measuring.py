@@ -40,7 +40,8 @@ class SlowHabits(SettingsModel):
     synchronize_every_step: bool = parameter(False, EXECUTION)
     """Read the loss on the host after every step (only to measure slow loops)."""
     history: Literal["list", "dataframe"] = parameter("list", EXECUTION, MACHINE)
-    """`dataframe` appends to a DataFrame at every step (only to measure slow loops)."""
+    """`dataframe` appends metrics to a DataFrame at every step (only to measure slow
+    loops)."""
     empty_cache_every: int | None = parameter(None, EXECUTION, MACHINE, ge=1)
     """Steps between calls of torch.cuda.empty_cache (only to measure slow loops)."""
 
@@ -63,9 +64,11 @@ class BenchmarkSettings(SettingsModel):
     )
     """Grid: values of `train.batching`."""
     prefetch_factors: Annotated[list[Count], LISTED] = []
-    """Grid: values of `train.loader.prefetch_factor`. If empty, as configured."""
+    """Grid: values of `train.loader.prefetch_factor`. If empty, the configured
+    value."""
     pin_memory: Annotated[list[bool], LISTED] = []
-    """Grid: values of `train.loader.pin_memory` (GPU only). If empty, as configured."""
+    """Grid: values of `train.loader.pin_memory` (GPU). If empty, the configured
+    value."""
     token_budgets: Annotated[list[Count], LISTED] = []
     """Grid: values of `train.token_budget`. If empty, `auto`."""
     steps_per_trial: int = Field(20, ge=2)
@@ -79,8 +82,8 @@ class BenchmarkSettings(SettingsModel):
     max_window_s: float = Field(2.5, gt=0)
     """Maximum duration of a window in seconds, which limits its steps (at least 2)."""
     tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Minutes after which mode tune stops exploring and confirms its results. `auto` is
-    5, or 15 with a GPU, because each trial compiles the model there."""
+    """Minutes after which `tune` mode stops exploring and confirms its results. `auto`
+    is 5, or 15 with a GPU, because each trial compiles the model there."""
     max_minutes: float | None = Field(None, gt=0)
     """Minutes after which no new trial starts, in any mode. The next run continues."""
     trial_timeout_s: float = Field(300, gt=0)
@@ -88,7 +91,8 @@ class BenchmarkSettings(SettingsModel):
     memory_headroom: float = Field(0.1, ge=0, lt=1)
     """Fraction of the device's memory that a recommended trial must leave free."""
     free_global_batch: bool = False
-    """Let mode grid recommend any of `batch_sizes`, not only the configured one."""
+    """Let `grid` mode recommend any of `batch_sizes`, not only the configured batch
+    size."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
     """How the learning rate is scaled if the global batch size changes."""
     profile: bool = False
@@ -132,32 +136,34 @@ class SweepSettings(SettingsModel):
     """Name of the queue in its storage. Machines that share a sweep use the same
     one."""
     sampler: Literal["grid", "tpe"] = "grid"
-    """`grid` tries every combination; with `tpe`, Optuna chooses combinations."""
+    """`grid` tries every combination; with `tpe`, Optuna chooses the combinations."""
     pruner: Literal["none", "hyperband", "median"] = "none"
-    """Optuna's rule for ending a trial whose evaluations are worse than others'."""
+    """Optuna's rule for ending a trial whose metrics are worse than those of other
+    trials."""
     grid: dict[str, list[SweptValue]] = {
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
     }
     """Values of each setting. `grid` tries all combinations, and `tpe` some of them."""
     ranges: dict[str, SweepRange] = {}
-    """sampler tpe: bounds for a setting, instead of a list of values."""
+    """`tpe` sampler: bounds for a setting, instead of a list of values."""
     seeds: int | None = Field(None, ge=2)
     """Number of seeds (preferably 3 or more) with which each setting of the grid is
     trained on the same rows. A table compares the settings. If null, each setting is
     trained once."""
     n_trials: int = Field(20, ge=1)
-    """Number of trials of sampler tpe, over all machines and restarts."""
+    """Number of trials of the `tpe` sampler, over all machines and restarts."""
     choose_by: str | None = None
     """Report metric that ranks the trials, for example `validation_accuracy`. If null,
     it is `train.metric` on the validation split."""
     devices_per_trial: int = Field(1, ge=1)
-    """Number of GPUs per trial, each with one rank. Without a GPU, number of ranks."""
+    """Number of GPUs per trial, each with one rank. Without a GPU, the number of ranks
+    per trial."""
     heartbeat_s: float = Field(30.0, gt=0)
     """Seconds between messages that tell the server that a trial is running. After
     three missed messages, another machine takes over the trial."""
     trial_timeout_s: float | None = Field(None, gt=0)
-    """Maximum duration of a trial in seconds. A longer trial is stopped; others
+    """Maximum duration of a trial in seconds. A longer trial is stopped; the others
     continue."""
     folder: str = "data/08_reporting/sweep_logs"
     """Folder with a subfolder per trial for its request, log, checkpoints and

@@ -113,12 +113,13 @@ _NAMES = {
     "train.weight_decay": "wd",
 }
 HERE = {name: path for path, names in _NAMES.items() for name in names.split()}
-"""Maps names in other programs to flatout's parameters, including some in REMOVED."""
+"""Maps names used by other programs to flatout's parameters, some of them in
+REMOVED."""
 
 
 def with_new_names(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return `parameters` with RENAMED applied, and log a warning for each old name. If
-    both names are given, the old one is kept and later rejected as unknown."""
+    both names are given, the old name is kept and later rejected as unknown."""
     found = dict(parameters)
     for before, now in RENAMED.items():
         (group, old), new = before.split("."), now.rpartition(".")[2]

@@ -12,7 +12,7 @@ from flatout.engine.parameters.training import TrainSettings
 
 
 class Call(NamedTuple):
-    """The arguments with which flatout calls a custom part."""
+    """The positional and keyword arguments with which flatout calls a custom part."""
 
     shown: str
     arguments: tuple[Any, ...]
@@ -84,8 +84,8 @@ def _call_fault(part: Any, call: Call) -> str:
 def _binding_fault(
     function: Callable[..., Any] | None, *arguments: Any, **named: Any
 ) -> str:
-    """Return why the call would fail, or an empty string if it would not fail or if the
-    signature is unknown."""
+    """Return why the call would fail, or an empty string if the call would succeed or
+    the signature is unknown."""
     if function is None:
         return "its objects cannot be called"
     try:

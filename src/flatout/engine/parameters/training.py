@@ -46,7 +46,7 @@ class ModelSettings(SettingsModel):
     revision: str | None = None
     """Commit of the checkpoint's repository. If null, the newest commit is used."""
     trust_remote_code: bool = parameter(False, EXECUTION)
-    """Run the model's own code. Code from a repository also requires `revision`."""
+    """Run the model's own code. To run code from a repository, also set `revision`."""
     config: dict[str, Any] = {}
     """Config of a model trained from scratch, with its `model_type` and sizes. Ignored
     if `name_or_path` is set."""
@@ -121,15 +121,16 @@ class TrainSettings(SlowHabits):
     """Kind of samples: tokens of texts, numeric arrays, or images. Catalog entry names
     contain this value, for example `train_images`."""
     batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
-    """How micro-batches are formed. `auto` uses packed if possible, otherwise
-    grouped."""
+    """How micro-batches are formed. `auto` uses `packed` if possible, and `grouped`
+    otherwise."""
     global_batch_size: int = Field(32, ge=1)
     """Number of samples per optimizer step, over all ranks and micro-batches."""
     token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
     """Maximum number of tokens in a micro-batch on one device, including padding.
     `auto` depends on memory, with at most 65,536 on a GPU and 8,192 without one."""
     epochs: float = parameter(3, UNTIMED, gt=0)
-    """Number of passes over the training rows, e.g. 0.5. Unused if max_steps is set."""
+    """Number of passes over the training rows, e.g. 0.5. Ignored if `max_steps` is
+    set."""
     max_steps: int | None = parameter(None, UNTIMED, ge=1)
     """Number of optimizer steps. If null, `epochs` determines it."""
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
@@ -166,12 +167,13 @@ class TrainSettings(SlowHabits):
     """Class weights of the training loss, by class name (default 1) or in the order of
     label_names. `balanced` gives all classes the same total weight."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Fraction of a target that is spread over all classes. Only used in training."""
+    """Fraction of a target that is spread over all classes. Smoothing is only used in
+    training."""
     focal_gamma: float = Field(0.0, ge=0)
-    """Focal loss (Lin et al. 2017): multiply losses by (1 - probability of the target)
-    to this power, only in training. 0 turns it off."""
+    """Focal loss (Lin et al. 2017): multiply training losses by (1 - probability of the
+    target) to this power. 0 disables the focal loss."""
     schedule: Literal["linear", "cosine", "constant", "wsd"] | str = "linear"
-    """Schedule after the warm-up; wsd stays at the peak and then decays linearly. Or
+    """Schedule after the warm-up (wsd stays at the peak and then decays linearly), or
     the dotted path of a function (step, total_steps) -> fraction of learning_rate,
     which also replaces the warm-up and min_learning_rate_share."""
     min_learning_rate_share: float = Field(0.0, ge=0, le=1)
@@ -183,7 +185,8 @@ class TrainSettings(SlowHabits):
     log_every: int = parameter(20, EXECUTION, ge=1)
     """Number of steps between log entries of throughput and metrics."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
-    """Steps between updates of the training accuracy, which is kept on the device."""
+    """Number of steps between updates of the training accuracy, which is kept on the
+    device."""
     audit: bool = parameter(False, EXECUTION)
     """Record on the device how well each training row is learned, and write rows with
     suspect labels to suspect_rows.parquet (tasks with one class per row)."""
@@ -191,8 +194,8 @@ class TrainSettings(SlowHabits):
     """Steps between evaluations, `epoch`, or null to evaluate only at the end."""
     metric: str | None = None
     """Metric that selects the best model, for example `f1_macro`. It is a metric of the
-    task, whose better direction is known, or of compute_metrics. If null, the loss is
-    used."""
+    task, for which the better direction is known, or a metric of compute_metrics. If
+    null, the loss is used."""
     compute_metrics: str | None = None
     """Dotted path of a function (predictions, labels) -> metrics by name, which are
     computed in addition to the task's own metrics."""
@@ -201,17 +204,17 @@ class TrainSettings(SlowHabits):
     null, it is true unless the metric's name ends with loss."""
     callbacks: Names = parameter([], EXECUTION, UNTIMED)
     """Dotted paths of functions (event, step, values), called in the main process at
-    logging steps, evaluations, checkpoints and the end. Metrics that they return are
-    kept."""
+    logging steps, evaluations, checkpoints and the end. The metrics that they return
+    are logged."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """Number of consecutive evaluations without a new best result after which training
     ends. If null, training never ends early."""
     compile: bool | Auto = parameter("auto", EXECUTION, MACHINE, reported="compile")
-    """Use torch.compile. `auto` does so on a GPU if the run is expected to end sooner,
-    including the compile time."""
+    """Use torch.compile. `auto` uses it on a GPU if the run is expected to end sooner
+    with it, including the compile time."""
     cuda_graphs: bool | Auto = parameter("auto", EXECUTION, reported="cuda_graphs")
-    """Capture steps as CUDA graphs and replay them, which saves CPU time. `auto` does
-    so if the run is expected to end sooner."""
+    """Capture steps as CUDA graphs and replay them, which saves CPU time. `auto` uses
+    graphs if the run is expected to end sooner with them."""
     gradient_checkpointing: bool = parameter(False, EXECUTION)
     """Recompute activations in the backward pass, which saves memory but needs about a
     third more compute."""
@@ -220,10 +223,11 @@ class TrainSettings(SlowHabits):
     resume: str = parameter("auto", EXECUTION, MACHINE, UNTIMED)
     """`auto` (resume from the newest valid checkpoint), `never`, or a folder."""
     on_oom: Literal["stop", "shrink"] = parameter("shrink", EXECUTION)
-    """What to do if memory runs out: `stop`, or halve the token budget, which does not
-    change the global batch. Runs on several machines always stop."""
+    """What to do if memory runs out: `stop`, or `shrink` (halve the token budget),
+    which does not change the global batch. Runs on several machines always stop."""
     deadline_hours: float | None = parameter(None, EXECUTION, MACHINE, UNTIMED, gt=0)
-    """Hours until a deadline. If the projected end is later, a warning is logged."""
+    """Hours until a deadline. If the run is projected to end later, a warning is
+    logged."""
     loader: LoaderSettings = parameter(LoaderSettings(), EXECUTION, MACHINE)
     checkpoint: CheckpointSettings = parameter(CheckpointSettings(), EXECUTION, UNTIMED)
     distributed: DistributedSettings = parameter(DistributedSettings(), EXECUTION)

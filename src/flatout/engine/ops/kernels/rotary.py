@@ -3,7 +3,7 @@
 Before attention, decoders apply an RMSNorm to each head (Qwen3) and rotary embeddings
 (Su et al. 2021), and concatenate query, key and value again. Inductor's kernels for
 these operations, and for the sum over query heads that share a KV head, took 22 of the
-185 ms of a step (24,600 tokens of Qwen3-0.6B's shape, H200).
+185 ms of a training step (24,600 tokens of Qwen3-0.6B's shape, H200).
 
 In the shapes below, P is the number of tokens, H of query heads, G of KV heads, and D
 the head dimension. Each element of a head's first half is rotated with the element at
@@ -28,8 +28,8 @@ weight gradients of these tokens."""
 def _backward_options(places: int) -> dict[str, int]:
     """Return launch options. `places` is the number of values per token, (H + 2 G) * D
     with H + 2 G rounded up to a power of two. For 4,096 values, 2 warps took 0.175 ms
-    and 4 warps 0.193 ms (H200). For 8,192 values, 2 warps spill 492 bytes of registers,
-    and 4 warps spill none."""
+    and 4 warps took 0.193 ms (H200). For 8,192 values, 2 warps spill 492 bytes of
+    registers, and 4 warps spill none."""
     return {"num_warps": min(8, max(2, places // 2048))}
 
 

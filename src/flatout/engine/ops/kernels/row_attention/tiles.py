@@ -30,7 +30,8 @@ def head_stream(seed_ptr, head):
 @triton.jit
 def kept_weights(stream, q_token, begin, span, threshold, tile: tl.constexpr):
     """Return a mask (M, N) of the weights that are kept, for keys from `begin` onwards.
-    It depends on seed, head and index. One 32-bit hash serves two adjacent keys."""
+    The mask depends on seed, head and index. One 32-bit hash serves two adjacent
+    keys."""
     k_index = begin + 2 * tl.arange(0, tile // 2)
     place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
     bits = scramble(place ^ stream)
@@ -44,7 +45,8 @@ def masked_scores(
     causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
     """Return scores (M, N) in units of log2, with -inf for masked keys. Queries beyond
-    the row need no mask: they and their gradients are zeros, which are never stored."""
+    the row need no mask, because they and their gradients are zeros that are never
+    stored."""
     beyond = tl.where(k_index < length, 0.0, float("-inf"))
     scores = tl.dot(q, tl.trans(k)) * scale + beyond[None, :]
     if causal:
