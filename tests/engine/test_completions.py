@@ -157,6 +157,11 @@ def test_bad_rows_go_to_the_quarantine_and_bad_settings_are_refused():
     talks.loc[1, "talk"] = '[{"role": "user", "content": "x"}]'
     talks.loc[2, "talk"] = '[{"role": "assistant", "content": " "}]'
     talks.loc[3, "talk"] = "hello"
+    calls = [{"name": "weather"}]
+    user, answer = {"role": "user", "content": "x"}, {"content": "y", "name": None}
+    other = [user, {**answer, "role": "assistant", "tool_calls": calls}]
+    talks["talk"] = talks["talk"].astype(object)
+    talks.at[4, "talk"] = other
     rows, rejected = split(talks, messages_column="talk")
     assert [r["reason"] for r in rejected] == [
         "talk has no message of the assistant, so no token is a target",
@@ -164,6 +169,9 @@ def test_bad_rows_go_to_the_quarantine_and_bad_settings_are_refused():
         "talk is not a list of messages with a role and a content",
     ]
     assert json.loads(rows["messages"][0])[1]["role"] == "assistant"
+    kept = rows["messages"][list(rows["source_row"]).index(4)]
+    whole = {"role": "assistant", "content": "y", "tool_calls": calls}
+    assert json.loads(kept)[1] == whole
     with pytest.raises(SettingsError, match=r"completion_column is for .*causal-lm"):
         columns_of(SplitSettings(**PROMPTS), "sequence-classification")
     with pytest.raises(ValueError, match="go together"):

@@ -467,6 +467,13 @@ def test_a_checkpoint_says_how_it_pools(tmp_path, content, pooling):
     assert task_of(name_or_path=str(tmp_path), pooling="last").pooling == "last"
 
 
+def test_a_prompt_that_is_not_used_is_named(tmp_path, caplog):
+    about = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    write(tmp_path / "config_sentence_transformers.json", about)
+    _ = task_of(name_or_path=str(tmp_path)).pooling
+    assert "puts the prompt 'query: ' before each text" in caplog.text
+
+
 def test_other_ways_of_pooling_are_refused(tmp_path):
     write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_max_tokens": True})
     with pytest.raises(TaskError, match="pools by max"):

@@ -52,12 +52,13 @@ def saved(folder, rows) -> TokenizerFile:
     return TokenizerFile(folder)
 
 
-@pytest.mark.parametrize("form", ["pairs", "texts", "lists", "json"])
+@pytest.mark.parametrize("form", ["pairs", "texts", "lists", "json", "mixed"])
 def test_each_text_is_a_sequence_of_its_own(tmp_path, form):
     frame = frame_of(60)
     own = [[f"wrong {n}", "lazy fox"][: 1 + n % 2] for n in range(60)]
     if form != "pairs":
         by = {"texts": lambda t: t[0], "lists": list, "json": json.dumps}
+        by["mixed"] = lambda t: tuple(t) if len(t) > 1 else t[0]
         frame["n"] = [by[form](texts) for texts in own]
     rows, rejected = split(frame, **(PAIRS if form == "pairs" else TRIPLETS))
     assert not rejected

@@ -145,11 +145,14 @@ def checkpoint(folder, tokenizer, **config):
 
 
 def test_a_missing_pad_token_becomes_the_end_and_it_warns(tmp_path, caplog):
-    tokenizer = byte_level(eos_token="<|end|>", padding_side="left")
+    left = {"padding_side": "left", "truncation_side": "left"}
+    tokenizer = byte_level(eos_token="<|end|>", **left)
     model = checkpoint(tmp_path / "gpt2", tokenizer)
     file = saved(tmp_path / "t", model)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
     assert (loaded.pad_token, loaded.padding_side) == ("<|end|>", "right")
+    assert loaded.truncation_side == "right"
+    assert "truncation_side is 'left'" in caplog.text
     assert file.max_positions == 64
     assert "pad and end of sequence are both '<|end|>'" in caplog.text
 

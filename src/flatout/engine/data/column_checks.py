@@ -51,13 +51,18 @@ def named(array: Any) -> Any:
 
 
 def python_values(batch: RawBatch, name: str) -> list[Any]:
-    """Return the N values of a column as Python objects. If any value is not valid
-    UTF-8, all returned values are None."""
+    """Return the N values of a column as Python objects, with None for objects that
+    are neither texts, numbers nor lists. If any value is not valid UTF-8, all returned
+    values are None."""
     array = plain_values(batch.columns[name])
     try:
-        return list(array.to_pylist())
+        values = list(array.to_pylist())
     except UnicodeDecodeError:
         return [None] * len(array)
+    for row in np.flatnonzero(batch.kinds.get(name, np.empty(0)) == Kind.OTHER):
+        if not values[row].startswith("["):
+            values[row] = None
+    return values
 
 
 def parsed_list(value: Any) -> Any:

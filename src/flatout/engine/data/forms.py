@@ -91,15 +91,19 @@ def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]
     """Return N conversations, both as readable texts and as JSON."""
     found = [_conversation(name, value) for value in python_values(batch, name)]
     good = faults.add_texts(name, found)
-    texts = [
-        one and "\n".join(f"{m['role']}: {m['content']}" for m in one) for one in good
-    ]
-    kept = [one and json.dumps(one, ensure_ascii=False) for one in good]
+    texts = [one and "\n".join(map(_readable, one)) for one in good]
+    kept = [one and json.dumps(one, ensure_ascii=False, default=str) for one in good]
     return pa.array(texts, pa.string()), pa.array(kept, pa.string())
 
 
-def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
-    """Return the messages of a conversation, or the reason why it is rejected."""
+def _readable(message: dict[str, Any]) -> str:
+    role, content, *others = message.values()
+    return " ".join([f"{role}: {content}", *map(str, others)])
+
+
+def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
+    """Return the messages of a conversation, or the reason why it is rejected. Other
+    keys that a chat template may read, such as `tool_calls`, are kept."""
     messages = parsed_list(value)
     if messages is None:
         return f"{name} is missing"
@@ -110,7 +114,10 @@ def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
         return f"{name} has no message of the assistant, so no token is a target"
     if not all(answer.strip() for answer in answers):
         return f"{name} has an empty message of the assistant"
-    return [{"role": m["role"], "content": m["content"]} for m in messages]
+    first = ("role", "content")
+    return [
+        {key: m[key] for key in (*first, *m) if m[key] is not None} for m in messages
+    ]
 
 
 def _is_message(value: Any) -> bool:

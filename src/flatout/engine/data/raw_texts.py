@@ -229,7 +229,7 @@ def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
         array = pa.Array.from_pandas(series)
         if "extension" in str(array.type):  # intervals, for example from pandas.cut
             array = pa.Array.from_pandas(series.astype(object).map(str, "ignore"))
-    except (pa.ArrowException, UnicodeEncodeError):
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError):
         array, kinds[str(series.name)] = column_of_mixed(series.tolist())
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
@@ -245,8 +245,8 @@ def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
 def _text_of(value: Any, kind: int) -> str | None:
     """Return a value as text. Lists, which may be labels, become JSON. A value of an
     unusable kind is shortened because it is only shown in messages."""
-    if isinstance(value, list):
-        return json.dumps(value, default=str)
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return json.dumps(list(value), default=str)
     if kind == Kind.MISSING:
         return None
     if kind in (Kind.TEXT, Kind.NUMBER):

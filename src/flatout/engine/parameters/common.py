@@ -63,6 +63,7 @@ class SettingsModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
+        allow_inf_nan=False,
         validate_default=True,
         protected_namespaces=(),
     )

@@ -40,6 +40,13 @@ def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) ->
             tokenizer.eos_token,
         )
     tokenizer.padding_side = "right"
+    if tokenizer.truncation_side != "right":
+        logger.warning(
+            "tokenizer: truncation_side is %r; flatout keeps the beginning of a long "
+            "text and saves the tokenizer with 'right'",
+            tokenizer.truncation_side,
+        )
+        tokenizer.truncation_side = "right"
 
 
 def _faults(

@@ -55,7 +55,7 @@ class TextFiles:
         if {"state.json", "dataset_info.json"} <= {p.name for p in inside}:
             raise RawTextsError(
                 f"{self.path} is a folder of datasets.save_to_disk: name it in an "
-                "entry of type flatout.datasets.KeyedArrowDataset"
+                "entry of type huggingface.ArrowDataset"
             )
         readers = {p: self._reader_of(p) for p in inside}
         shards = [p for p in inside if readers[p] and not _is_hidden(p, self.path)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 from flatout.engine.machine.hub import where_to_look
 from flatout.engine.tasks._task import TaskError
+
+logger = logging.getLogger(__name__)
 
 MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 """Maps the pooling modes of sentence-transformers to flatout's names."""
@@ -32,6 +35,14 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
                 "transformer, which flatout does not train: use another checkpoint, "
                 "or set model.pooling to train only its transformer"
             )
+    about = _read(name, revision, "config_sentence_transformers.json") or {}
+    if prompt := about.get("default_prompt_name"):
+        logger.warning(
+            "%s puts the prompt %r before each text; flatout does not, and saves the "
+            "model without prompts: if you want one, write it into the texts",
+            name,
+            about.get("prompts", {}).get(prompt, prompt),
+        )
     found = _read(name, revision, "1_Pooling/config.json")
     if found is None:
         _check_reached(name)
