@@ -1,5 +1,5 @@
-"""Kedro datasets of flatout. Each class is imported on first use, so that the pipeline
-`split` imports neither transformers nor torch."""
+"""Kedro datasets of flatout. Each class is imported on first use, so that the `split`
+pipeline imports neither transformers nor torch."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ PACKAGES = {
 FORMAT_VERSION = 1
 """Increase this if the same packages would result in different rows."""
 SURPLUS = 1.05
-"""More texts are collected by this factor, because some occur in two packages."""
+"""Texts are collected in excess by this factor, because some occur in two packages."""
 
 
 class DocstringCorpus(ReadOnlyDataset):

@@ -19,7 +19,7 @@ from flatout.places import project_path
 
 class OwnSplits(ReadOnlyDataset):
     """Combines the catalog entries `raw_train_texts`, `raw_validation_texts` and
-    `raw_test_texts` (if they exist) into the entry that the pipeline `split` reads."""
+    `raw_test_texts` (if they exist) into the entry that the `split` pipeline reads."""
 
     content = "raw texts"
 

@@ -49,7 +49,7 @@ def read_config(settings: Settings) -> Any:
 
 
 def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
-    """Check the checkpoint. `config` is None if it has not been downloaded yet."""
+    """Check the checkpoint. `config` is None if the config is not downloaded yet."""
     name, faults = settings.name_or_path, model_key_faults(settings)
     if faults:
         return Finding("model", "fail", "; ".join(faults), "correct them in conf/")
@@ -88,14 +88,14 @@ CHECKPOINT_BYTES = 12
 
 def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
     """Return the disk space needed for `keep` checkpoints, one that is being written,
-    and the best and last models, which the catalog copies. It is at least 1 GiB."""
+    and the best and last models, which the catalog copies. Returns at least 1 GiB."""
     parameters = count_parameters(config, settings)
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
     return max(LEAST_FREE_BYTES, needed)
 
 
 def memory_finding(found: Estimate, available: int, where: str) -> Finding:
-    """Compare the estimate with the `available` bytes. `where` names the GPU or RAM."""
+    """Compare needed and `available` bytes of memory. `where` names the GPU or RAM."""
     text = (
         f"about {gib(found.total)} of {gib(available)} ({where}): "
         f"{found.parameters / 1e6:.1f} M weights with gradients and Adam "

@@ -37,8 +37,8 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
 
 
 def check_data_dir(data_dir: str | None) -> None:
-    """Raise CommandError if the folder does not exist, because reading would create
-    it."""
+    """Raise CommandError if the folder does not exist, because reading from the folder
+    would create it."""
     folder = Path(project_path(data_dir or "data"))
     if not folder.is_dir():
         raise CommandError(f"--data-dir: there is no folder {folder}")

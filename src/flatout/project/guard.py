@@ -1,4 +1,4 @@
-"""Check that a training run is as fast as the best earlier run that is similar."""
+"""Check that a training run is as fast as the best of the earlier, similar runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def start(self, folder: RunFolder) -> None:
-        """Store the baseline, so that the tracking program can compare the speed
-        early."""
+        """Store the baseline, so that the tracking program can compare the run's speed
+        with it early."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key

@@ -1,5 +1,5 @@
-"""Check whether tuned parameters fit a run, and whether the run is as fast as
-measured."""
+"""Check whether tuned parameters fit a run, and whether the run is as fast as the
+trials in which they were measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
 
 
 def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Log how the throughput in `report` compares with the trials in conf/tuned."""
+    """Log how the throughput in `report` compares with that of the tuned trials."""
     rate, trained_s = report["samples_per_s"], report["train_wall_s"]
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not (rate and isinstance(low, (int, float)) and isinstance(high, (int, float))):

@@ -1,4 +1,4 @@
-"""The page benchmark_report.md: a recommendation with supporting measurements."""
+"""The benchmark_report.md page: a recommendation with supporting measurements."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _head(summary: Summary) -> str:
 
 
 def _not_measured(summary: Summary) -> str:
-    """Describe trials measured by an earlier run, and combinations not tried."""
+    """Describe trials that an earlier run measured, and untried combinations."""
     reused, skipped = summary["reused_trials"], len(summary["skipped"])
     parts = []
     if reused:
@@ -116,7 +116,7 @@ def _hours(summary: Summary) -> str:
 
 
 def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
-    """Add columns to a recommended trial. `memory_gib` is the memory of its device."""
+    """Add columns to a recommended trial's row. `memory_gib` is its device's memory."""
     used, rate = row["reserved_memory_gib"], row["samples_per_s"]
     return {
         **row,

@@ -156,7 +156,7 @@ def end_of(record: RunRecord) -> tuple[str, int]:
 @contextmanager
 def run_lock(folder: Path, *, waits: bool) -> Iterator[bool]:
     """Context manager that locks a run's folder and yields True. If another process
-    holds the lock, it waits if `waits` is True, and yields False otherwise."""
+    holds the lock, the manager waits if `waits` is True, and yields False otherwise."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -27,7 +27,7 @@ FIGURES = (
     "compile_s",
     "train_wall_s",
 )
-"""Metrics stored as tags for comparing runs, because a chart would have one point."""
+"""Metrics stored as tags for comparing runs. A chart would have only one point."""
 
 CURVES = "validation_"
 """Prefix of metrics that have one point per evaluation."""

@@ -214,8 +214,8 @@ def _found_at(folder: Path, points: str) -> tuple[str, str]:
 
 
 def run_folders(parent: Path) -> list[RunFolder]:
-    """Return the runs in `parent`, oldest first: the latest runs, and earlier runs that
-    MLflow may lack."""
+    """Return the runs in `parent`, oldest first: the latest runs, and earlier runs
+    whose data MLflow may lack."""
     loaded = [RunFolder.load(file.parent) for file in parent.glob(f"*/{RECORD}")]
     found = [f for f in loaded if f and f.record.status != DROPPED]
     return sorted(found, key=lambda f: f.record.start_ms)

@@ -152,8 +152,8 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
 
 
 def check_comparable(now: Measured, before: Measured) -> None:
-    """Raise SettingsError if the baseline is from another machine, dataset or step
-    count."""
+    """Raise SettingsError if the baseline was measured on another machine or with
+    another dataset or step count."""
     pairs = [(n, before.tags.get(n), now.tags.get(n)) for n in COMPARABLE]
     pairs.insert(0, ("--steps", str(before.steps), str(now.steps)))
     other = [f"{name}: {a} -> {b}" for name, a, b in pairs if a != b]

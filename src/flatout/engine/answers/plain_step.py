@@ -43,7 +43,7 @@ class Step:
 
 class PlainStep:
     """The first step of `job` in plain PyTorch. `found` is the step in fp32, and
-    `rounded` the step in the precision of the run."""
+    `rounded` is the step in the precision of the run."""
 
     def __init__(self, job: TrainJob, runtime: Runtime) -> None:
         """Raises SettingsError if the model still uses dropout."""

@@ -25,7 +25,7 @@ def replay(
 ) -> tuple[str, list[tuple[float, float]]]:
     """Return the name of the saved weights nearest to `step`, and the mean loss and
     gradient norm of each row, in fp32 and without dropout. Raises SettingsError if no
-    weights are saved, or if the task's rows have no separate loss."""
+    weights are saved, or if the task has no loss for a single row."""
     if job.task.whole_batch:
         raise SettingsError(
             f"--replay: a row of {job.settings.model.task} has no separate loss, "

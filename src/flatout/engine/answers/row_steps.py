@@ -1,4 +1,4 @@
-"""Report which rows a step trains on and which steps train a row, in any run.
+"""Report which rows a step trains on and which steps train on a row, in any run.
 
 No log is needed, because the order of rows is a permutation, and single elements of it
 and of its inverse can be computed. Steps are numbered from 1, as in the log and in the
@@ -53,7 +53,7 @@ def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def steps_of_row(job: TrainJob, row: int) -> list[int]:
-    """Return the steps that train `row`. Raises SettingsError if no such row exists."""
+    """Return the steps that train on `row`. Raises SettingsError if it is unknown."""
     count = len(job.train)
     if not 0 <= row < count:
         raise SettingsError(

@@ -33,9 +33,9 @@ ROWS = 200
 
 
 def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
-    """Compare loss and outputs on the first ROWS rows of `tokens`, a
-    `datasets.Dataset`, with those of plain transformers. Raises
-    ModelError if `folder` has no model, or if the model cannot read the rows."""
+    """Compare the model's loss and outputs on the first ROWS rows of `tokens`, a
+    `datasets.Dataset`, with those of plain transformers. Raises ModelError if `folder`
+    has no model, or if the model cannot read the rows."""
     begin_s = time.perf_counter()
     if not (folder / "config.json").is_file():
         raise ModelError(f"--model: {folder} has no config.json: name a saved model")

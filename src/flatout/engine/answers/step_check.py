@@ -39,7 +39,7 @@ from flatout.engine.train.setup.job import TrainJob
 RANK = "flatout.engine.answers.rank"
 VERDICT = "verdict.json"
 OVERFLOWS = 20
-"""The maximum number of times that an fp16 step is repeated to find a loss scale."""
+"""An fp16 step is repeated at most this often to find a loss scale without overflow."""
 
 
 def verify_job(job: TrainJob) -> Verdict:
@@ -68,8 +68,8 @@ def verify_job(job: TrainJob) -> Verdict:
 def verify(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> Verdict | None:
-    """Compute the first step of `job` without dropout and compare it with the plain
-    step. Return the verdict on the main rank and None on other ranks. No files are
+    """Compute the first step of `job` without dropout and compare it with the same step
+    in plain PyTorch. Return the verdict on the main rank, else None. No files are
     written. Raises SettingsError and any other error raised when a run starts."""
     begin_s = time.perf_counter()
     job = without_dropout(job)
@@ -113,7 +113,7 @@ def _change(plain: PlainStep, found: Step) -> Check:
 
 
 def without_dropout(job: TrainJob) -> TrainJob:
-    """Return `job` with dropout turned off in the model's config and no resuming."""
+    """Return `job` with resuming and the dropout in the model's config turned off."""
     config = build_model(job, empty=True).config.to_dict()
     off = {
         name: 0.0
@@ -132,8 +132,8 @@ def without_dropout(job: TrainJob) -> TrainJob:
 
 
 class NotedUpdater:
-    """Wraps an updater and keeps copies of the gradients that it receives, even if a
-    CUDA graph replays it."""
+    """Wraps an updater and keeps copies of the gradients that the updater receives,
+    even if a CUDA graph replays the update."""
 
     def __init__(self, inner: Updater, named: Mapping[str, Tensor]) -> None:
         self.inner, self.named = inner, named
@@ -180,8 +180,8 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
 
 
 def _launch(trainer: Trainer, batch: StepBatch) -> None:
-    """Run the step, as a replay if CUDA graphs are used. In fp16 it is repeated until
-    the loss scale fits."""
+    """Run the step, by replaying a graph if CUDA graphs are used. In fp16, the step is
+    repeated until the loss scale causes no overflow."""
     stepper, optimizer = trainer.stepper, trainer.optimizer
     if trainer.resolved.cuda_graphs:  # each shape runs once before it is captured
         set_learning_rate(optimizer, 0.0)

@@ -20,7 +20,7 @@ LEAST = 1e-4
 """The smallest tolerance for fp32 gradients, whose sums may be computed in another
 order. The smallest tolerance for a loss is a tenth of this value."""
 TIMES = 4
-"""The tolerated error, as a multiple of roundoff and of the reference's rounding."""
+"""The tolerated error, as a multiple of the unit roundoff and the reference's error."""
 SMALL = 1e-3
 """Errors are relative to at least this fraction of the whole gradient's norm."""
 SHOWN = 5

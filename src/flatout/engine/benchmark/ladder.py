@@ -1,11 +1,11 @@
-"""Mode `ladder`: start with a slow configuration and add one optimisation at a time.
+"""The `ladder` mode: add one optimisation at a time to a slow configuration.
 
 Common tips come first, in the order of the guides that name them, followed by flatout's
 own optimisations. The windows of each rung alternate with windows of all rungs kept so
 far. A rung that makes training slower is reported, but left out of the rungs above it.
 At the end, all kept rungs together are compared with the slow configuration. If a
 larger global batch was kept, the rungs that do not change the optimisation are first
-compared on their own.
+compared with it on their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Step:
     except in the final comparisons, which measure it directly."""
     spread_pct: float | None
     """Interquartile range of these ratios divided by their median, in percent. The
-    first row has no ratios: its spread is (highest - lowest) / median of the rates."""
+    first row has no ratios: its spread is (highest - lowest) / median of throughput."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -85,7 +85,7 @@ SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
 
 def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
     """Return whether the trial fell back to a substitute, because the device or the
-    model lacks the rung's feature."""
+    model does not support the rung's feature."""
     if "runtime.attention" in rung.changes and trial.attention == "none":
         return True
     return any(

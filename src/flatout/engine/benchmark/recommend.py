@@ -31,10 +31,10 @@ def pick(
     """Pick the fastest, the most memory-efficient and the recommended trial.
 
     Only end-to-end trials with the user's global batch size are considered, unless
-    `free_global_batch` is set. The most efficient trial has the most samples/s per GiB
-    of reserved memory. The recommended trial is the fastest that leaves the fraction
-    `headroom` of `memory_gib` free. A pick is None if no trial qualifies. `rate_of`
-    returns the throughput by which trials are compared.
+    `free_global_batch` is set. The most memory-efficient trial has the most samples/s
+    per GiB of reserved memory. The recommended trial is the fastest that leaves the
+    fraction `headroom` of `memory_gib` free. A pick is None if no trial qualifies.
+    `rate_of` returns the throughput by which trials are compared.
     """
     rated = [
         trial

@@ -47,7 +47,7 @@ class Rung:
 
 def rungs(settings: Settings) -> list[Rung]:
     """Return the rungs that apply to this device and data, in order. Rungs about
-    batching are left out if all samples have the same shape, without padding."""
+    batching are left out if all samples have the same shape and need no padding."""
     gpu = nvidia_gpu_count() > 0
     found = [
         *_common_rungs(settings.train, gpu),

@@ -31,12 +31,12 @@ from flatout.engine.rows.rows import SplitRows, open_rows
 logger = logging.getLogger(__name__)
 
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
-"""Minutes that mode `tune` spends on exploration. On an H200, a trial with compilation
-takes 45 to 60 s. With a warm compilation cache, a dozen trials took 290 s."""
+"""Minutes of exploration in `tune` mode. On an H200, a trial with compilation takes 45
+to 60 s. With a warm compilation cache, a dozen trials took 290 s."""
 
 
 Watch = Callable[[TrialResult], None]
-"""Called after each trial."""
+"""Called with the result of each trial."""
 
 
 UNPAIRED = "unpaired"
@@ -93,8 +93,8 @@ class Bench:
         return time.perf_counter() - self.begin_s
 
     def explored(self, share: float = 1.0) -> bool:
-        """Return whether the fraction `share` of the exploration time has passed (mode
-        `tune` only)."""
+        """Return whether the fraction `share` of the exploration time has passed (in
+        `tune` mode only)."""
         minutes = self.options.tune_minutes
         if minutes == "auto":
             minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU
@@ -114,7 +114,7 @@ class Bench:
         self.begin_s = time.perf_counter()
 
     def finish(self) -> None:
-        """Mark the benchmark as complete, so that the next one starts anew."""
+        """Mark the benchmark as complete, so that the next benchmark starts anew."""
         self._running.unlink()
 
     @property
@@ -167,8 +167,8 @@ class Bench:
         """Measure `base` with `changes` against `base` with `below` on one device.
 
         Return the end-to-end trial of `changes`, and its throughput relative to
-        `below`. Each configuration has a process of its own, and their windows
-        alternate. If they do not fit into memory together, they run in sequence.
+        `below`. Each configuration has a process of its own, and the windows of the two
+        alternate. If both do not fit into memory together, they run in sequence.
         """
         reference = with_changes(base, below)
         stored = reference.model_dump(mode="json", exclude={"benchmark", "sweep"})

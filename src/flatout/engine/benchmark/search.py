@@ -1,4 +1,4 @@
-"""The benchmark modes, each of which chooses the trials to run, and their results."""
+"""The benchmark modes, which choose the trials to run, and the results of a mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Search:
     tuned: Tuned | None = None
     complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
-    """Combinations that were skipped because a smaller batch ran out of memory."""
+    """Combinations skipped because they ran out of memory with a smaller batch."""
 
     @property
     def configured(self) -> TrialResult | None:

@@ -1,4 +1,4 @@
-"""Mode `tune`: find the best settings with few trials.
+"""The `tune` mode: find the best settings with few trials.
 
 The search first measures compute alone, for different batching strategies, token
 budgets and step options. It then measures the loader alone, for different numbers of
@@ -21,12 +21,12 @@ from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 CONFIGURED = "as configured"
 """Label of the end-to-end trial with the original settings."""
 GAIN = 1.02
-"""A change is kept if it is faster by this factor. Smaller gains may be noise."""
+"""A change is kept if it speeds up training by this factor. Less may be noise."""
 LOADER_MARGIN = 1.5
 """How many times as fast as the training steps the loader alone must be."""
 FREE_LOADER = 20.0
-"""If the loader without workers is this many times as fast as the steps, no workers
-are needed, because building a batch takes less than 5 % of a step."""
+"""If the loader without workers is this many times as fast as the steps, no workers are
+needed, because building a batch takes less than 5 % of a step's time."""
 EXPLORING_SHARE = 0.6
 """Fraction of the time limit spent on exploration. The rest is for confirmation."""
 AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1

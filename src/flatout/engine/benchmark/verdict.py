@@ -11,12 +11,12 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 Bound = Literal["loader", "launch", "memory", "compute", "communication", "unknown"]
 
 IO_LIMIT_SHARE = 0.1
-"""If steps wait for this fraction of their time, the loader is the bottleneck."""
+"""The loader is the bottleneck if steps wait for batches this fraction of the time."""
 GPU_UTIL_LIMIT_PCT = 70.0
 """Below this GPU utilisation, the batch is too small or I/O is the bottleneck."""
 MEMORY_FULL_PCT = 90.0
 LAUNCH_SHARE = 0.9
-"""If launching takes this fraction of a step, the device waits for the host."""
+"""If kernel launches take this fraction of a step, the device waits for the host."""
 SCALING_LIMIT = 0.9
 """Below this fraction of linear scaling, gradient exchange is the bottleneck."""
 
@@ -38,8 +38,8 @@ def judge(
     tried: Sequence[TrialResult] = (),
 ) -> Verdict:
     """Return the verdict on `trial`. `memory_gib` is the memory of the device. If
-    `trial` ran on several devices, `single` is a trial of the same settings on one.
-    `tried` are slower trials, whose settings are not recommended again."""
+    `trial` ran on several devices, `single` is a trial of the same settings on one
+    device. `tried` are slower trials, whose settings are not recommended again."""
     return (
         _communication(trial, single)
         or _loader(trial, tried)

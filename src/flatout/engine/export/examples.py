@@ -60,7 +60,7 @@ print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shar
 
 
 class Example:
-    """What a program needs to know to use the exported model, and rows to trace it."""
+    """What a program must know to use the exported model, and rows for tracing it."""
 
     def __init__(self, predictor: Predictor, config: Any, inputs: Inputs) -> None:
         # Tracing can only tell rows and tokens apart if their numbers differ.

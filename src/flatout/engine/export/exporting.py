@@ -93,7 +93,7 @@ def export(
 
 
 def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
-    """Write the folder of a format. Return the reason if this failed, else None."""
+    """Write the folder of a format. Return the reason if writing failed, else None."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(target.parent)
     before = logging.root.manager.disable
@@ -112,9 +112,9 @@ def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
 
 
 def _pick(lines: list[Line], figure: str) -> dict[str, str]:
-    """Return the fastest format at batch size 1, with the reason. A format is skipped
-    if its metric is significantly worse than PyTorch's, that is, if the whole
-    confidence interval of the change is on the worse side of zero."""
+    """Return the fastest format at batch size 1, with the reason for choosing it. A
+    format is skipped if its metric is significantly worse than that of PyTorch, that
+    is, if the whole confidence interval of the change is on the worse side of zero."""
     sign, good = -1 if figure == LOSS else 1, lines[:1]  # PyTorch
     for line in lines[1:]:
         ends = [line["change_low"], line["change_high"]]

@@ -25,9 +25,9 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
-    """Write the card of the model in `folder`, unless the folder has a card without
-    MARK, which is not flatout's. Reports in `reporting` that are older than the model
-    are ignored. Raises ModelError if `folder` has no model trained by flatout."""
+    """Write the card of the model in `folder`, unless it has a card without MARK, which
+    flatout did not write. Reports in `reporting` that are older than the model are
+    ignored. Raises ModelError if `folder` has no model trained by flatout."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
     card = folder / CARD
@@ -115,8 +115,8 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
     """Upload `folder` in one commit and return the commit's URL. The options are
-    `public` and `force`, which replaces existing content. Raises ModelError if the
-    upload fails."""
+    `public` and `force` (to replace existing content). Raises ModelError if the upload
+    fails."""
     token = token or get_token()
     if not token:
         raise ModelError(

@@ -57,8 +57,8 @@ class Measure:
 
     def line(self, run: Run) -> dict[str, float | None]:
         """Return the measurements of one format: throughput, the largest difference in
-        the outputs, the metric, and the metric's change from the plain model. The last
-        two have 95 % confidence intervals."""
+        the outputs, the metric, and the metric's difference from that of the plain
+        model. The metric and its difference have 95 % confidence intervals."""
         outputs = self._outputs(run)
         figures = self._figures(outputs)
         difference = (outputs - self._plain).abs().max()
@@ -95,7 +95,7 @@ class Measure:
     def _figures(self, outputs: Tensor) -> Floats:
         """Return the metric over all rows, followed by its values over RESAMPLES
         bootstrap samples of rows (or queries), which are the same in every call. If the
-        loss compares rows, there are no samples."""
+        loss compares rows with one another, there are no samples."""
         samples = (torch.arange(len(outputs)), *self._draws)
         return np.array([self._all(outputs, at).get(self.name, NAN) for at in samples])
 
@@ -124,7 +124,7 @@ def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the first value, and the 95 % interval of the remaining values if any."""
+    """Return the first value, and the 95 % interval of any remaining values."""
     known = values[1:][np.isfinite(values[1:])]
     ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
     return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}

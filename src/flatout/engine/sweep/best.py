@@ -1,5 +1,5 @@
-"""Find the settings with the best mean over seeds or folds in a sweep, and the other
-settings whose difference from them exceeds the noise."""
+"""Find the settings with the best mean metric over seeds or folds in a sweep, and the
+other settings whose difference from them exceeds the noise."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def choose_best(
     """Return a record of the settings with the best mean of the metric `choose_by`.
 
     The record has the first trial of these settings, their mean metrics, and whether
-    they beat all others by more than noise. `environment` is the Kedro environment of
-    the sweep. Raises SweepError if no trial has finished.
+    they beat all others by more than the noise. `environment` is the Kedro environment
+    of the sweep. Raises SweepError if no trial has finished.
     """
     name, groups = _ranked(rows, settings)
     best = next(iter(groups[0].values()))

@@ -15,8 +15,8 @@ MAX_SEEDS = 1_000
 
 
 class Difference(NamedTuple):
-    """The mean of paired differences, its confidence interval, and their standard
-    deviation. Each is a number, or an array (...) for several comparisons at once."""
+    """The mean and standard deviation of paired differences, and the mean's confidence
+    interval. Each is a number, or an array (...) for several comparisons at once."""
 
     mean: Any
     low: Any
@@ -56,8 +56,8 @@ def paired_difference(
 
 def seeds_needed(spread: float, difference: float, comparisons: int = 1) -> int | None:
     """Return how many seeds are needed to detect a true `difference` > 0 in 80 % of
-    comparisons, or None if more than 1,000. `spread` is the standard deviation of the
-    paired differences."""
+    comparisons, or None if more than 1,000 are needed. `spread` is the standard
+    deviation of the paired differences."""
     counts = np.arange(2, MAX_SEEDS + 1)
     quantiles = stdtrit(counts - 1, 1 - ERROR_RATE / (2 * comparisons))
     quantiles = quantiles + stdtrit(counts - 1, POWER)

@@ -41,7 +41,7 @@ class StorageError(RuntimeError):
 
 
 class FileStorage(RDBStorage):  # type: ignore[misc]
-    """SQLite storage with a lock. Without it, two threads could take the same trial."""
+    """SQLite storage with a lock, so that no two threads take the same trial."""
 
     def __init__(self, file: Path) -> None:
         self._turn = threading.Lock()
@@ -117,7 +117,7 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
 
 
 def _check_file(file: Path) -> None:
-    """Raise SettingsError if `file` is not a sweep's database. It is not modified."""
+    """Raise SettingsError if `file` is not a sweep's database. `file` is only read."""
     if not file.exists() or not file.stat().st_size:
         return
     try:

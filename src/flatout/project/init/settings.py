@@ -1,4 +1,4 @@
-"""Write conf/local for the user's own data (`kedro flatout init`)."""
+"""Create conf/local for the user's own data (`kedro flatout init`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Interleaved A/B measurements, in which windows of two configurations alternate.
 
 The speed of a host can change by a third within minutes. Adjacent windows are affected
-alike, so the ratio of their rates is stable. Each configuration runs in a process of
-its own, because TF32, cuDNN benchmarking and the SDPA kernels are set per process.
+equally, so the ratio of their throughput is stable. Each configuration has its own
+process, because TF32, cuDNN benchmarking and the SDPA kernels are set per process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Baseline:
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the baseline's `WarmTraining` and return its result. Raises
         BaselineError if the process has ended."""
-        with suppress(OSError):  # if it has ended, `answer` raises the error
+        with suppress(OSError):  # if the process has ended, `answer` raises the error
             self.connection.send((method, arguments))
         return self.answer()
 
@@ -127,8 +127,8 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
 
 def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
     """Measure pairs of windows: at least `repeats`, or up to 2 * `repeats` + 1 if their
-    ratios vary. The two take turns going first, so that a host that slows down does
-    not bias the ratio."""
+    ratios vary. The two configurations take turns going first, so that a host that
+    slows down does not bias the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     ratios: list[float] = []
@@ -147,8 +147,8 @@ def middle_half_pct(ratios: list[float]) -> float:
 
 
 def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
-    """Make both configurations use the same rows, as many as the slower one processes
-    in one window. Each is timed while the other is idle."""
+    """Make both configurations use the same rows, as many as the slower configuration
+    processes in one window. Each is timed while the other is idle."""
     baseline.answer()
     slower_s = max(warm.time_step(), baseline.ask("time_step"))
     steps = block_steps(warm.measure, slower_s)

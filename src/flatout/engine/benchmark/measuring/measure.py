@@ -45,24 +45,24 @@ from flatout.engine.train.setup.job import TrainJob
 PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
 AGAIN_WINDOWS = 3
-"""Windows of a trial of kind `again`. The first is discarded because it is slow (552
-samples/s compared with 780)."""
+"""Number of windows in a trial of kind `again`. The first window is discarded because
+it is slow (552 samples/s compared with 780)."""
 
 FeedOf = Callable[[Trainer, int], Feed]
 
 
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     """Measure the loader, copies, steps and logging together, as in training. If the
-    spec has a reference configuration `below`, the windows of both alternate, so that
-    changes in the host's speed affect both."""
+    spec has a reference configuration `below`, the windows of the two configurations
+    alternate, so that changes in the host's speed affect both."""
     with baseline_of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure only the throughput of `end_to_end`. A larger number of
-    processes matters more than the accuracy of each, so this process stops after a few
-    windows, however much they vary."""
+    """Measure only the throughput of `end_to_end`. A larger number of processes matters
+    more than the accuracy of each, so this process stops after a few windows, however
+    much their throughput varies."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})

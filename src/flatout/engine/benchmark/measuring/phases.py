@@ -22,7 +22,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass
 class PhaseClock:
-    """Records when each phase of a step begins. Synchronise `device` before reading."""
+    """Records the start of each phase. Synchronise `device` before reading times."""
 
     device: torch.device
     _marks: list[tuple[str, Any]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class PhaseClock:
 
 @dataclass
 class _Timed:
-    """Wraps a callable so that each call is the phase `name`, followed by `then`."""
+    """Wraps a callable. Each call is timed as the phase `name`, followed by `then`."""
 
     inner: Any
     mark: Callable[[str], None]

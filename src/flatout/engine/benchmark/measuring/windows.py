@@ -1,6 +1,6 @@
 """Measure throughput in windows that consist of whole blocks of steps.
 
-The same rule applies to every trial of every mode. Each window is representative of all
+The same rules apply to every trial in every mode. Each window is representative of all
 rows. At least `repeats` windows are measured, and `enough` decides when to stop.
 Windows in which something was compiled do not count. The trial's throughput is that of
 the median window. Only trials of kind `again` measure fewer windows.
@@ -24,7 +24,7 @@ from flatout.engine.train.recording.timing import Window, steady
 from flatout.engine.train.setup.assemble import Trainer
 
 SPREAD_LIMIT_PCT = 5.0
-"""If the windows spread more than this, in percent, a note reports it."""
+"""If the throughput spreads by more than this percentage, a note reports the spread."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class WarmTraining:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """Shorten the block to `steps` steps if it is longer, and start its workers."""
+        """Shorten a block with more than `steps` steps, and start its workers."""
         if steps < self.feed.period:  # new workers take seconds to start
             del self.feed  # free its workers and batches before new ones start
             self.feed = self.feed_of(steps)
@@ -153,9 +153,9 @@ def enough(
 ) -> bool:
     """Return whether enough windows have been measured.
 
-    `rates` are the rates of the windows that count, and `taken` is the number of all
-    windows. The windows are enough if there are at least `repeats` rates whose spread
-    is at most `most_apart_pct`, or if `taken` has reached 2 * `repeats` + 1.
+    `rates` holds the throughput of each window that counts, and `taken` is the number
+    of all windows. There are enough windows if at least `repeats` of them count and
+    their spread is at most `most_apart_pct`, or if `taken` is 2 * `repeats` + 1.
     """
     if taken > 2 * repeats:
         return True

@@ -56,7 +56,7 @@ class Answer:
 
 
 def stored_answer(folder: Path) -> Answer | None:
-    """Return the stored result of the trial in `folder`, or None if it must be run."""
+    """Return a trial's stored result, or None if the trial still has to be run."""
     file = folder / "answer.json"
     try:
         answer = Answer(**json.loads(file.read_text()))
@@ -196,9 +196,9 @@ def _resident_bytes(pid: int) -> int:
 
 
 def end_groups(process: subprocess.Popen[bytes]) -> None:
-    """Kill the trial, its workers and its ranks, each of which has its own group."""
+    """Kill the trial, its workers and its ranks, each in its own process group."""
     groups = {process.pid}
-    with suppress(psutil.NoSuchProcess):  # it has ended, so its ranks end themselves
+    with suppress(psutil.NoSuchProcess):  # the trial has ended, so its ranks will too
         below = psutil.Process(process.pid).children(recursive=True)
         groups |= {child.pid for child in below}
     for pid in groups:

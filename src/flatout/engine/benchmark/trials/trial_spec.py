@@ -24,11 +24,11 @@ KINDS = {
 }
 """The function in this package that measures each kind of trial.
 
-`end_to_end` measures training with the loader. `again` repeats its throughput in one
-more process. `compute` measures steps on batches that are already on the device.
-`baseline` is the reference whose windows alternate with an `end_to_end` trial. `loader`
-measures only the loader. `profile` profiles a few steps by operator. `train` is a whole
-training run, used by the sweep.
+`end_to_end` measures training with the loader. `again` measures the throughput of
+`end_to_end` again in another process. `compute` measures steps on batches that are
+already on the device. `baseline` is the reference whose windows alternate with an
+`end_to_end` trial. `loader` measures only the loader. `profile` profiles a few steps by
+operator. `train` is a whole training run, used by the sweep.
 """
 Changes = dict[str, Any]
 """Settings by path, for example `train.token_budget`."""
@@ -57,7 +57,7 @@ class TrialSpec:
 
     @property
     def measure(self) -> BenchmarkSettings:
-        """The parameters that set how long the trial measures."""
+        """The benchmark parameters that set how the trial is measured."""
         return self.settings.benchmark
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ SETTING_BY_COLUMN = {
     "gradient_checkpointing": "train.gradient_checkpointing",
     "bucket_mib": "train.distributed.bucket_mib",
 }
-"""The setting of each column. A metric of the same name is its resolved value."""
+"""The setting shown in each column. A metric of this name is its resolved value."""
 COLUMNS = (
     *("trial_id", "mode"),
     *(name for name in SETTING_BY_COLUMN if name != "bucket_mib"),
