@@ -1,6 +1,7 @@
-"""Compare a run's throughput with earlier runs of the same work, and list causes.
+"""Compare a run's throughput with that of earlier runs of the same work, and list
+possible causes of a slowdown.
 
-Earlier runs are stored in a file in the data folder, one per line.
+Earlier runs are stored in a file in the data folder, one run per line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from flatout.engine.parameters.other_names import RENAMED
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 BUSY_WAIT_PCT = 10.0
-"""A slow run is excused if it waited for a core for more than this percentage."""
+"""A slow run is excused if it waited for a core for more than this percentage of its
+time."""
 MIN_WINDOWS = 3
 """The minimum number of timed windows after the warm-up that a comparison needs."""
 
@@ -54,7 +56,7 @@ State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]
 
 
 class SlowRunError(RuntimeError):
-    """Raised if a run is slower than the healthy range and guard.on_slow is `fail`."""
+    """Raised if throughput is below the healthy range and guard.on_slow is `fail`."""
 
     exit_code = 7
 
@@ -98,8 +100,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a comparison. `rate_pct` and `step_pct` are the throughput and the
-    step time as percentages of the baseline's."""
+    """The result of comparing a run with its baseline. `rate_pct` and `step_pct` are
+    the run's throughput and step time as percentages of the baseline's."""
 
     state: State
     text: str
@@ -139,9 +141,9 @@ def append_run(file: Path, run: TrackedRun) -> None:
 
 
 def choose_baseline(runs: Sequence[TrackedRun], now: TrackedRun) -> TrackedRun | None:
-    """Return the fastest run of the same work and device, preferably one with the same
-    precision and number of ranks, which users choose deliberately. A run that was
-    reported as slow is returned only if there is no other run."""
+    """Return the fastest run of the same work on the same device, preferably one with
+    the same precision and number of ranks, because users choose these deliberately. A
+    run that was reported as slow is returned only if there is no other run."""
 
     def like_now(runs: Sequence[TrackedRun], *names: str) -> list[TrackedRun]:
         return [r for r in runs if all(r.tags.get(n) == now.tags.get(n) for n in names)]
@@ -221,7 +223,7 @@ def _cause_outside_settings(
 ) -> str | None:
     """Return a cause of the low throughput other than the settings, or None if a
     setting differs or no cause is known. `upper_pct` is the upper quartile of the
-    windows' throughput as a percentage of the baseline's."""
+    windows' throughput as a percentage of the baseline's throughput."""
     if any(d.is_setting and not d.name.startswith("git_") for d in found):
         return None
     wait_pct = now.figures.get(WAIT, 0.0)

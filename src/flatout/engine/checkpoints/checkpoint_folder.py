@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULT = "result.json"
-"""The file with the result of a finished run, until the caller has saved the result."""
+"""The file that holds the result of a finished run until the caller has saved it."""
 FINISHED = "finished.json"
-"""The same file after that. Its result is returned if the run is repeated."""
+"""The same file once the caller has saved the result, which a repeated run returns."""
 FORMAT = 1
 
 
@@ -59,7 +59,7 @@ class Manifest:
     """The folder name of the best model up to this step."""
     versions: dict[str, str] = field(default_factory=dict)
     accelerated: dict[str, Any] = field(default_factory=dict)
-    """The optimisations that the run used, and its device."""
+    """The optimisations that the run used, and the device on which it ran."""
     saved_s: float = field(default_factory=time.time)
     """The time at which the checkpoint was written, as a Unix timestamp."""
     files: dict[str, list[Any]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Parse the output of the method `text`. Raises ValueError if it is invalid."""
+        """Parse the output of the `text` method. Raises ValueError if it is invalid."""
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
             raise ValueError("it was changed after it was written")
@@ -107,7 +107,7 @@ def write_checkpoint(
     folder: Path, manifest: Manifest, fill: Callable[[Path], list[str]]
 ) -> Checkpoint:
     """Write a checkpoint to `folder/step-...`. `fill` writes the files to the folder
-    that is passed to it and returns their names. The manifest is added to them."""
+    that is passed to it and returns their names. The manifest is written last."""
     target = folder / step_folder(manifest.step)
 
     def fill_and_list(hidden: Path) -> None:
@@ -195,9 +195,9 @@ def is_interrupted(folder: Path) -> bool:
 
 
 def prune(folder: Path, keep: int, best: str | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best models that they refer
-    to. The best model `best` and newer ones are also kept, because the checkpoint that
-    refers to them may not be written yet."""
+    """Keep the newest `keep` checkpoints and the best models that these refer to, and
+    remove all others. The best model `best` and newer models are also kept, because the
+    checkpoint that refers to them may not be written yet."""
     kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
     named = {_best_of(path) for path in kept}
     old_best = [
@@ -218,7 +218,7 @@ def _best_of(folder: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder. It is hidden first, so that it is never visible incomplete."""
+    """Remove a folder. It is hidden first, so that nobody sees an incomplete folder."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 
@@ -257,7 +257,7 @@ def finish(folder: Path) -> None:
 
 
 def forget_finished(folder: Path) -> None:
-    """Remove the result of an earlier run, because a new one begins."""
+    """Remove the result of an earlier run, because a new run begins."""
     for name in (RESULT, FINISHED):
         (folder / name).unlink(missing_ok=True)
 

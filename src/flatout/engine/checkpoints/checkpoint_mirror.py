@@ -1,7 +1,7 @@
 """Upload checkpoints to a mirror in the background, and download the newest one.
 
 The file OWNER in the mirror names the run that writes to it. A run that finds another
-name there stops uploading, so that a new machine can take over from a lost one.
+run's name there stops uploading, so that a new machine can take over from a lost one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class CheckpointMirror:
 
     def claim(self, identity: dict[str, Any], step: int) -> None:
         """Make this run, which begins at `step`, the owner of the mirror, and remove
-        incomplete and later copies. Raises MirrorError if the mirror belongs to a run
-        with other settings or data."""
+        incomplete copies and copies of later steps. Raises MirrorError if the mirror
+        belongs to a run with other settings or data."""
         check_owner(self._mirror, identity)
         self._mirror.with_retries(lambda: self._claim(identity, step))
 
@@ -92,8 +92,8 @@ class CheckpointMirror:
             remove(replaced)
 
     def wait(self, beat: Callable[[], None]) -> str:
-        """Wait for the current upload, calling `beat` meanwhile. Return why the newest
-        checkpoint could not be uploaded, or an empty string on success."""
+        """Wait for the current upload to end, calling `beat` meanwhile. Return why the
+        newest checkpoint could not be uploaded, or an empty string on success."""
         begin_s = time.monotonic()
         with self._turn:
             self._turn.notify()
@@ -186,8 +186,9 @@ def _manifest(mirror: Mirror, name: str) -> Manifest:
 
 
 def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
-    """Download the newest valid checkpoint to `folder`, unless `folder` already has it
-    or a newer checkpoint. Raises MirrorError if the mirror belongs to another run."""
+    """Download the newest valid checkpoint to `folder`, unless `folder` already has
+    that checkpoint or a newer one. Raises MirrorError if the mirror belongs to another
+    run."""
     mirror = Mirror(url, PARAMETER)
     check_owner(mirror, identity)
     local = find_checkpoint("auto", folder)

@@ -43,7 +43,7 @@ class CheckpointWriter:
 
     def start(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
         """Start to write a checkpoint. `write` writes the files to a folder and returns
-        their names. The previous write must end first, as both use the same memory."""
+        their names. The previous write must have ended, as both use the same memory."""
         self.wait()
         # A daemon thread, so that a second Ctrl-C does not wait for the disk.
         self._thread = threading.Thread(

@@ -36,8 +36,8 @@ def resume_from(
     wanted: str, folder: Path, identity: dict[str, Any]
 ) -> Checkpoint | None:
     """Return the checkpoint to resume from, if any. `wanted` is the value of
-    `train.resume`, and `folder` contains the run's checkpoints. Later checkpoints are
-    set aside, so that no run resumes from them. Raises CheckpointError if the
+    `train.resume`, and `folder` contains the run's checkpoints. Checkpoints of later
+    steps are set aside, so that no run resumes from them. Raises CheckpointError if the
     checkpoint cannot be used or belongs to a run with other settings or data."""
     found, newest, best = _choose(wanted, folder), "", ""
     if found is not None:
@@ -126,7 +126,7 @@ def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str
 
 def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
     """Return advice on how to resume the run with the identity `found`. Settings that
-    were removed cannot be set back, so the run needs the earlier version."""
+    were removed cannot be set back, so the run needs the earlier version of flatout."""
     removed = {
         name: REMOVED.get(name) or REMOVED.get(f"{name}={value}")
         for name, value in found.items()

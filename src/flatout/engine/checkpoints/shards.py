@@ -38,7 +38,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def load_whole(folder: Path, name: str) -> Named:
-    """Load all tensors of the file `name` in `folder`, joining the parts of ranks."""
+    """Load all tensors of the file `name` in `folder`, joining the ranks' parts."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     stem, _, kind = name.rpartition(".")
     for path in [folder / name, *sorted(folder.glob(f"{stem}.*.{kind}"))]:

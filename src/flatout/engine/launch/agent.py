@@ -4,7 +4,7 @@ The agent uses PyTorch's elastic launcher to run `python -m MODULE FOLDER` in ea
 CONFIG contains fields of LaunchConfig as JSON. Failures are written to
 FOLDER/failures.json. The agent exits when the process that started it has ended. It
 ignores SIGTERM and Ctrl-C, because reacting to them would end ranks that are still
-saving. Its parent and the ranks handle these signals.
+saving a checkpoint. Its parent and the ranks handle these signals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatout.engine.machine.signals import STOPPING, die_with_parent
 
 FAILURES = "failures.json"
 SHUTDOWN_S = 10
-"""After a rank has died, the other ranks are killed after this many seconds."""
+"""If a rank has died, the other ranks are killed after this many seconds."""
 ONE_MACHINE = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d"}
 ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 

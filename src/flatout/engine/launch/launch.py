@@ -49,8 +49,8 @@ def make_job(
     tokenizer: Any | None,
     label_names: Sequence[str],
 ) -> TrainJob:
-    """Create the training job. `splits` contains the Datasets train, validation and
-    test. Checkpoints stay in `paths.checkpoints` until `checkpoint_folder.finish` is
+    """Create the training job. `splits` contains the Datasets `train`, `validation` and
+    `test`. Checkpoints stay in `paths.checkpoints` until `checkpoint_folder.finish` is
     called. Raises StaleTokensError if the tokens were created with different settings,
     a different tokenizer or different labels."""
     if tokenizer is not None:
@@ -122,7 +122,7 @@ def resolve_processes(settings: DistributedSettings) -> int:
 
 def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
     """Start the ranks and wait for the result. After a failure that the machine may
-    have caused, start them again, up to `max_restarts` times."""
+    have caused, start the ranks again, up to `max_restarts` times."""
     _check_cuda_untouched()
     settings = job.settings.train.distributed
     check_endpoint(settings)
@@ -150,7 +150,8 @@ def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
 def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
     """Return a job that needs less memory (without CUDA graphs, or with half the token
     budget), or None if the error has another cause or `on_oom` is not `shrink`. Also
-    return None with several machines, because the others would keep their settings."""
+    return None with several machines, as the other machines would keep their
+    settings."""
     train_settings = job.settings.train
     if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
         return None

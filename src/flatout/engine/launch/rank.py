@@ -2,7 +2,7 @@
 
 FOLDER/spec.json describes the training run. The main rank writes the result to the
 job's folder. Errors are written to the file that torchelastic specifies. With
-`--alone`, no other process uses the folder, and it is removed at the end.
+`--alone`, no other process uses the folder, and the folder is removed at the end.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def main(folder: Path, *, work: Work | None = None) -> None:
 
 def leave_error(error: Exception) -> None:
     """Write the error file atomically, in the format of PyTorch's elastic launcher. The
-    launcher may end this rank at any time, and it fails on a partial file."""
+    launcher may end this rank at any time, and it cannot read a partial file."""
     named = environment.error_file()
-    if named is None:  # no launcher reads it
+    if named is None:  # no launcher reads the error
         return
     message = {
         "message": f"{type(error).__name__}: {error}",

@@ -1,8 +1,8 @@
 """Start the ranks of this machine and supervise them until they have ended.
 
-PyTorch's elastic launcher starts the ranks. Its restarts are not used, because it also
-restarts after an invalid parameter, cannot reduce the token budget when memory runs
-out, and does not detect a hanging rank.
+PyTorch's elastic launcher starts the ranks. The launcher's restarts are not used,
+because it also restarts the ranks after an invalid parameter, cannot reduce the token
+budget when memory runs out, and does not detect a hanging rank.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ class Attempt:
 
 
 def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, float, int]:
-    """Sort key that puts ranks killed by a signal first and sorts the others by time,
-    because the first failure usually causes the later failures."""
+    """Return a sort key that puts ranks killed by a signal first and sorts others by
+    time, because the first failure usually causes the later failures."""
     killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
     return not killed, failure["time_s"], failure["rank"]
 
@@ -247,6 +247,6 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the process group that `pid` leads, which includes its helper processes."""
+    """Kill the process group that `pid` leads, including its helper processes."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

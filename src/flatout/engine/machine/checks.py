@@ -18,7 +18,7 @@ from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.parameters import RuntimeSettings, Settings
 
 HELD_BYTES = 2**30
-"""The driver and a desktop environment use less than this on an idle GPU."""
+"""The driver and a desktop environment use less memory than this on an idle GPU."""
 LEAST_FREE_BYTES = 2**30
 LEAST_CORES = 1.5
 NETWORK_FILE_SYSTEMS = (
@@ -66,7 +66,7 @@ def threads(
 ) -> Finding:
     """Compare the total number of OMP and MKL threads of `processes` processes with the
     usable cores. `before` contains the shell's thread variables, which the parameters
-    override. `folder` is the control group."""
+    override. `folder` is the folder of the control group."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
     text = f"{count} per process (runtime.threads: {settings.threads}), {usable} cores"

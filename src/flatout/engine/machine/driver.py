@@ -27,7 +27,7 @@ class Driver:
 
 
 def query_driver() -> Driver | None:
-    """Return information about the driver and GPUs, or None without a driver."""
+    """Return information about the driver and GPUs, or None if there is no driver."""
     import pynvml
 
     try:

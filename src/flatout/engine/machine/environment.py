@@ -1,4 +1,4 @@
-"""Read and set environment variables, which no other module does.
+"""Read and set environment variables. No other module does this.
 
 MKL and OpenMP read their variables only once, so call `apply` before importing torch.
 This module does not import torch.
@@ -113,8 +113,8 @@ def cpu_name() -> str:
 
 
 def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:
-    """Return the number of OMP and MKL threads per process. `auto` is 1 with a GPU; on
-    the CPU, the processes share all cores equally."""
+    """Return the number of OMP and MKL threads per process. `auto` is 1 if there is a
+    GPU. On the CPU, the processes share all cores equally."""
     if settings.threads != "auto":
         return settings.threads
     if nvidia_gpu_count() > 0:
@@ -125,7 +125,7 @@ def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int
 def training_environment(
     settings: RuntimeSettings, local_world_size: int = 1
 ) -> dict[str, str]:
-    """Return the environment variables to set in a training process: the user's, the
+    """Return the variables to set in a training process: those in the settings, the
     thread counts, and the cuBLAS workspace that deterministic results require."""
     threads = str(resolve_threads(settings, local_world_size))
     fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if settings.deterministic else {}
@@ -187,8 +187,9 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def starter() -> int:
-    """Return the id of the process that started this one, even if it has ended. The
-    variable with the id is removed, because child processes must not inherit it."""
+    """Return the id of the process that started this one, even if that process has
+    ended. The variable with the id is removed, as child processes must not inherit
+    it."""
     return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
@@ -219,7 +220,8 @@ def restored(name: str) -> Iterator[None]:
 
 @contextmanager
 def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
-    """Context manager that makes Rust tokenizers use all cores, or one if disabled."""
+    """Context manager that makes Rust tokenizers use all cores, or one core if
+    disabled."""
     with restored("TOKENIZERS_PARALLELISM"):
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if enabled else "false"
         yield
@@ -227,7 +229,7 @@ def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
 
 def preserve_tracking_uri() -> AbstractContextManager[None]:
     """Context manager that restores MLFLOW_TRACKING_URI on exit. MLflow sets it, and
-    the next session in a notebook would mistake it for the user's choice."""
+    the next session in a notebook would mistake that for the user's choice."""
     return restored("MLFLOW_TRACKING_URI")
 
 

@@ -34,7 +34,8 @@ def collect_as_usual() -> None:
 
 def keep_freed_memory() -> bool:
     """Make glibc keep freed memory in the process. Training steps on a CPU allocate the
-    same tensors repeatedly; otherwise each would cost a page fault per 4 KiB.
+    same sizes repeatedly, and without this, each allocation would cost a page fault per
+    4 KiB.
 
     Return False if the C library is not glibc.
     """

@@ -135,7 +135,7 @@ def _precision(wanted: str, device: torch.device) -> str:
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Return whether the GPU (Ampere or newer) or CPU (AMX, AVX-512) speeds up bf16."""
+    """Return whether the GPU (Ampere or newer) or CPU (AMX, AVX-512) has fast bf16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     return bool(
@@ -162,7 +162,7 @@ def _switches(settings: RuntimeSettings) -> None:
 
 
 def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
-    """Limit PyTorch to `limit_gib` of GPU memory, to emulate a smaller GPU."""
+    """Limit PyTorch to `limit_gib` of GPU memory, to emulate a GPU with less memory."""
     if limit_gib is None or device.type != "cuda":
         return
     whole_gib = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -177,15 +177,15 @@ def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
 
 
 def let_segments_grow() -> None:
-    """Enable expandable segments in the CUDA allocator from now on, which reduces
+    """Enable expandable segments in the CUDA allocator from now on, to reduce
     fragmentation. If the user has configured the allocator, do nothing."""
     if not allocator_is_set():
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:
-    """Return the peak memory of this rank. On a GPU, these are allocator statistics; on
-    a CPU, the peak resident set size of the process."""
+    """Return the peak memory of this rank. On a GPU, the values come from the
+    allocator. On a CPU, the peak is that of the resident set size of the process."""
     if runtime.is_cuda:
         stats = torch.cuda.memory_stats(runtime.device)
         return {

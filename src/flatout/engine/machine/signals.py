@@ -40,7 +40,7 @@ class StopSignals:
     def __init__(
         self, then: str = "finishing this step, then saving and exiting"
     ) -> None:
-        """`then` describes the reaction to a signal. It is used in the log message."""
+        """`then` describes the reaction to a signal and is used in the log message."""
         self._then = then
         self.received: int | None = None
         self._before: dict[int, Any] = {}

@@ -21,14 +21,15 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process that has not written for this many seconds is considered stopped."""
+"""A process that has not written its file for this many seconds counts as stopped."""
 FINISHED = "finished"
 """The phase of a rank that has completed its work."""
 LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""In long phases, the limit is multiplied by the factor and raised to the minimum."""
+"""In long phases, the limit is multiplied by the factor, and is at least the
+minimum."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Heartbeat:
             self.enter(before)
 
     def _write(self) -> None:
-        """Write the file atomically, because a partial one would look like a hang."""
+        """Write the file atomically, because a partial file would look like a hang."""
         if self._file is None:
             return
         with self._turn:
