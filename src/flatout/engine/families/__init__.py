@@ -1,4 +1,5 @@
-"""Model families. Everything that depends on the model type is in its family's file.
+"""Model families. Everything that depends on the model type is in the file of its
+family.
 
 A model type without a family runs as in transformers, as a whole and on padded rows. To
 add your own family, subclass `Family` in a module and set `model.family` to the name of
@@ -88,7 +89,7 @@ def import_own(settings: ModelSettings) -> None:
 
 def first_type(head: HeadKind, *, causal: bool) -> str | None:
     """Return the model type to train from scratch for tasks with this head, or None if
-    the model type in conf/base is suitable."""
+    the model type in conf/base is suitable for them."""
     fitting = (f for f in families() if head in f.heads and f.causal == causal)
     return next((f.first_type for f in fitting if f.first_type), None)
 

@@ -45,11 +45,11 @@ class Schedule:
     forward pass never synchronises the device, and that `tests/engine/test_gpu.py`
     compares the results."""
     records_unasked: bool = True
-    """Whether `train.cuda_graphs: auto` may capture such steps. A graph keeps a second
-    copy of the activations, which are large for images."""
+    """Whether `train.cuda_graphs: auto` may capture steps on padded rows. A graph keeps
+    a second copy of the activations, which are large for images."""
     launches_by_place: bool = False
     """Whether layers launch separate kernels for every position of a row. If they do,
-    kernel launches may be the bottleneck of steps of any size."""
+    kernel launches may be the bottleneck in steps of any size."""
 
 
 class Samples:
@@ -123,7 +123,8 @@ class Family:
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
     """The kinds of heads that consist of a single matrix, the output embedding."""
     packs: ClassVar[bool] = False
-    """Whether rows can be packed without padding. A parity test must cover this."""
+    """Whether rows can be packed without padding. A parity test must cover packed
+    rows."""
     causal: ClassVar[bool] = False
     """Whether tokens attend only to earlier tokens. If so, the last token of a row
     represents the row."""
@@ -167,12 +168,12 @@ class Family:
 
     def num_layers(self, config: Any) -> int:
         """Return the number of layers that run in sequence, or 0 if the config does not
-        give it."""
+        give this number."""
         return int(getattr(config, "num_hidden_layers", 0) or 0)
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
-        """Return whether the mean over a row's tokens represents the row. Otherwise a
-        single token does."""
+        """Return whether the mean over a row's tokens represents the row. Otherwise, a
+        single token represents it."""
         return False
 
     def inputs(

@@ -36,7 +36,8 @@ class LogKeyLstm(Recurrent):
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Add the positions of the targets, so that only their windows are computed."""
+        """Add the positions of the targets, so that only the targets' windows are
+        computed."""
         inputs = super().inputs(config, batch, max_length)
         return {**inputs, "places": batch["target_index"]}
 

@@ -1,6 +1,6 @@
 """Image models: ViT, ConvNeXt and ResNet.
 
-Pixels are copied to the device as bytes, where they are cropped, flipped and
+Pixels are copied as bytes to the device, where they are cropped, flipped and
 standardised.
 """
 
@@ -80,7 +80,8 @@ class _Images(Samples):
     def extra_files(self, config: Any) -> dict[str, Any]:
         """Return the config of a transformers image processor that matches flatout's
         decoder: it scales the shorter side, crops the centre and standardises channels.
-        Greyscale images get none, as transformers' pipelines pass three channels."""
+        Greyscale images get no config, as transformers' pipelines pass three
+        channels."""
         if config.num_channels != len("RGB"):
             return {}
         size = config.image_size
@@ -161,7 +162,8 @@ class _Vision(Family):
     schedule = Schedule(records_padded=True, records_unasked=False)
 
     def num_layers(self, config: Any) -> int:
-        """Return the number of layers, summed over all stages if the model has any."""
+        """Return the number of layers, summed over all stages if the model has
+        stages."""
         stages = getattr(config, "depths", None)
         return sum(stages) if stages else super().num_layers(config)
 

@@ -1,6 +1,7 @@
-"""Select the parameters to train: peft's LoRA adapters, or all that are not frozen.
+"""Select the parameters to train: those of peft's LoRA adapters, or all unfrozen ones.
 
-LoRA adds two small trainable matrices to each target layer and freezes its own weights.
+LoRA adds two small trainable matrices to each target layer and freezes the layer's own
+weights.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def round_frozen(model: Any, dtype: torch.dtype) -> None:
 
 
 def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:
-    """Return the config of the adapter in a local folder, or None if there is none."""
+    """Return the config of the adapter in a local folder, or None if it has no
+    adapter."""
     file = Path(folder or "", CONFIG)
     if not folder or not file.is_file():
         return None
@@ -222,9 +224,9 @@ def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save_model(model: Any, folder: Path, weights: Any = None) -> None:
-    """Save `model` with `save_pretrained`. For an adapter, also save the config,
-    because it holds the labels and peft does not save it. `weights` is the gathered
-    state dict of a sharded model."""
+    """Save `model` with `save_pretrained`. For an adapter, also save the model's
+    config, which holds the labels, because peft does not save it. `weights` is the
+    gathered state dict of a sharded model."""
     model.save_pretrained(folder, state_dict=weights)
     if has_adapter(model):
         model.config.save_pretrained(folder)

@@ -52,10 +52,10 @@ def build(
 ) -> Any:
     """Build a model with fp32 weights on the CPU.
 
-    If `attn_implementation` is None, transformers chooses one. If `empty` is true, the
-    model is built on the meta device, for a rank that receives its weights later.
-    `facts` describes the train rows. Raises ModelError if the model cannot be built,
-    and SettingsError if the settings do not fit the model."""
+    If `attn_implementation` is None, transformers chooses an implementation. If `empty`
+    is true, the model is built on the meta device, for a rank that receives its weights
+    later. `facts` describes the train rows. Raises ModelError if the model cannot be
+    built, and SettingsError if the settings do not fit the model."""
     transformers = _quiet_transformers()
     attention.register()
     families()  # registers their model types with transformers
@@ -111,7 +111,7 @@ def _made(
     name, adapter = settings.name_or_path, adapter_of(settings.name_or_path)
     try:
         saved, _ = PretrainedConfig.get_config_dict(name, **where)
-        if adapter:  # merge it into the weights and train them all
+        if adapter:  # merge the adapter into the weights and train all of them
             trusts = settings.trust_remote_code
             whole = load_pretrained(Path(name), trust_remote_code=trusts)
             options["state_dict"] = whole.state_dict()
@@ -144,9 +144,9 @@ def load_pretrained(
 ) -> Any:
     """Load a model that `save_pretrained` saved, with its saved class, on the CPU.
 
-    An adapter is loaded together with its base, and merged into it if `merge` is true.
-    Raises ModelError if the class is untrusted code from the folder, or if the base of
-    an adapter cannot be loaded."""
+    An adapter is loaded together with its base model, and merged into it if `merge` is
+    true. Raises ModelError if the class is untrusted code from the folder, or if the
+    base of an adapter cannot be loaded."""
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)
@@ -176,7 +176,7 @@ def _with_adapter(
         from peft import PeftConfig, PeftModel, set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
-        with no_notes():  # the adapter provides the head that the base lacks
+        with no_notes():  # the adapter provides the head that the base model lacks
             model = kind.from_pretrained(
                 name, ignore_mismatched_sizes=True, **where, **options
             )
@@ -203,7 +203,7 @@ def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
     """Return the class that `config` names, or the Auto class that loads the code in
-    the folder, or None if there is neither."""
+    the folder, or None if there is neither of them."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own
@@ -215,7 +215,7 @@ def _saved_class(
 
 
 def _quiet_transformers() -> Any:
-    """Import transformers without its progress bars, which would break up the log."""
+    """Import transformers without its progress bars, which would clutter the log."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

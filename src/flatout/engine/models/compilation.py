@@ -2,8 +2,8 @@
 
 Identical blocks share a graph, so the compilation time of the first step does not grow
 with the number of layers. 28 layers of Qwen3-0.6B's shape took over 240 s to compile as
-one graph and 20 s as blocks (16 cores, H200). On several devices, the gradients of a
-block are reduced while the next blocks still compute theirs.
+one graph, and 20 s to compile as blocks (16 cores, H200). On several devices, the
+gradients of a block are reduced while the next blocks still compute theirs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MOST_VARIANTS = 16
 and the last layer have their own graphs, and so do batches of a single row or token."""
 
 LAYERS_A_PART = 3
-"""The number of layers that take as long to compile for one shape as one block does for
-all shapes. ViT-S/16 (12 layers) took 77 s and ResNet-50 (16 layers) 101 s, including
-imports, the first step and ten parallel compilations. As blocks for all shapes, they
-took 34 s and 139 s (H200, 2026-11-24)."""
+"""The number of layers whose compilation for one shape takes as long as that of one
+block for all shapes. ViT-S/16 (12 layers) took 77 s and ResNet-50 (16 layers) took 101
+s, including imports, the first step and ten parallel compilations. Compiled as blocks
+for all shapes, they took 34 s and 139 s (H200, 2026-11-24)."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
@@ -104,8 +104,8 @@ def _configure() -> None:
 def _find_graphs_again() -> None:
     """Add a digest of flatout's sources to the key of cached graphs. PyTorch's own key
     covers only the kernels of the forward pass, so a new version of flatout would reuse
-    an old backward pass. With the digest, it is safe to cache graphs with custom
-    gradients too, which PyTorch does not do by default."""
+    an old backward pass. With the digest, it is also safe to cache graphs with custom
+    gradients, which PyTorch does not cache by default."""
     own = f"flatout-{sources_digest()}"
     config: Any = torch.compiler.config
     if own not in config.cache_key_tag:
@@ -116,8 +116,8 @@ def _find_graphs_again() -> None:
 
 def _avoid_slow_reductions() -> None:
     """Compute the two reductions of LayerNorm's backward pass in one kernel. On an H200
-    with inputs of 69,000 x 768, this takes 1.46 ms with the default split of PyTorch
-    2.11 and 0.15 ms with 32 rows per program."""
+    with inputs of 69,000 x 768, the reductions take 1.46 ms with the default split of
+    PyTorch 2.11 and 0.15 ms with 32 rows per program."""
     import torch._inductor.config as inductor
 
     if hasattr(inductor.triton, "mix_order_reduction_split_size"):
@@ -142,7 +142,8 @@ class OneShape(nn.Module):
         self._last: Shapes | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Run the compiled model, or the uncompiled one for an unusual shape."""
+        """Run the compiled model, or the uncompiled model if the batch has an unusual
+        shape."""
         shapes = tuple(tensor.shape for tensor in batch.values())
         if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)

@@ -5,17 +5,16 @@ the matrix multiplications of the forward and backward pass. A multiply-add coun
 two floating-point operations (FLOPs):
 
 - Every layer matrix counts 6 FLOPs per weight and non-padding token (2 forward, 4
-  backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the
-  others, although flatout computes parts of it only for targets (narrowing.py).
-- The head and a pooler count only at targets, and only once even if the head is tied to
-  the embedding.
-- Attention counts 12 x heads x head_dim for each pair of a token and a token that it
-  attends to: only earlier tokens in causal layers, only the window in local layers, and
-  always within the same row or document.
-- Gradients of frozen parameters (`train.freeze`) do not count. Neither do gradients of
-  the layers below if these have no trained parameters.
-- Padding, embedding lookups, biases, norms, softmax, rotary embeddings, activation
-  functions and recomputation in the backward pass do not count.
+backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the
+others, although flatout computes parts of it only for targets (narrowing.py). - The
+head and a pooler count only at targets. The head counts only once even if it is tied to
+the embedding. - Attention counts 12 x heads x head_dim for each pair of a token and a
+token that it attends to: only earlier tokens in causal layers, only the window in local
+layers, and always within the same row or document. - Gradients of frozen parameters
+(`train.freeze`) do not count. Neither do gradients of the layers below them if those
+layers have no trained parameters. - Padding, embedding lookups, biases, norms, softmax,
+rotary embeddings, activation functions and recomputation in the backward pass do not
+count.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ PEAK_BF16_TFLOPS = {
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """A callable that counts the pairs of tokens that attend to each other, summed over
-    all layers."""
+    """A callable that counts the pairs of tokens that attend to each other in all
+    layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
@@ -117,7 +116,8 @@ class ModelFlops:
         )
 
     def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
-        """Return the FLOPs of a forward and backward pass with these counts."""
+        """Return the FLOPs of a forward and backward pass over the given numbers of
+        tokens, targets and attention pairs."""
         dense = self.body * tokens + self.head * targets
         return dense + int(self.attention * attention_pairs)
 
@@ -137,7 +137,8 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _passes(model: nn.Module) -> float:
-    """Return the mean number of matmuls per weight matrix; 3 if all are trained."""
+    """Return the mean number of matmuls per weight matrix, which is 3 if all are
+    trained."""
     weights = sum(map(_product_weights, model.modules()))
     return sum(_operations(model).values()) / (2 * weights)
 
@@ -168,8 +169,8 @@ def _product_weights(module: nn.Module) -> int:
 
 
 HOST_S_PER_BLOCK = 2.2e-3
-"""The host time to launch a compiled block's forward and backward pass. BERT-base's 12
-blocks take 25 to 33 ms."""
+"""The host time in seconds to launch the forward and backward pass of a compiled block.
+The 12 blocks of BERT-base take 25 to 33 ms."""
 USED_SHARE = 0.5
 """The fraction of the data-sheet peak that an efficient step reaches."""
 
@@ -187,7 +188,8 @@ def launch_tokens(width: int, runtime: Runtime) -> int:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Return the data-sheet peak of a device, or None if it is not in the table."""
+    """Return the data-sheet peak of a device, or None if the device is not in the
+    table."""
     for name, peak in PEAK_BF16_TFLOPS.items():
         if name in device_name:
             return peak
@@ -195,7 +197,8 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""The fraction of the data-sheet peak that torch.mm reaches (H200: 790 of 989.5)."""
+"""The fraction of the data-sheet peak that torch.mm reaches (790 of 989.5 on an
+H200)."""
 TRIED_S = 0.1
 
 

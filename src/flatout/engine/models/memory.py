@@ -1,4 +1,4 @@
-"""Compute how much memory a training run needs, either from the model's config alone or
+"""Compute the memory that a training run needs, either from the model's config alone or
 from allocated tensors and measured forward and backward passes."""
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ weight, all in fp32."""
 GIB = 2**30
 STEPS_AN_OCTAVE = 8
 """The number of token budgets between two powers of two. Budgets are rounded down to
-one of them, so that a small change in free memory gives the same micro-batches."""
+one of these numbers, so that a small change in free memory gives the same
+micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """Round down to one of STEPS_AN_OCTAVE values per octave, but at least `least`."""
+    """Round `tokens` down to one of STEPS_AN_OCTAVE values per octave, but not below
+    `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())
@@ -149,8 +151,8 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Return the number of weights in a model with its task's head. With an adapter,
-    only the trained weights count."""
+    """Return the number of weights in a model with its task's head. If the model has an
+    adapter, only the trained weights count."""
     model = without_weights(config, settings)
     every = not settings.lora.is_on
     return sum(p.numel() for p in model.parameters() if every or p.requires_grad)

@@ -18,8 +18,8 @@ from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, has_custom_head
 
 GRADIENT = "logits_gradient"
-"""The batch field with the gradient (K, ...) of the logits. If present, it replaces
-the task's loss."""
+"""The batch field with the gradient (K, ...) of the logits. If this field is present,
+it replaces the task's loss."""
 LOGITS_AT_ONCE = 2**27
 """The maximum number of logits computed at once (512 MiB in fp32). All logits of 65,536
 tokens and a vocabulary of 151,936 would need 37 GiB, and the loss makes a copy."""
@@ -60,7 +60,7 @@ class TaskModel(nn.Module):
         self.narrow_points = self.family.narrow(model) if one_state else ()
 
     def _set_cache(self, enabled: bool) -> None:
-        """Switch the KV cache, which only generation uses, on or off."""
+        """Enable or disable the KV cache, which only generation uses."""
         if self._caches:
             self.model.config.use_cache = enabled
 
@@ -162,7 +162,8 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` means out of memory, even during CUDA graph capture."""
+    """Return whether `error` means out of memory. It may occur during CUDA graph
+    capture."""
     if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

@@ -30,11 +30,11 @@ class ModelFiles:
 
     model: Any
     parts: Sequence[Any]
-    """Objects to save next to the merged model too, such as the tokenizer."""
+    """Objects that are also saved next to the merged model, such as the tokenizer."""
     settings: Settings
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save the files next to the model's weights."""
+        """Save the additional files next to the model's weights."""
         config, lora = self.model.config, self.settings.model.lora
         save_sample_files(config, Path(folder))
         save_sentence_files(config, Path(folder), self.settings.tokenize.max_length)
@@ -92,7 +92,7 @@ def _of_vectors(pooling: str, width: int, max_length: int) -> dict[str, Any]:
 
 def _of_scores(max_length: int) -> dict[str, Any]:
     """Return the files for a reranker. sentence-transformers before version 6 ignores
-    them and reads only the model and its tokenizer."""
+    these files and reads only the model and its tokenizer."""
     text = {"method": "forward", "method_output_name": "logits"}
     return {
         "modules.json": _modules({"Transformer": ""}),

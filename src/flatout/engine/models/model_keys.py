@@ -1,7 +1,7 @@
 """Check the names in `model.config` and `model.overrides`.
 
-transformers accepts any name. A misspelt name becomes an attribute that is never read,
-or is dropped, so the model would have a different shape than intended.
+transformers accepts any name. A misspelt name is dropped or becomes an attribute that
+is never read, so the model would have a different shape than intended.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ INHERITED = frozenset(
 )
 """Keys that conf/base sets for every model. Model types that lack a key ignore it."""
 OLDER = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
-"""Older keys, which transformers 5 translates for models trained from scratch."""
+"""Keys of earlier versions, which transformers 5 translates for models built from
+scratch."""
 COMMON = frozenset({"model_type", "num_labels"})
 
 
 def check_model_keys(settings: ModelSettings) -> None:
-    """Raise SettingsError with a message for each wrong key, if there are any."""
+    """Raise SettingsError with a message for each wrong key if there are wrong keys."""
     faults = model_key_faults(settings)
     if faults:
         raise refusal(faults)

@@ -25,9 +25,11 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
-"""Lengths, in tokens, of the rows that are run one by one and then as one batch."""
+"""Lengths, in tokens, of the rows that are run first one by one and then as one
+batch."""
 TOLERANCE = 1e-4
-"""The accepted difference relative to the largest output, ten times fp32 rounding."""
+"""The accepted difference relative to the largest output: ten times the fp32
+rounding."""
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:

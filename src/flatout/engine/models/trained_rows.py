@@ -1,8 +1,8 @@
 """Record which rows a saved model was trained on, for later evaluations.
 
-A split with a different seed can move train rows into the test split. Because a model
-is saved with the hashes of its train rows, flatout can report how many of the evaluated
-rows the model has seen before.
+A split with a different seed can move train rows into the test split. Because the
+hashes of the train rows are saved with the model, flatout can report how many of the
+evaluated rows the model has seen before.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flatout.engine.rows.token_facts import SEQUENCES
 
 FACTS, HASHES = "trained_on.json", "trained_rows.npy"
 MOST_BYTES = 2**32
-"""The maximum size of train data that is hashed, because hashing reads it again. For
-larger data, only the key is stored."""
+"""The maximum size in bytes of train data that is hashed, because hashing reads the
+data again. For larger data, only the key is stored."""
 ROWS_AT_ONCE = 2**16
 Hashes = npt.NDArray[np.uint64]
 
@@ -51,7 +51,8 @@ class TrainedRows:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> TrainedRows | None:
-        """Read the record in a saved model's folder, or return None if it has none."""
+        """Read the record in a saved model's folder, or return None if there is no
+        record."""
         path = Path(folder or "") / FACTS
         if not path.is_file():
             return None
@@ -73,15 +74,17 @@ class TrainedRows:
             np.save(Path(folder, HASHES), self.hashes, allow_pickle=False)
 
     def count(self, rows: SplitRows) -> int | None:
-        """Return how many of `rows` the model was trained on, or None if unknown."""
+        """Return how many of `rows` the model was trained on, or None if this is
+        unknown."""
         if self.hashes is None:
             return None
         return int(np.isin(row_hashes(rows), self.hashes).sum())
 
 
 def row_hashes(rows: SplitRows) -> Hashes:
-    """Return the hashes (N,) of the rows' model inputs, without labels. Texts joined in
-    a row are hashed separately. For images stored as files, the files are hashed."""
+    """Return the hashes (N,) of the rows' model inputs, without labels. Texts
+    concatenated in one row are hashed separately. For images stored as files, the files
+    are hashed."""
     if "encoded" in rows.column_names:
         files = rows.table.column("encoded")
         views: Iterator[Any] = (file.as_buffer() for file in files)

@@ -1,4 +1,5 @@
-"""Check a saved model before prediction, and read information from its config."""
+"""Check a saved model before prediction, and read information from the model's
+config."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def task_of(
 def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
-    """Return the task as `task_of` does, with its calibration. Raises ModelError if the
+    """Return the same task as `task_of`, with its calibration. Raises ModelError if the
     task makes no predictions per row."""
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
@@ -69,7 +70,7 @@ def with_calibration(task: Task, model: Any) -> Task:
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """Return what a task needs to know about a saved tokenizer."""
+    """Return the information that a task needs about a saved tokenizer."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -148,7 +149,8 @@ def longest_row(
 
 def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
     """Raise ModelError if the rows were tokenized with a different vocabulary. Rows
-    created elsewhere or by earlier versions do not store it and are not checked."""
+    created elsewhere or by earlier versions do not store their vocabulary and are not
+    checked."""
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(
@@ -160,7 +162,8 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Hash a model's files, or return its name and commit if it has no local files."""
+    """Return hashes of a model's files, or its name and commit if it has no local
+    files."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

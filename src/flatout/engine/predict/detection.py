@@ -23,7 +23,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 ENTRY = "detect_sessions"
 END = "the end"
-"""Reported instead of a key if the session ends too early."""
+"""The value that is reported instead of a key if the session ends too early."""
 MOST_TOP_KEYS = 30
 """The report lists metrics for each `detect.top_keys` from 1 to this value."""
 NUMBERED = ["source", "row", "session"]
@@ -93,8 +93,8 @@ def _judge_sessions(
     rows: pd.DataFrame, detect: DetectSettings, most: int
 ) -> pd.DataFrame:
     """Return `rows` with columns that state whether and why each session is abnormal.
-    These are null for unusable sessions. Truncated sessions never count as ending too
-    early."""
+    These columns are null for unusable sessions. Truncated sessions never count as
+    ending too early."""
     good = rows[rows["rank"].notna()]
     keys = good["text"].str.split()
     count = keys.map(len)
@@ -136,7 +136,7 @@ def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
 
 
 def _figures(ranks: pd.Series, truth: pd.Series, top_keys: int) -> dict[str, Any]:
-    """Return metrics of labelled sessions. A ratio whose denominator is zero is
+    """Return metrics of the labelled sessions. Ratios with a zero denominator are
     None."""
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())

@@ -24,9 +24,9 @@ MOST_CONFUSED = 1_000
 
 
 def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return a table with the number of rows and predictions, precision, recall and F1
-    of each class. It is empty if `names` is empty. As in scikit-learn, a division by
-    zero gives zero."""
+    """Return a table with the number of rows, the number of predictions, the precision,
+    the recall and the F1 of each class. It is empty if `names` is empty. As in
+    scikit-learn, a division by zero gives zero."""
     label, predicted = predictions["label"], predictions["prediction"]
     columns = {
         "rows": label,
@@ -67,9 +67,9 @@ def baseline_figures(
     predictions: pd.DataFrame, classes: pd.DataFrame
 ) -> dict[str, Any]:
     """Return the most frequent label (or set of labels) and the accuracy of always
-    predicting it. Classes that have rows but are never predicted are returned, too, and
-    logged as a warning. `classes` is the result of `class_table`. The result is empty
-    if the labels are numbers or there are no rows."""
+    predicting it. Classes that have rows but are never predicted are also returned, and
+    are logged as a warning. `classes` is the result of `class_table`. The result is
+    empty if the labels are numbers or there are no rows."""
     labels = predictions["label"]
     if not len(labels) or pd.api.types.is_float_dtype(labels):
         return {}
@@ -92,7 +92,7 @@ def wrong_rows(
     predictions: pd.DataFrame, rows: Any, tokenizer: TokenizerFile | None, most: int
 ) -> pd.DataFrame:
     """Return the `most` wrong predictions with the largest loss. Their texts are
-    decoded from the tokens; for samples, the source file is given. `rows` is the
+    decoded from the tokens; for samples, their source files are given. `rows` is the
     `datasets.Dataset` of the split."""
     wrong = predictions[predictions["wrong"].astype(bool)]
     kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)

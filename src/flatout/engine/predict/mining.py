@@ -1,8 +1,9 @@
 """Mine hard negatives, which are passages that a model confuses with a positive.
 
-For each anchor, all passages of a corpus are ranked by the exact dot product of the
-vectors, block by block. A passage whose score exceeds that of the positive minus a
-margin is skipped, because it is more likely another positive than a negative.
+For each anchor, all passages of a corpus are ranked, block by block, by the exact dot
+product of the passage's and the anchor's vectors. A passage whose score exceeds that of
+the positive minus a margin is skipped, because it is more likely another positive than
+a negative.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class Triplets:
                 yield _batch(*_pairs(batch), others, name)
 
     def _mined(self, vectors: list[Vectors], anchors: Ints, positives: Ints) -> Ints:
-        """Return the numbers of the negatives of N pairs as an array (N, negatives),
-        best first. Missing negatives are -1."""
+        """Return the passage numbers of the negatives of N pairs as an array (N,
+        negatives), best first. Missing negatives are -1."""
         options = self.options
         found = np.full((len(anchors), options.negatives), -1)
         order = np.argsort(anchors, kind="stable")
@@ -133,8 +134,8 @@ def mine(
 ) -> Triplets:
     """Return the triplets for the given rows of pairs. `splits` maps split names to
     `datasets.Dataset`s, and `corpus` is such a dataset or any input of
-    `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if these do not
-    fit together."""
+    `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if the inputs do
+    not fit together."""
     for name, rows in splits.items():
         if PASSAGES not in rows.column_names or "label" in rows.column_names:
             raise SettingsError(
@@ -160,7 +161,8 @@ def mine(
 def _vectors(
     model: Any, tokenizer: TokenizerFile, settings: Settings
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
-    """Return a function that computes or loads the vectors of texts, and its device."""
+    """Return a function that computes or loads the vectors of texts, and the device it
+    uses."""
     digest = ContentKey(model_file_hashes(model.config)).digest
     predict = settings.predict.model_copy(update={"text_pair_column": None})
     settings = settings.model_copy(update={"predict": predict})

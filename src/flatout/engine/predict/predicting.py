@@ -1,7 +1,8 @@
 """Predictions of a saved model for texts or samples, one for every row, in order.
 
 Rows are read, predicted and passed on window by window, so that memory use does not
-grow with the file. A row that cannot be used keeps its place and gets a reason instead.
+grow with the file. A row that cannot be used keeps its place and gets a reason instead
+of a prediction.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ class Predictions:
 def predict(
     model: Any, tokenizer: TokenizerFile, texts: Any, settings: Settings
 ) -> Predictions:
-    """Return the predictions of `model` (from `from_pretrained`) for `texts`, any input
-    of `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if these do
-    not fit together."""
+    """Return the predictions of `model` (from `from_pretrained`) for `texts`, which may
+    be any input of `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError
+    if the model, texts and settings do not fit together."""
     raw = open_raw_texts(texts, "predict_texts")
     columns = _with_columns(raw, settings)
     settings = settings.model_copy(update={"predict": columns})
@@ -139,7 +140,7 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
     """Return the settings with text columns filled in. The defaults are the columns
-    named for `split` or, if `split` wrote the texts, its output columns."""
+    named for `split` or, if `split` wrote the texts, the output columns of `split`."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     keys = ("text_column", "text_pair_column")
@@ -190,8 +191,8 @@ PLACES = [pa.field("source", pa.string()), pa.field("row", pa.int64())]
 def predict_samples(
     model: Any, path: Path, kind: str, settings: Settings
 ) -> Predictions:
-    """Return the predictions of `model` (from `from_pretrained`) for the samples in
-    `path`, a file or folder. `kind` is a value of `train.rows`. Raises ModelError or
+    """Return the predictions of `model` (from `from_pretrained`) for the samples in the
+    file or folder `path`. `kind` is a value of `train.rows`. Raises ModelError or
     SettingsError if the model cannot predict such samples."""
     predictor, own = Predictor(model, None, settings), getattr(settings, kind)
     if kind == "images":

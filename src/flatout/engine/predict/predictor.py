@@ -1,8 +1,8 @@
 """Fast inference with a saved model on all devices: rows in, logits out.
 
-Rows are sorted by length and either concatenated (packed) or grouped to minimise
-padding (grouped). The forward pass is the one used in training, without dropout and
-gradients.
+Rows are sorted by length and either concatenated (`packed`) or grouped to minimise
+padding (`grouped`). The forward pass is the same as in training, but without dropout
+and gradients.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Predictor:
         )
 
     def prefetch(self, items: Iterator[Item]) -> Iterator[Item]:
-        """Yield the same items. On a GPU, the next item is prepared in the background.
-        On a CPU, it is not, because no core is idle."""
+        """Yield `items` unchanged. On a GPU, the next item is prepared in the
+        background. On a CPU, the next item is not prepared, because no core is idle."""
         return prefetched(items) if self.runtime.is_cuda else items
 
     def micro_batches(
@@ -153,7 +153,7 @@ class Predictor:
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
         """Yield the row numbers (K,) of the targets and the input tensors of each
         forward pass, longest rows first. `size` is the number of rows per pass. If
-        None, it follows from the token budget."""
+        `size` is None, it follows from the token budget."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), size or ROWS_AT_ONCE):
@@ -174,8 +174,8 @@ class Predictor:
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, the process's own first, or in a distributed run,
-        only that one."""
+        """Return all visible GPUs, starting with the process's own GPU. In a
+        distributed run, return only the process's own GPU."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
             return [own]
@@ -195,7 +195,7 @@ class Predictor:
         if kernel in ("eager", "sdpa"):
             fault = f"runtime.attention: {kernel} works on padded batches"
         if wanted == "auto":
-            # On a CPU packed rows run one by one, which is slower if they are short.
+            # On a CPU, packed rows run one by one, which is slower for short rows.
             wanted = "packed" if self.runtime.is_cuda else "grouped"
         if wanted == "grouped" or fault:
             if wanted == "packed":
@@ -241,7 +241,7 @@ class Predictor:
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items, preparing each in a thread while the last one is used."""
+    """Yield `items`, preparing each in a thread while the previous one is used."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)

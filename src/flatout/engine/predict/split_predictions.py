@@ -59,7 +59,7 @@ class SplitPredictions:
 
     model: Any
     tokenizer: TokenizerFile | None
-    """None if rows are not tokens."""
+    """The tokenizer of the model, or None if rows are not tokens."""
     tokens: Any
     """The `datasets.Dataset` of the split."""
     train: Any
@@ -75,7 +75,8 @@ class SplitPredictions:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Everything that determines the logits, and the options of the task."""
+        """Everything that determines the logits, together with the options of the
+        task."""
         settings = self.settings
         return {
             "format": FORMAT_VERSION,
@@ -111,7 +112,7 @@ class SplitPredictions:
 
     @cached_property
     def opened(self) -> tuple[Predictor, SplitRows, int | None]:
-        """The predictor, the checked rows, and the number of them seen in training."""
+        """The predictor, the checked rows, and the number of rows seen in training."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -136,8 +137,9 @@ class SplitPredictions:
         return _table({}, {}, task), named | {"loss": found.loss, **found.metrics}
 
     def _trained_on(self, rows: SplitRows, task: Task) -> int | None:
-        """Return how many of the rows the model was trained on, or None if unknown.
-        Raises ModelError if the model was trained on a different split of the texts."""
+        """Return how many of `rows` the model was trained on, or None if this is
+        unknown. Raises ModelError if the model was trained on a different split of the
+        texts."""
         split, trained = self.settings.evaluate.split, self.trained
         if trained is None:
             return None

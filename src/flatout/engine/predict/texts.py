@@ -70,7 +70,8 @@ def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
-    """Raise RawTextsError if columns are missing, naming each and its closest match."""
+    """Raise RawTextsError if columns are missing. The message names each missing column
+    and its closest match."""
     keys = ("text_column", "text_pair_column", "id_column")
     wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
     present = raw.column_names

@@ -1,5 +1,5 @@
-"""Compute and search text vectors. They are stored in files for later runs with the
-same model."""
+"""Compute and search text vectors. The vectors are stored in files for later runs with
+the same model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def stored_vectors(
 ) -> list[Vectors]:
     """Return the vectors of `texts`, an Arrow array, as memory-mapped parts of
     TEXTS_A_FILE rows. Vectors that are not in `folder` are computed with `encode`.
-    Files for other texts or another model (identified by `key`) are removed."""
+    Files for other texts, or for another model than the one identified by `key`, are
+    removed."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
     paths, made, count = [], 0, f"{len(texts):,}"
@@ -73,8 +74,9 @@ def best(
     device: torch.device,
 ) -> tuple[Vectors, Ints]:
     """Find the largest dot products of `queries` (Q, H) with the first `size` vectors.
-    Return scores and vector numbers (Q, most), best first. `left_out` (2, n) has pairs
-    of a query and a number to ignore. Missing matches have a score of -inf."""
+    Return scores and vector numbers (Q, most), best first. `left_out` (2, n) contains
+    pairs of a query and a vector number to ignore. Missing matches have a score of
+    -inf."""
     own = torch.from_numpy(queries).to(device)
     scores = own.new_full((len(queries), most), -torch.inf)
     numbers = torch.zeros_like(scores, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Training tasks, one module each.
+"""Training tasks, each in its own module.
 
 `model.task` is the name of a module in this package (`causal-lm` is causal_lm.py) or
 the dotted path of a custom class that derives from `Task`. Each module is imported only
@@ -54,7 +54,8 @@ PAIRED = (
     ("anchor", "positive", "embedding", "pairs"),
     ("query", "passage", "reranking", "ranking"),
 )
-"""Pairs of text columns, each with the task that reads them and the task's row form."""
+"""Pairs of text columns, each with the task that reads the pair and the task's row
+form."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",
@@ -75,7 +76,7 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of the task `name`. Raises SettingsError, which suggests
+    """Return the class of the task `name`. Raises SettingsError, whose message suggests
     the nearest names, if there is no such task."""
     if "." in name:
         return _own_class(name)

@@ -21,17 +21,17 @@ class Calibrated:
     settings: ModelSettings
     label_names: tuple[str, ...]
     calibration: Calibration = Calibration()
-    """The calibration of a saved model. Training uses the default values."""
+    """The calibration of a saved model. Training uses the default calibration."""
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The names of the labels or classes that have a decision threshold. With two
-        classes, only the second has one."""
+        """The names of the labels or classes that have a decision threshold. If there
+        are two classes, only the second class has a threshold."""
         return self.label_names
 
     def cuts(self) -> list[float]:
-        """Return, for each name in `thresholded`, the calibrated logit above which it
-        is predicted. During training, `auto` means a probability of 0.5."""
+        """Return, for each name in `thresholded`, the calibrated logit above which the
+        name is predicted. During training, `auto` means a probability of 0.5."""
         given, found = self.settings.label_threshold, self.calibration
         if given != "auto":  # a temperature never changes the predicted class
             return [_logit(given) / found.temperature] * len(self.thresholded)

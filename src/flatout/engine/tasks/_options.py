@@ -1,4 +1,5 @@
-"""Check that a task supports the configured training options. This needs no rows."""
+"""Check that a task supports the configured training options. The check needs no
+rows."""
 
 from __future__ import annotations
 

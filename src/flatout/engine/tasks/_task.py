@@ -1,4 +1,4 @@
-"""Base classes of tasks, which define labels, target positions, loss and metrics.
+"""Base classes of tasks. A task defines labels, target positions, loss and metrics.
 
 Torch is imported inside the methods that need it, because the `split` pipeline uses the
 labels of a task and never loads torch.
@@ -67,7 +67,7 @@ class Texts:
     predicts_neighbours: bool = False
     """Whether the end of a text is a target. Truncated texts then get no end token."""
     joined: bool = False
-    """Whether texts may be joined to fill rows (`tokenize.join_texts`)."""
+    """Whether texts may be concatenated to fill rows (`tokenize.join_texts`)."""
     whole_words: bool = False
     """Whether a tokenizer trained by flatout keeps each space-separated word whole."""
 
@@ -122,8 +122,9 @@ class Metrics(ABC):
 class Task(ABC):
     """Base class of all tasks.
 
-    The defaults are for one label per row and a linear head. Subclasses override what
-    differs. Methods that read rows must be pure functions of (seed, epoch, row).
+    The defaults are for one label per row and a linear head. Subclasses override the
+    members that differ. Methods that read rows must be pure functions of (seed, epoch,
+    row).
     """
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
@@ -220,7 +221,7 @@ class Task(ABC):
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
         """Return the number by which the summed loss of a global batch is divided, such
-        as the sum of target weights, or None to divide by the number of targets."""
+        as the sum of target weights, or None to divide it by the number of targets."""
         return None
 
     # Logits, loss and metrics, on the device.

@@ -25,8 +25,8 @@ from flatout.engine.tasks._task import (
 
 class BidirectionalLM(Pieces):
     """Predict the next and the previous token at every position of a row. The last
-    position has no next token and the first no previous one. The loss is summed over
-    both directions and divided by the number of labels."""
+    position has no next token, and the first position has no previous token. The loss
+    is summed over both directions and divided by the number of labels."""
 
     auto_class = "AutoModelForPreTraining"
     architectures = ("BilmForPreTraining",)
@@ -52,7 +52,8 @@ class BidirectionalLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return labels (T, 2) for each row of T tokens, or no labels if T is 1."""
+        """Return labels (T, 2) for each row of T tokens, or no labels for a row of one
+        token."""
         labels = [_neighbours(ids) for ids in rows.views(row_ids)]
         return Targets([np.arange(len(own)) for own in labels], labels)
 

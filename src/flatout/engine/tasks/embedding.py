@@ -77,7 +77,7 @@ class Embedding(Task):
         return int((rows.labels_of(row_ids)[:, 1] == 0).sum())
 
     def head(self, model: Any, states: Tensor) -> Tensor:
-        """Return the states in fp32."""
+        """Return the hidden states in fp32 as logits."""
         return states.float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -131,8 +131,8 @@ class Embedding(Task):
 
 
 def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of squared errors between the cosines of scored pairs and their
-    scores. `vectors` (K, size) must have unit length."""
+    """Return the sum of squared errors between the cosine similarities of scored pairs
+    and their scores. `vectors` (K, size) must have unit length."""
     import torch
 
     sample, place, bits = labels.unbind(1)

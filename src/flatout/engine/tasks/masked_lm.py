@@ -37,7 +37,7 @@ class MaskedLM(Pieces):
         vocabulary: Vocabulary | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises TaskError if the tokenizer has no mask token."""
+        """Create the task. Raises TaskError if the tokenizer has no mask token."""
         super().__init__(settings, label_names, vocabulary, seed)
         if vocabulary is not None and vocabulary.mask_token_id is None:
             raise TaskError(NO_MASK)

@@ -16,8 +16,8 @@ from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
 class MultiLabelClassification(Calibrated, Task):
-    """Binary cross entropy of logits (K, L) and labels (K, L), summed over L labels.
-    Labels are 0 or 1, or NaN if there is no target. A label is predicted if its
+    """Binary cross entropy of logits (K, L) and labels (K, L), summed over the L
+    labels. Labels are 0 or 1, or NaN if there is no target. A label is predicted if its
     probability is above `model.label_threshold`."""
 
     label_type = pa.list_(pa.string())
@@ -78,7 +78,7 @@ class MultiLabelClassification(Calibrated, Task):
 
     def _given(self, logits: Tensor) -> Tensor:
         logits, cuts = logits.float(), self.cuts()
-        # In training all labels share one threshold, which avoids a copy to the device.
+        # In training, all labels share a threshold, which avoids a copy to the device.
         return logits > (cuts[0] if len({*cuts}) == 1 else logits.new_tensor(cuts))
 
     def chance_loss(self, num_outputs: int) -> float | None:

@@ -2,8 +2,9 @@
 
 DeepLog (Du et al. 2017) calls a session abnormal if one of its keys is not among the g
 likeliest continuations, that is, if the rank of its worst key is g or more. The paper
-does not model the end of a session. A model trained without ends ranks them at
-random among the unseen keys, so the end is judged by its probability instead.
+does not model the end of a session. A model trained without ends ranks the end at
+random among the unseen keys, so the end is judged by its probability instead of its
+rank.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """The id of the unknown key, or -1 (never a label) if there is none."""
+        """The id of the unknown key, or -1 (which is never a label) if there is
+        none."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 

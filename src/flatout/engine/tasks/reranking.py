@@ -69,8 +69,8 @@ class Reranking(RankedRows, Task):
         return math.log(2)
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return columns as in `Task.judge`. A prediction is wrong if score and label
-        are on different sides of 0.5."""
+        """Return columns as in `Task.judge`. A prediction is wrong if its score and its
+        label are on different sides of 0.5."""
         scores, wanted = logits[:, 0].float().sigmoid(), labels[:, 0]
         return {
             "loss": self._losses(logits, labels),

@@ -36,8 +36,8 @@ class TokenClassification(CrossEntropy):
     targets_per_token = 1.0
 
     def token_label_type(self) -> Any:
-        """Return a list type with one tag per token. Tokens after the first of a word
-        have the tag IGNORED."""
+        """Return a list type with one tag per token. Tokens after the first token of a
+        word have the tag IGNORED."""
         return pa.list_(pa.int32())
 
     def encode_labels(self, labels: Any) -> Any:
@@ -81,7 +81,7 @@ class TokenClassification(CrossEntropy):
 
     def answer_fields(self) -> list[Any]:
         """Return fields for the tag of each word and its probability. Both are null for
-        words cut off at the maximum length."""
+        words beyond the maximum length."""
         return [
             pa.field("tags", pa.list_(pa.string())),
             pa.field("scores", pa.list_(pa.float32())),

@@ -1,6 +1,6 @@
 """A bidirectional LSTM language model (ELMo; Peters et al. 2018).
 
-One stack of LSTMs reads a row from left to right, another from right to left. They
+One stack of LSTMs reads a row from left to right, and another from right to left. They
 share the embedding and the softmax layer. transformers saves this file with the
 weights, so the file may import only PyTorch and transformers.
 """
@@ -29,7 +29,7 @@ class BilmConfig(PreTrainedConfig):
     hidden_size: int = 256
     """The number of cells in an LSTM."""
     projection_size: int | None = None
-    """The size of an LSTM's output and recurrent state; None means `hidden_size`."""
+    """The size of an LSTM's output and recurrent state, or None for `hidden_size`."""
     num_hidden_layers: int = 2
     """The number of LSTMs per stack."""
     residual: bool = False
@@ -60,8 +60,9 @@ class BilmConfig(PreTrainedConfig):
 
 @dataclass
 class BilmStates(ModelOutput):
-    """The states of both stacks, each (B, T, 2, output_size). Direction 0 depends
-    on the tokens up to a position, direction 1 on the tokens from it onwards."""
+    """The states of both stacks, each (B, T, 2, output_size). Direction 0 depends on
+    the tokens up to a position, and direction 1 on the tokens from this position
+    onwards."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None

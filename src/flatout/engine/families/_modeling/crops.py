@@ -1,8 +1,8 @@
 """Crop, flip and resize images on the device, with the crops that a task has drawn.
 
 A crop is (left, top, width, height, flip): four fractions of the image size, and 1 if
-flipped, else 0. The cropped area is resized to the full image size with bilinear
-interpolation, which repeats the edge pixels beyond the image.
+the crop is flipped, else 0. The cropped area is resized to the full image size with
+bilinear interpolation, which repeats the edge pixels beyond the image.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Crop by indexing rows and columns. When compiled, this reads bytes and writes the
-    model's input without intermediate tensors. On an H200, 512 images of
-    224 x 224 pixels take 0.4 ms."""
+    """Crop by indexing rows and columns. The compiled function reads bytes and writes
+    the model's input without intermediate tensors. On an H200, it takes 0.4 ms for 512
+    images of 224 x 224 pixels."""
     _, high, wide, _ = pixels.shape
     left, top, width, height, mirrored = crops.unbind(1)
     up, down, below = _between(_places(high, top, height), high)

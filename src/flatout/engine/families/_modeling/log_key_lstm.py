@@ -26,12 +26,13 @@ class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
     num_hidden_layers: int = 2
     dropout: float = 0.0
     window_keys: int | None = None
-    """The number of preceding keys that a prediction uses; None means all of them."""
+    """The number of preceding keys that a prediction uses, or None for all of them."""
     pad_token_id: int | None = 0
 
 
 class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """Base class of the log-key LSTM models. Keeps PyTorch's default initialisation."""
+    """Base class of the log-key LSTM models. It keeps PyTorch's default
+    initialisation."""
 
     config: LogKeyLstmConfig
     config_class = LogKeyLstmConfig
@@ -97,8 +98,9 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
     def _states_at(self, places: Tensor, keys: Tensor, window: int) -> Tensor:
         """Return the states of `_states_of_windows` only at `places` (...), with shape
         (..., hidden). Duplicate windows are frequent, so each distinct window is
-        computed only once. This is not done on a GPU, where finding duplicates would
-        synchronise the device, or with dropout, which makes duplicates differ."""
+        computed only once. All windows are computed on a GPU, where finding duplicates
+        would synchronise the device, and with dropout, which makes duplicates
+        differ."""
         step = (places % keys.shape[1]).clamp(max=window - 1)
         begins = (places - step).flatten().unsqueeze(1)
         windows = keys.flatten().take(begins + torch.arange(window))

@@ -1,10 +1,10 @@
 """Vision transformer layers with fewer kernel launches.
 
 Query, key and value are computed by one matmul. One kernel computes bias and GELU of
-the feed-forward layer. Its backward pass also sums the bias gradient, for which
-Inductor would read the data again (kernels/bias_gelu.py). The last layer computes its
-query, output, norm and feed-forward part only for the first token, because the head
-reads no other token. Logits and gradients stay the same.
+the feed-forward layer. The backward pass of this kernel also sums the bias gradient,
+for which Inductor would read the data again (kernels/bias_gelu.py). The last layer
+computes its query, output, norm and feed-forward part only for the first token, because
+the head reads no other token. Logits and gradients stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading the pooling mode of a sentence-transformers checkpoint."""
+"""Read the pooling mode of a sentence-transformers checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _check_reached(name: str) -> None:
 
 
 def _read(name: str, revision: str | None, file: str) -> Any | None:
-    """Return the content of a JSON file of the checkpoint, or None if it is missing."""
+    """Return the content of a JSON file of the checkpoint, or None if the file is
+    missing."""
     from transformers.utils import cached_file
 
     try:

@@ -1,6 +1,6 @@
 """Evaluation metrics, accumulated as sums on the device.
 
-Metrics that sort their values keep all of them and gather them once, at the end.
+Metrics that sort values keep all values and gather them once, at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.engine.tasks._task import IGNORED, Metrics
 LIKELIEST = partial(torch.argmax, dim=-1)
 TOP_K = 5
 MOST_RANKED_CLASSES = 32
-"""The AUC is computed for at most this many classes because it keeps all scores."""
+"""The AUC is computed for at most this many classes, because it keeps all scores."""
 
 
 class Hits(Metrics):
@@ -119,7 +119,8 @@ class Numbers(Metrics):
         return [self._pairs]
 
     def compute(self) -> dict[str, Any]:
-        """Return mse, mae, pearson and spearman; nothing if there were no targets."""
+        """Return mse, mae, pearson and spearman, or nothing if there were no
+        targets."""
         pairs = torch.cat(self._pairs).double().cpu().numpy()
         pairs = pairs[~np.isnan(pairs[:, 1])]
         if not len(pairs):
@@ -164,7 +165,8 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def _class_scores(logits: Tensor) -> Tensor:
-    """Return the scores (k, C) by which rows are ranked, or (k, 1) for two classes."""
+    """Return the scores (k, C) by which rows are ranked, or scores (k, 1) for two
+    classes."""
     if logits.shape[-1] == 2:
         return logits[:, 1:] - logits[:, :1]
     return logits.softmax(-1)
@@ -195,7 +197,8 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
 
 
 def correlation(pairs: npt.NDArray[Any]) -> float:
-    """Return the Pearson correlation of `pairs` (N, 2); NaN if a column is constant."""
+    """Return the Pearson correlation of `pairs` (N, 2), or NaN if a column is
+    constant."""
     if not np.ptp(pairs, axis=0).all():
         return math.nan
     return float(np.asarray(np.corrcoef(pairs.T.astype(np.float64)))[0, 1])
@@ -216,12 +219,13 @@ PREFIXES = ("", "forward_", "backward_")
 
 
 class Directions(Metrics):
-    """Perplexity, accuracy and top-5 accuracy, per direction and for both together."""
+    """Perplexity, accuracy and top-5 accuracy, for each direction and for both
+    together."""
 
     def __init__(self, device: torch.device) -> None:
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
         self._counts = torch.zeros(3, 2, dtype=torch.int64, device=device)
-        """For each direction, the number of targets, of correct predictions and of
+        """For each direction, the numbers of targets, of correct predictions and of
         targets among the TOP_K likeliest tokens."""
 
     def update(self, logits: Tensor, labels: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Ranking metrics for reranking and embedding.
 
 Reranking ranks the passages of each query by score. Embedding ranks the positives of
-each anchor among all passages of a split, or correlates cosines with given scores.
+each anchor among all passages of a split, or correlates cosine similarities with given
+scores.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
 def _correlation(
     rows: Ints, scores: npt.NDArray[np.float32], vectors: Tensor
 ) -> dict[str, float]:
-    """Return the Spearman correlation between scores and cosine similarities."""
+    """Return the Spearman correlation between given scores and cosine similarities."""
     one, other = (
         normalize(vectors[torch.from_numpy(own).to(vectors.device)], dim=1)
         for own in rows
@@ -106,12 +107,13 @@ class _Wanted:
         self.pairs: Ints = np.unique(query_of[at] * size + passage_of[is_positive])
         """The number query * C + passage for each relevant pair, in ascending order."""
         self.counts: Ints = np.bincount(self.pairs // size, minlength=len(texts))
-        """The number of relevant passages (Q,) of each query."""
+        """The number of relevant passages of each query (Q,)."""
         place = np.minimum(np.searchsorted(corpus, texts), size - 1)
         themselves = np.arange(len(texts)) * size + place
         same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
         self.themselves: Ints = np.where(same, place, -1)
-        """The index (Q,) of the passage identical to each query, or -1 if none."""
+        """The index of the passage identical to each query (Q,), or -1 if there is
+        none."""
 
 
 def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:

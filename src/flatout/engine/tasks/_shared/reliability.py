@@ -1,7 +1,8 @@
 """Calibration: how well probabilities match outcomes, and how to correct them.
 
-Logits (N, L) with 0/1 labels (N, L) mean L independent labels with a sigmoid each.
-Logits (N, C) with labels (N,) mean C classes with a softmax. All computations use fp64.
+Logits (N, L) with 0/1 labels (N, L) stand for L independent labels with a sigmoid each.
+Logits (N, C) with labels (N,) stand for C classes with a softmax. All computations use
+fp64.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scipy.special import expit, softmax
 NUM_BINS = 15
 """The number of equal-width bins in [0, 1]."""
 MOST_SCALED = 100.0
-"""The largest temperature allowed. Its inverse is the smallest."""
+"""The largest allowed temperature. Its inverse is the smallest allowed temperature."""
 NARROWEST = 1e-12
 """The smallest distance allowed between a threshold and 0 or 1."""
 Floats = npt.NDArray[np.float64]
@@ -27,8 +28,8 @@ Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
 
 def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
     """Return the probabilities and outcomes of each label. Two classes are treated as
-    one label, the second class; more classes are treated as one label, the predicted
-    class."""
+    one label, the second class; three or more classes are treated as one label, the
+    predicted class."""
     logits = logits.astype(np.float64)
     if labels.ndim == 2:
         return expit(logits), labels == 1

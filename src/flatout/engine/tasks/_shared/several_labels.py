@@ -39,7 +39,7 @@ class Entities(Metrics):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add the logits (k, C) and labels (k, 2) of complete rows."""
-        # Tokens that do not begin a word would split entities; move them to the end.
+        # Tokens that do not begin a word would split entities, so move them to the end.
         order = (labels[:, 0] == IGNORED).to(torch.int8).argsort(stable=True)
         labels, predicted = labels[order], logits.argmax(-1)[order]
         tags, real = labels[:, 0], labels[:, 0] != IGNORED
