@@ -46,7 +46,7 @@ def query_torch() -> Torch:
 
 
 def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
-    """Check the training device with its driver and the requested precision."""
+    """Check the training device, its driver and the requested precision."""
     if driver and torch.cuda and driver.cuda[0] < int(torch.cuda.split(".")[0]):
         # Within a major version, an older driver can run code built for a newer CUDA.
         newest = f"{driver.cuda[0]}.{driver.cuda[1]}"

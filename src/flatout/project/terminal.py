@@ -21,11 +21,11 @@ SILENCED = (
     "register_new_resolver() is deprecated",
     # MLflow's advice about models, e.g. when `kedro flatout sync` sends one.
     "An input example was not provided",
-    # Repeated in every run, but training reads its rows from mapped files anyway.
+    # Advises asynchronous loading, but training reads its rows from mapped files.
     "Using synchronous mode for loading and saving data",
     # Kedro's runners print this above every error in the first node of a run.
     "No nodes ran. Repeat the previous command",
-    # The same command resumes anyway, because current results are reused.
+    # The same command resumes the run anyway, because current results are reused.
     "nodes that have not run.\nYou can resume the pipeline run",
     # The command prints the error itself at the end.
     "failed with error: ",

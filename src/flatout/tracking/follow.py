@@ -184,7 +184,7 @@ def sync(parent: Path, uri: str | None = None) -> list[str]:
         if not folder.is_complete():
             lines.append(_sync_one(folder, uri))
         if folder.record.reporting == str(folder.path) and folder.is_complete():
-            shutil.rmtree(folder.path)  # it was a copy of an earlier run
+            shutil.rmtree(folder.path)  # the folder was a copy of an earlier run
     return lines
 
 

@@ -39,7 +39,7 @@ LEAST_RATE, MOST_RATE = 0.1, 0.25
 LEAST_RATE. If the spread exceeds MOST_RATE, the machine is too noisy to compare
 throughput."""
 LEAST_LOSS = 0.01
-"""The smallest tolerated relative increase of the validation loss."""
+"""The smallest tolerated relative increase in the validation loss."""
 COMPARABLE = ("device", "world_size", "token_key")
 UNCOMPARED = ("runtime.seed", "train.resume")
 WINDOW, WORK = "gate_window_s", "gate_work_s"
@@ -101,7 +101,7 @@ class Yardstick:
 
 
 def measure(job: TrainJob, steps: int) -> Measured:
-    """Train RUNS times for `steps` steps each, with different seeds."""
+    """Train and measure RUNS times for `steps` steps, each time with another seed."""
     found = [_trained(job, steps, number) for number in range(RUNS)]
     report = found[0][0].report
     groups = job.settings.model_dump(mode="json", include={"runtime", "model", "train"})

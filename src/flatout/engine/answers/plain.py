@@ -86,8 +86,8 @@ class Plain:
                 yield part(rows, own, epoch)
 
     def backward(self, row_ids: Ints) -> tuple[float, int, float]:
-        """Compute the gradients of the loss summed over `row_ids` (N,). Return this
-        loss, the number of targets, and the divisor."""
+        """Compute the gradients of the loss summed over the rows `row_ids` (N,). Return
+        this loss, the number of targets, and the divisor."""
         self.model.zero_grad(set_to_none=True)
         loss, targets, divisor = 0.0, 0, 0.0
         for part in self.parts(row_ids):
@@ -146,7 +146,7 @@ class Plain:
     def _masked(
         self, rows: Rows, ids: Ints, tokens: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Return inputs with masked tokens, chosen by the task, and their labels."""
+        """Return the inputs, in which the task has masked tokens, and their labels."""
         drawn = self.task.targets(rows, ids, epoch, pools_last=False)
         inputs = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
         labels = torch.full_like(tokens, IGNORED)

@@ -56,7 +56,7 @@ def tune(bench: Bench) -> Tuned | None:
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
-    with suppress(OutOfTime):  # the choice does not depend on these trials
+    with suppress(OutOfTime):  # the chosen settings do not depend on these trials
         for _ in range(AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU):
             options = {"again": len(bench.results)}
             bench.run("again", tuned.changes, label="once more", options=options)

@@ -80,7 +80,7 @@ class Measure:
         return torch.cat(found)
 
     def _rate(self, run: Run, size: int) -> float:
-        """Return the throughput in rows/s, in batches of up to `size` rows of similar
+        """Return the throughput in rows/s with batches of up to `size` rows of similar
         length."""
         order = np.random.default_rng(0).permutation(len(self.inputs))
         ready = [{n: t[:size] for n, t in self.inputs[at].items()} for at in order]

@@ -114,9 +114,9 @@ def settings_of(row: Row) -> Row:
 
 
 def compared(groups: Sequence[Group], name: str) -> list[Row]:
-    """Return a row for each group, best first, with the mean, the standard deviation,
-    and the paired difference from the best group. The 95 % confidence intervals are
-    corrected for the number of pairs."""
+    """Return a row for each group, best first, with the metric's mean, standard
+    deviation, and paired difference from the best group. The 95 % confidence intervals
+    are corrected for the number of pairs."""
     best, *others = groups
     ends = [
         _difference_from(best, one, name, math.comb(len(groups), 2)) for one in others

@@ -68,7 +68,7 @@ def _plain(data: Any, package: str) -> Any:
     elif hasattr(type(data), "table"):
         table = data.table()
     else:
-        return data  # a custom node returned it
+        return data  # data that a custom node returned
     if package == "huggingface":
         from datasets import Dataset
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 ORIGIN = "raw_texts"
 """Key under which the state of the raw data is stored in a folder of rows."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type", "folds")
-"""Options in the group `split` that do not affect the rows."""
+"""Options in the `split` group that do not affect the rows."""
 LABEL = "split.label_column"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Matches the memory address in an object's repr, which differs in each process."""

@@ -84,7 +84,7 @@ class Baseline:
 
     def end(self) -> None:
         """Send None, which makes the baseline and its workers exit."""
-        with suppress(OSError):  # it has already ended
+        with suppress(OSError):  # the process has already ended
             self.connection.send(None)
         self._status()
 
@@ -92,7 +92,7 @@ class Baseline:
         """Wait for the process to end, and return its exit code."""
         try:
             return self.process.wait(ENDS_WITHIN_S)
-        except psutil.TimeoutExpired:  # it is still loading, or it hangs
+        except psutil.TimeoutExpired:  # the process is still loading, or it hangs
             self.process.kill()
             return self.process.wait()
 

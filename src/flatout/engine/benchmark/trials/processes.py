@@ -202,7 +202,7 @@ def end_groups(process: subprocess.Popen[bytes]) -> None:
         below = psutil.Process(process.pid).children(recursive=True)
         groups |= {child.pid for child in below}
     for pid in groups:
-        with suppress(ProcessLookupError):  # it does not lead a process group
+        with suppress(ProcessLookupError):  # the process does not lead a group
             os.killpg(pid, signal.SIGKILL)
     process.wait()
 

@@ -114,7 +114,7 @@ COLUMNS = (
     "tflops_per_s",
     "times_below",  # throughput relative to the reference configuration
     "times_below_spread_pct",  # interquartile range of the pairs' ratios / median
-    "elapsed_s",  # of the whole trial, including the start of its process
+    "elapsed_s",  # duration of the whole trial, including process start-up
     *("key", "log"),
 )
 """The columns of benchmark_trials.csv."""
