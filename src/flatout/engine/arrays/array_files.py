@@ -38,8 +38,8 @@ class ArrayFiles:
 
     path: Path
     inputs: tuple[str, ...]
-    """Columns of a table, or the array of a .npz or HDF5 file. If empty, everything
-    except the label is used."""
+    """Names of columns of a table, or of the array in a .npz or HDF5 file. If empty,
+    everything except the label is used."""
     label: str | None
     """Name of the column or array that contains the labels."""
     is_labelled: bool = True
@@ -139,7 +139,7 @@ class ArrayFiles:
 
 
 def _labels_one_dim(file: Path, labels: Any) -> Any:
-    """Return labels (N,), reshaped if they are (N, 1). Otherwise raises ArraysError."""
+    """Return labels (N,), reshaped if they are (N, 1). Raises ArraysError otherwise."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0]
     if labels.ndim != 1:

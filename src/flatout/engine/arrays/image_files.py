@@ -66,7 +66,7 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def facts(self) -> dict[str, Any]:
-        """Return the duration of slow transforms. For a folder, also return the class
+        """Return how long slow transforms take. For a folder, also return the class
         folders that have no images, and the number of files that are not images."""
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():

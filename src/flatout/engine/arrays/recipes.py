@@ -27,12 +27,12 @@ from flatout.engine.rows.encoded_images import EncodedFacts
 from flatout.engine.tasks import make_task
 
 FORMAT_VERSION = 4
-"""Increase this if the same input would result in different rows."""
+"""Increase this number if the same input would result in different rows than before."""
 
 
 @dataclass(frozen=True)
 class SamplesRecipe(PlanRecipe, ArrowRecipe):
-    """Recipe for the rows of a split: `inputs`, `source` and, if any, `labels`."""
+    """Recipe for the rows of a split, with `inputs`, `source` and, if any, `labels`."""
 
     split: str
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)

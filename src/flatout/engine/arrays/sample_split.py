@@ -63,7 +63,7 @@ class SampleSplit(SplitPlan):
                     spool.add(batch)
         spool.close()
         if not values.have_final_dtype:
-            # Samples with equal numbers must be equal, even if their dtypes differ.
+            # Samples with equal values must be equal, even if their dtypes differ.
             hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
             collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
 
@@ -104,7 +104,7 @@ class SampleSplit(SplitPlan):
         return with_files(pa.record_batch(columns), files, window.values.shape)
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """Select rows with NumPy, because Arrow's filter processes values singly."""
+        """Select rows with NumPy, because Arrow's filter copies values one by one."""
         if INPUTS not in batch.schema.names:
             return super()._chosen(batch, mask)
         values = values_in(batch.column(INPUTS))[mask]
@@ -176,7 +176,7 @@ class _Values:
 
 
 def stored_as(dtype: Any) -> Any:
-    """Return the dtype that stores values of `dtype` if float32 is precise enough."""
+    """Return the dtype for storing values of `dtype` if float32 is precise enough."""
     return dtype if dtype == np.uint8 else np.dtype(np.float32)
 
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 WINDOW_ROWS = 8_192
 """Maximum number of rows to read and validate at a time."""
 WINDOW_BYTES = 2**26
-"""Maximum total size of these rows in bytes."""
+"""Maximum total size of the rows that are read at a time, in bytes."""
 
 
 NO_VALUES = "a sample without values"
@@ -67,7 +67,7 @@ class Window:
         return found
 
     def place(self, row: int) -> tuple[str, int]:
-        """Return the file that contains a row of the window, and its number there."""
+        """Return the file of a row of the window, and the row's number in the file."""
         if self.names is not None:
             return self.names[row], 0
         return self.source, self.first_row + row
@@ -116,8 +116,8 @@ def _bytes_digest(file: Path) -> str:
 
 @dataclass(frozen=True)
 class FilesKey(ContentKey):
-    """Key of a result that also depends on `files`. Their contents are not read if
-    their sizes, times and inodes are unchanged."""
+    """Key of a result that also depends on `files`. The files are not read if their
+    sizes, times and inodes are unchanged."""
 
     files: Files
 
@@ -197,7 +197,7 @@ def name_in(path: Path, file: Path) -> str:
 
 
 def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and stop of each window of `total` rows with `row_bytes` each."""
+    """Yield the start and stop of each window of `total` rows of size `row_bytes`."""
     size = max(1, min(WINDOW_ROWS, WINDOW_BYTES // max(1, row_bytes)))
     for start in range(0, total, size):
         yield start, min(start + size, total)

@@ -23,7 +23,7 @@ HEAD_BYTES = 64 << 10
 
 
 def table(file: Path) -> TextFiles:
-    """Return a reader for a table. A CSV delimiter is detected from the header."""
+    """Return a reader for a table. A CSV file's delimiter is read from its header."""
     with file.open("rb") as opened:
         head = opened.readline(HEAD_BYTES).decode(errors="replace")
     return TextFiles(file, Format(delimiter=max(DELIMITERS, key=head.count)))

@@ -26,7 +26,7 @@ def in_one_buffer(
     parts: Sequence[Arrays], memory: Tensor | None = None
 ) -> tuple[Tensor, Shapes]:
     """Copy the arrays of all micro-batches into one buffer (bytes,), and return it with
-    its layout. The start of `memory` is used as the buffer if it is large enough."""
+    its layout. If `memory` is large enough, its start is used as the buffer."""
     shapes = tuple(
         tuple((n, np.dtype(a.dtype).str, tuple(a.shape)) for n, a in arrays.items())
         for arrays in parts

@@ -109,7 +109,7 @@ class StepBatch:
 @dataclass
 class StepRun:
     """Consecutive steps in one buffer, which is sent, pinned and copied to the device
-    at once. For small batches, each of these operations costs more than collation."""
+    at once. For small batches, each of these operations takes longer than collation."""
 
     buffer: Tensor
     """The bytes of all steps, a uint8 tensor of shape (bytes,)."""

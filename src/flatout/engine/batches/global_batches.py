@@ -22,7 +22,7 @@ from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
 BLOCK = 4096
-"""Number of positions permuted at once. Permuting 13 takes as long as a thousand."""
+"""The number of positions permuted at once. 13 positions take as long as a thousand."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GlobalBatches:
     batch_size: int
     seed: int
     skipped: tuple[int, ...] = ()
-    """Rows to leave out. Their batches get smaller; the other batches do not change."""
+    """Rows to leave out. Their batches get smaller; others stay the same."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -55,7 +55,7 @@ class GlobalBatches:
         return step // self.steps_per_epoch
 
     def rows(self, step: int) -> Ints:
-        """Return the row numbers (N,) of `step`, which counts steps over all epochs."""
+        """Return the row numbers (N,) of `step`, which is counted over all epochs."""
         epoch, index = divmod(step, self.steps_per_epoch)
         start = index * self.batch_size
         stop = min(start + self.batch_size, self.num_rows)
@@ -184,7 +184,7 @@ class Planner:
         return self._padded(lengths)
 
     def _packed(self, lengths: Ints) -> Plan:
-        """Assign the rows, longest first, to the emptiest bin (LPT, Graham 1969)."""
+        """Assign each row, longest first, to the emptiest bin (LPT, Graham 1969)."""
         bins = -(-int(lengths.sum()) // (self.token_budget * self.world_size))
         while True:
             contents, fullest = _fill_bins(lengths, bins * self.world_size)
@@ -222,8 +222,8 @@ class Planner:
 
 
 def _fill_bins(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
-    """Distribute rows of `lengths` (N,) almost equally over `bins` bins. Return the
-    positions of each bin's rows, and the number of tokens in the fullest bin."""
+    """Distribute rows with these `lengths` (N,) almost equally over `bins` bins. Return
+    the positions of each bin's rows, and the number of tokens in the fullest bin."""
     heap = [(0, index) for index in range(bins)]
     contents: list[list[int]] = [[] for _ in range(bins)]
     order = np.argsort(-lengths, kind="stable")
@@ -243,7 +243,7 @@ def even_cuts(count: int, most: int) -> list[tuple[int, int]]:
 
 
 def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
-    """Cut `lengths` (S,) into maximal ranges [a, b) that fit `budget` if padded."""
+    """Cut `lengths` (S,) into maximal ranges [a, b) that fit `budget` when padded."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -254,14 +254,14 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 MOST_PLACES = 256
-"""Maximum number of candidate cuts. Without it, planning 1,408 rows took 40 ms."""
+"""Maximum number of candidate cuts. Without a limit, planning 1,408 rows took 40 ms."""
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
     """Cut descending `lengths` (S,) into ranges [a, b) with the lowest total cost.
 
     The cost is the number of padded tokens plus `overhead` per range, and each range
-    must fit `budget`. Solved by dynamic programming over the range ends.
+    must fit `budget`. The solution uses dynamic programming over the range ends.
     """
     tokens = len(lengths) * int(lengths[0])
     if tokens <= budget and tokens - int(lengths.sum()) <= overhead:
@@ -288,8 +288,8 @@ def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, 
 
 def _places(lengths: Ints, budget: int) -> Ints:
     """Return the positions (P,) at which descending `lengths` (S,) may be cut,
-    including both ends. If there are many rows, only every few positions are
-    considered, provided that the budget fits at least eight times as many rows."""
+    including both ends. If there are many rows, only one in every few positions is
+    considered, but at least eight per micro-batch."""
     few = min(-(-len(lengths) // MOST_PLACES), budget // (8 * int(lengths[0])))
     return np.append(np.arange(0, len(lengths), max(1, few)), len(lengths))
 
@@ -298,8 +298,8 @@ def quickest_cuts(
     lengths: Ints, budget: int, overhead: int, launch: int
 ) -> list[tuple[int, int]]:
     """Return the cheapest cuts of descending `lengths` (S,), or fewer cuts if the
-    device would wait for the host. Host and device work in parallel. For each range,
-    the host needs the time in which the device processes `launch` tokens."""
+    device would otherwise wait for the host. Host and device work in parallel. For each
+    range, the host needs the time in which the device processes `launch` tokens."""
 
     def sides(cuts: list[tuple[int, int]]) -> tuple[int, int]:
         device = sum((b - a) * int(lengths[a]) + overhead for a, b in cuts)

@@ -23,9 +23,9 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings
 
 BATCHES_A_WORKER = 2
-"""Minimum number of batches per worker for an estimate. Fewer are too noisy."""
+"""Minimum number of batches per worker for an estimate. With fewer, it is too noisy."""
 RUN_BYTES = 2**20
-"""Maximum size in bytes of the steps in one message. Sending costs a worker about 1 ms
+"""Maximum size in bytes of the steps in one message. Sending them takes about 1 ms
 regardless of the size, but building a batch of 13 short rows takes only 0.2 ms."""
 MOST_IN_A_RUN = 32
 BYTES_A_TOKEN = 40
@@ -70,8 +70,8 @@ def resolve_workers(
     settings: LoaderSettings, is_cuda: bool, ranks_here: int, *, decodes: bool = False
 ) -> int:
     """Return the number of workers. On a CPU, `auto` is 0, because a worker would take
-    a core from the step (collation needs under 1 % of a step). On a GPU it is up to
-    half of the rank's cores, or all of them if rows are decoded."""
+    a core from the step (collation takes under 1 % of the time). On a GPU, `auto` is up
+    to half of the rank's cores, or all of them if rows are decoded."""
     if settings.num_workers != "auto":
         return settings.num_workers
     if not is_cuda:
@@ -85,7 +85,7 @@ def resolve_workers(
 def shared_memory_bytes(
     settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
 ) -> int:
-    """Return the bytes of /dev/shm that the workers need for rows of `max_length`."""
+    """Return how many bytes of /dev/shm the workers need for rows of `max_length`."""
     batch = BYTES_A_TOKEN * batch_size * max_length
     return batch * num_workers * settings.prefetch_factor
 
@@ -193,7 +193,7 @@ class StepLoader:
             sampler=steps,
             num_workers=self.num_workers,
             # The default would advance the global generator in each iteration, so that
-            # dropout in a resumed run would differ from an uninterrupted run.
+            # dropout in a resumed run would differ from that in an uninterrupted run.
             generator=torch.Generator(),
             pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
             **workers,
@@ -252,7 +252,7 @@ class _Timed:
 def _prefetch_to_device(
     runs: Iterator[StepRun], device: torch.device, side: torch.cuda.Stream
 ) -> Generator[StepRun]:
-    """Copy the tensors of the next run on the stream `side` while this run computes."""
+    """Copy the tensors of the next run on the stream `side` during the current run."""
     ahead: tuple[StepRun, Any] | None = None
     for run in runs:
         with torch.cuda.stream(side):
@@ -265,8 +265,8 @@ def _prefetch_to_device(
 
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
-    """Make the current stream wait for the copy of this run, but not of the next one,
-    and keep the run's memory alive until the stream has used it."""
+    """Make the current stream wait for the copy of this run, but not for that of the
+    next run, and keep the run's memory alive until the stream has used it."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)

@@ -130,7 +130,8 @@ def _write_state(folder: Path, fingerprint: str) -> None:
 def merge_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Merge small batches into batches of about MERGE_BYTES, which are read faster."""
+    """Merge small batches into batches of about MERGE_BYTES, which are read faster than
+    small ones."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -12,7 +12,7 @@ from flatout.engine.parameters import Settings, SettingsError
 
 CALIBRATION = "calibration.json"
 LEAST_ROWS = 100
-"""Minimum number of validation rows for fitting."""
+"""The minimum number of validation rows for fitting a calibration."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Calibration:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> Calibration:
-        """Read a saved model's calibration. If its folder has none, use the
+        """Read the calibration in a saved model's folder. If there is none, use the
         defaults."""
         path = Path(folder or "") / CALIBRATION
         if not folder or not path.is_file():

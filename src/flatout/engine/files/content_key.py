@@ -32,7 +32,7 @@ class ContentKey:
 
     @property
     def digest(self) -> str:
-        """Hash (32 hex digits) of all fields except STATE, in any order."""
+        """Hash (32 hex digits) of all fields except STATE, whatever their order."""
         fields = {name: v for name, v in self.stored().items() if name != STATE}
         text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return xxhash.xxh3_128_hexdigest(text.encode())
@@ -116,7 +116,7 @@ BY_VALUE = (
     *(pa.types.is_struct, pa.types.is_map),
     *(pa.types.is_union, pa.types.is_interval),
 )
-"""Types without a single buffer of values. Their values are hashed one by one."""
+"""Types that are not stored in one buffer. Their values are hashed one by one."""
 BYTES = (
     *(pa.types.is_string, pa.types.is_large_string),
     *(pa.types.is_binary, pa.types.is_large_binary),
@@ -158,7 +158,7 @@ class _ColumnDigest:
             self._add_texts(array)
 
     def _add_texts(self, array: Any) -> None:
-        """Hash the Python repr of values whose type has no single buffer of values."""
+        """Hash the Python repr of each value of a type not stored in one buffer."""
         for value in array.to_pylist():
             self._values.update(f"{value!r}\0".encode(errors="backslashreplace"))
 

@@ -1,4 +1,4 @@
-"""Copy folders to and from an object store, or another file system fsspec supports.
+"""Copy folders to and from object stores and other file systems that fsspec supports.
 
 A copy consists of the files of a folder and a list of their sizes and hashes, which is
 written last. A copy without this list is an unfinished upload and is never read.
@@ -95,7 +95,7 @@ class Mirror:
                 raise DamagedCopyError(f"{self.shown}/{name}/{file} is damaged")
 
     def remove(self, name: str) -> None:
-        """Remove a copy. It counts as unfinished from the start of the removal."""
+        """Remove a copy, which counts as unfinished from the start of the removal."""
         for path in (f"{name}/{COMPLETE}", name):
             with suppress(FileNotFoundError):
                 self._place[0].rm(self._path(path), recursive=True)

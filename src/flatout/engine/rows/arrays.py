@@ -16,13 +16,14 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
 VALUES_AT_ONCE = 2**22
-"""Number of values for which statistics are computed at once, in two fp64 copies."""
+"""Number of values for which statistics are computed at once, with two fp64 copies."""
 
 
 @dataclass
 class ArrayFacts(TokenFacts):
     """Statistics of a split, with a mean and standard deviation for each value of a
-    sample. Images (uint8, three dimensions) have one per channel (last dimension)."""
+    sample. Images (uint8, three dimensions) have one each per channel (last
+    dimension)."""
 
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""
@@ -134,7 +135,7 @@ class ArrayRows(SplitRows):
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
     ) -> LaidOut:
-        """Return the `inputs` (B, ...) of `rows` (B,) as a late array. If B is 0, the
+        """Return the `inputs` (B, ...) of `rows` (B,) as a LateArray. If B is 0, the
         result has one row of zeros."""
         found: Any = None if values is None else np.asarray(values)
         if found is None:

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MOST_PIXELS = 2**28
-"""Larger images are rejected, because small files can decode to huge images."""
+"""Images with more pixels are rejected, as small files can decode to huge images."""
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
 SMALL = 32
-"""A warning is logged if much larger images are scaled to less than this size."""
+"""A warning is logged if much larger images are scaled to a smaller size than this."""
 SLOW_S = 0.01
 """Transforms that take longer than this (in seconds, on average) are reported."""
 
@@ -117,8 +117,8 @@ class Decoder:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Convert an image with 16 bits per value, which Pillow may store in 32 bits.
-    Raises BadImage if the range of the values is unknown."""
+    """Convert an image with 16-bit values (which Pillow may store in 32 bits) to 8 bits
+    per value. Raises BadImage if the range of the values is unknown."""
     from_32 = image.mode == "I" and image.format in ("PNG", "PPM")
     of_16 = image.mode.startswith("I;16") or from_32
     if not of_16:

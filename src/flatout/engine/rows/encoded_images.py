@@ -1,7 +1,7 @@
 """Images stored as encoded files, which are decoded for each batch.
 
-The loader's workers decode the images. Without workers, threads do. The pixels are the
-same as those of rows that store pixels.
+The loader's workers decode the images. Without workers, threads decode them. The pixels
+are the same as those of rows that store pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class EncodedColumn:
-    """A column of encoded images, indexed like pixels (N, size, size, channels)."""
+    """A column of encoded images, indexed like an array (N, size, size, channels)."""
 
     encoded: Any
     shape: tuple[int, ...]

@@ -55,7 +55,7 @@ class Layout:
     """The padded length, or the packed total, is rounded up to a multiple of this."""
     row_multiple: int = 1
     """In the packed layout, empty rows are added until the number of rows R is a
-    multiple of this, so that few shapes occur. If each row has a target, ignored
+    multiple of this number, so that few shapes occur. If each row has a target, ignored
     targets are added in the same way."""
     every_place: bool = False
     """In the padded layout, positions without a target become ignored targets, so that
@@ -98,7 +98,7 @@ class Layout:
         return shape, {"attention_mask": mask}, np.arange(shape[0]) * shape[1]
 
     def _pack(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
-        """Return the same values as `_pad`, with the shape (1, P)."""
+        """Return the same kinds of values as `_pad`, for the shape (1, P)."""
         total = int(lengths.sum())
         padded = round_up(max(1, total), self.pad_multiple)
         # The remaining positions become separate rows of padding.

@@ -1,7 +1,7 @@
 """The rows of a split in Arrow buffers, and the interface to batching and training.
 
-Each kind of rows (tokens, arrays, images) is a file of this package with a subclass of
-`SplitRows`, which is listed in KINDS.
+Each kind of rows (tokens, arrays, images) has its own file in this package, with a
+subclass of `SplitRows` that is listed in KINDS.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class Rows(ABC):
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether each token has a label. `views` returns the column `labels`."""
+        """Whether tokens have labels, which `views` returns as the column `labels`."""
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """Return the sequences that attention and targets do not cross, as a `Rows`
-        object and row numbers (S,) in it. They are `rows` (N,) or parts of them."""
+        """Return the sequences whose ends attention and targets do not cross, which are
+        `rows` (N,) or parts of them, as a `Rows` object and row numbers (S,) in it."""
         return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:
-        """Return the position of a row in storage, which seeds its random choices."""
+        """Return a row's position in storage, which seeds the row's random choices."""
         return (row,)
 
     @abstractmethod
@@ -120,13 +120,13 @@ class SplitRows(Rows):
 
     @property
     def row_bytes(self) -> int:
-        """The size of a sample in a batch in bytes, or 0 if samples differ in size."""
+        """The size in bytes of a sample in a batch, or 0 if samples differ in size."""
         return 0
 
     @cached_property
     @abstractmethod
     def _chunks(self) -> list[Any]:
-        """One chunk per record batch, with a length, and `labels` (N, ...) or None."""
+        """One chunk per record batch, with its length and `labels` (N, ...) or None."""
 
     @cached_property
     def _chunk_starts(self) -> Ints:
@@ -162,7 +162,7 @@ class SplitRows(Rows):
 
     @abstractmethod
     def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
-        """Return the text of a row, or the file or row that it comes from."""
+        """Return the text of a row, or the name of the file or row it comes from."""
 
     @cached_property
     def facts(self) -> TokenFacts:

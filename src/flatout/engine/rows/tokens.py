@@ -19,10 +19,10 @@ from flatout.engine.rows.token_facts import SEQUENCES
 Values = npt.NDArray[np.integer[Any]]
 
 DOCUMENTS = "document_lengths"
-"""Column of joined texts with the number of tokens of each document in the row."""
+"""Column with the number of tokens of each document in a row of concatenated texts."""
 LISTS = ("input_ids", "token_type_ids", DOCUMENTS, SEQUENCES)
 MODEL_COLUMNS = ("token_type_ids",)
-"""Columns with one value per token that the model receives along with the ids."""
+"""Columns with one value per token that the model receives along with the token ids."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class TokenRows(_Tokens, SplitRows):
         return views
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """Return the documents of joined texts, the sequences of samples, or else
+        """Return the documents of concatenated texts, the sequences of samples, or else
         `rows` (N,) unchanged."""
         if SEQUENCES in self.column_names:
             members = Members(self, rows, SEQUENCES)
@@ -114,8 +114,8 @@ def _lengths(offsets: Values, rows: Ints) -> Ints:
 
 
 class Documents(_Tokens):
-    """The documents in some rows of joined texts, as separate rows. A document that is
-    split across two rows counts as two documents."""
+    """The documents in some rows of concatenated texts, as separate rows. A document
+    that is split across two rows counts as two documents."""
 
     def __init__(self, rows: TokenRows, row_ids: Ints, column: str = DOCUMENTS) -> None:
         """`column` holds the number of tokens of each part of a row."""
