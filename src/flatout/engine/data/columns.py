@@ -138,8 +138,7 @@ class Columns:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Arrow schema of the validated rows, which is independent of the raw column
-        names."""
+        """Arrow schema of the validated rows, independent of raw column names."""
         fields = [("text", pa.string())]
         fields += [("text_pair", pa.string())] if self.text_pair else []
         if self.form in ("completion", "messages"):
@@ -186,7 +185,6 @@ class Columns:
 
 
 def _is_names(label_type: Any) -> bool:
-    """Return whether labels of type `label_type` are lists of names."""
     is_list = label_type is not None and pa.types.is_list(label_type)
     return bool(is_list and pa.types.is_string(label_type.value_type))
 

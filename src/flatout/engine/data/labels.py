@@ -71,7 +71,6 @@ def _shares(facts: RowFacts, rows: npt.NDArray[np.int64]) -> dict[str, float]:
 
 
 def _several_labels(facts: RowFacts) -> dict[str, Any]:
-    """Return the number of texts that occur with several labels, and examples."""
     starts = first_rows(facts.exact)
     labels = facts.labels if facts.numbers is None else facts.numbers
     odd = np.flatnonzero(labels != labels[starts])

@@ -80,8 +80,7 @@ def named_row(key: RowNumber) -> str:
 
 
 def place(source: str, row: int) -> str:
-    """Return a row's number, prefixed with the name of its file if the row is from a
-    file."""
+    """Return a row's number, prefixed with the file name if the row is from a file."""
     return str(row) if source == SOURCE else f"{source}:{row}"
 
 
@@ -196,8 +195,7 @@ def _named_lists(lists: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class _FrameTexts:
-    """Reader of a pandas DataFrame. Texts in columns of mixed types are kept as they
-    are."""
+    """Reader of a pandas DataFrame. Texts in columns of mixed types are not changed."""
 
     frame: Any
     source: str = SOURCE

@@ -146,8 +146,7 @@ def text_hashes(table: Any) -> Hashes:
 
 
 def _texts(table: Any) -> list[str]:
-    """Return the text of each row, concatenated with its second text if there is
-    one."""
+    """Return the text of each row, followed by its second text if there is one."""
     texts: list[str] = table.column("text").to_pylist()
     for name in ("text_pair", "completion"):
         if name in table.schema.names:
@@ -174,7 +173,7 @@ def group_hashes(groups: Any | None) -> Hashes | None:
 
 
 def scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """Mix the hashes with a seed (SplitMix64). Splits with different seeds are
+    """Mix hashes with a seed (SplitMix64). Splits of different seeds are
     independent."""
     with np.errstate(over="ignore"):
         z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
@@ -195,8 +194,7 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
-    """For each text that is in several splits, return the text's first row in each of
-    them."""
+    """For each text in several splits, return the text's first row in each split."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)

@@ -103,7 +103,6 @@ def _values(batch: RawBatch, columns: Columns, faults: Faults) -> list[Any]:
 
 
 def _rejected(batch: RawBatch, faults: Faults, text_column: str) -> Any:
-    """Return the rejected rows of a batch as a RecordBatch, in row order."""
     found = []
     for index, (column, reason) in sorted(faults.reasons.items()):
         # Show the wrong value, or the row's text if that value is empty.

@@ -41,8 +41,7 @@ from flatout.engine.parameters import SplitSettings
 
 
 class SplitError(ValueError):
-    """Raised if rows cannot be split. The message lists the reasons and suggests a
-    fix."""
+    """Raised if rows cannot be split. The message lists reasons and suggests a fix."""
 
 
 class SplitPlan(ABC):

@@ -1,5 +1,4 @@
-"""Split texts, and create recipes with content keys for the resulting catalog
-entries."""
+"""Split texts, and create recipes with content keys for the new catalog entries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Create the split report, which contains row counts, rejection reasons, labels and
-leaks."""
+"""Create the split report with row counts, rejection reasons, labels and leaks."""
 
 from __future__ import annotations
 
@@ -136,7 +135,7 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """Return a line for each of the `most` most frequent reasons, and one for the
+    """Return a line for each of the `most` commonest reasons, and one for the
     others."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]

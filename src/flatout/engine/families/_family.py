@@ -123,8 +123,7 @@ class Family:
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
     """The kinds of heads that consist of a single matrix, the output embedding."""
     packs: ClassVar[bool] = False
-    """Whether rows can be packed without padding. A parity test must cover packed
-    rows."""
+    """Whether rows can be packed without padding. This requires a parity test."""
     causal: ClassVar[bool] = False
     """Whether tokens attend only to earlier tokens. If so, the last token of a row
     represents the row."""

@@ -162,8 +162,7 @@ class _Vision(Family):
     schedule = Schedule(records_padded=True, records_unasked=False)
 
     def num_layers(self, config: Any) -> int:
-        """Return the number of layers, summed over all stages if the model has
-        stages."""
+        """Return the number of layers, summed over the stages if there are any."""
         stages = getattr(config, "depths", None)
         return sum(stages) if stages else super().num_layers(config)
 

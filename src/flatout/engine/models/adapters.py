@@ -102,8 +102,7 @@ def round_frozen(model: Any, dtype: torch.dtype) -> None:
 
 
 def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:
-    """Return the config of the adapter in a local folder, or None if it has no
-    adapter."""
+    """Return the config of the adapter in a local folder, or None if there is none."""
     file = Path(folder or "", CONFIG)
     if not folder or not file.is_file():
         return None

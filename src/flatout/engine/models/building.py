@@ -97,7 +97,6 @@ def _made(
     *,
     empty: bool,
 ) -> Any:
-    """Build the model with `auto`, one of transformers' Auto classes."""
     if empty:
         if settings.trust_remote_code:
             options |= {"trust_remote_code": True, "code_revision": settings.revision}

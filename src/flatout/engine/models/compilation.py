@@ -142,8 +142,7 @@ class OneShape(nn.Module):
         self._last: Shapes | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Run the compiled model, or the uncompiled model if the batch has an unusual
-        shape."""
+        """Run the compiled model, or the uncompiled model for an unusual shape."""
         shapes = tuple(tensor.shape for tensor in batch.values())
         if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)

@@ -54,7 +54,7 @@ PEAK_BF16_TFLOPS = {
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """A callable that counts the pairs of tokens that attend to each other in all
+    """Callable that counts the pairs of tokens that attend to each other in all
     layers."""
 
     causal: bool
@@ -137,8 +137,7 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _passes(model: nn.Module) -> float:
-    """Return the mean number of matmuls per weight matrix, which is 3 if all are
-    trained."""
+    """Return the mean number of matmuls per weight matrix (3 if all are trained)."""
     weights = sum(map(_product_weights, model.modules()))
     return sum(_operations(model).values()) / (2 * weights)
 
@@ -188,8 +187,7 @@ def launch_tokens(width: int, runtime: Runtime) -> int:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Return the data-sheet peak of a device, or None if the device is not in the
-    table."""
+    """Return a device's data-sheet peak, or None if the device is not in the table."""
     for name, peak in PEAK_BF16_TFLOPS.items():
         if name in device_name:
             return peak
@@ -197,8 +195,7 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""The fraction of the data-sheet peak that torch.mm reaches (790 of 989.5 on an
-H200)."""
+"""The fraction of the data-sheet peak reached by torch.mm (790 of 989.5 on an H200)."""
 TRIED_S = 0.1
 
 

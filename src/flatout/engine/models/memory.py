@@ -97,8 +97,7 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """Round `tokens` down to one of STEPS_AN_OCTAVE values per octave, but not below
-    `least`."""
+    """Round down to one of STEPS_AN_OCTAVE values per octave, but not below `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())

@@ -162,8 +162,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` means out of memory. It may occur during CUDA graph
-    capture."""
+    """Return whether `error` means out of memory, also during CUDA graph capture."""
     if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

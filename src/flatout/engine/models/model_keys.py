@@ -36,8 +36,7 @@ INHERITED = frozenset(
 )
 """Keys that conf/base sets for every model. Model types that lack a key ignore it."""
 OLDER = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
-"""Keys of earlier versions, which transformers 5 translates for models built from
-scratch."""
+"""Keys of earlier versions, which transformers 5 translates for models from scratch."""
 COMMON = frozenset({"model_type", "num_labels"})
 
 

@@ -25,11 +25,9 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
-"""Lengths, in tokens, of the rows that are run first one by one and then as one
-batch."""
+"""Lengths, in tokens, of the rows that are run singly and then as one batch."""
 TOLERANCE = 1e-4
-"""The accepted difference relative to the largest output: ten times the fp32
-rounding."""
+"""Accepted difference relative to the largest output, ten times fp32's rounding."""
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
@@ -135,5 +133,4 @@ def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
 
 
 def _cut(outputs: list[Tensor], rows: list[list[int]]) -> list[Tensor]:
-    """Return the outputs of the real tokens, without padding."""
     return [part[: len(row)] for part, row in zip(outputs, rows, strict=True)]

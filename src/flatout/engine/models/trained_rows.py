@@ -51,7 +51,7 @@ class TrainedRows:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> TrainedRows | None:
-        """Read the record in a saved model's folder, or return None if there is no
+        """Read the record in a saved model's folder. Return None if there is no
         record."""
         path = Path(folder or "") / FACTS
         if not path.is_file():
@@ -74,8 +74,7 @@ class TrainedRows:
             np.save(Path(folder, HASHES), self.hashes, allow_pickle=False)
 
     def count(self, rows: SplitRows) -> int | None:
-        """Return how many of `rows` the model was trained on, or None if this is
-        unknown."""
+        """Return how many of `rows` the model was trained on, or None if not known."""
         if self.hashes is None:
             return None
         return int(np.isin(row_hashes(rows), self.hashes).sum())

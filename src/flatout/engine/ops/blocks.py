@@ -17,8 +17,7 @@ from flatout.engine.ops.dropout import HashDropout, Noise
 from flatout.engine.ops.plain import are_matrices, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
-"""The largest hidden size at which a row fits in a warp's registers
-(residual_norm.py)."""
+"""The largest hidden size at which a row fits in a warp's registers."""
 
 
 class _Carry:
@@ -126,8 +125,7 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Return whether a block is standard. Carried gradients require that all blocks
-    are."""
+    """Return whether a block is standard. Carried gradients require standard blocks."""
     usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
     none = type(output.dropout) is nn.Dropout and not output.dropout.p
     drops = none or isinstance(output.dropout, HashDropout)

@@ -170,8 +170,8 @@ def _norms(attention: Any) -> list[Any]:
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of each standard layer, and return the number of replaced
-    layers."""
+    """Replace the attention of each standard layer, and return how many were
+    replaced."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
@@ -201,8 +201,7 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Join gate and up projections in standard layers. Return the number of changed
-    layers."""
+    """Join gate and up projections in standard layers. Return how many were changed."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:
@@ -241,16 +240,14 @@ def _replace(
 
 
 def _rotates_whole_heads(model: Any) -> bool:
-    """Return whether rotary embeddings cover the full head dimension."""
     attention = model.base_model.layers[0].self_attn
     frequencies: Tensor = model.base_model.rotary_emb.inv_freq
     return 2 * len(frequencies) == int(attention.head_dim)
 
 
 def _span(attention: Any) -> int | None:
-    """Return a layer's attention window. Mistral stores the window in the config, and
-    Qwen stores it in the layer. Llama has no window, even if its config has this
-    key."""
+    """Return a layer's attention window. Mistral stores it in the config, and Qwen
+    stores it in the layer. Llama has no window, even if its config has this key."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
     return getattr(source, "sliding_window", None)

@@ -29,8 +29,8 @@ class PatchProduct(nn.Conv2d):
 
 
 def replace_patches(model: nn.Module) -> int:
-    """Replace convolutions over non-overlapping patches with matmuls, and return their
-    number."""
+    """Replace convolutions over non-overlapping patches, and return the number
+    replaced."""
     places = [m for m in model.modules() if type(m) is nn.Conv2d and _is_product(m)]
     for place in places:
         place.__class__ = PatchProduct

@@ -121,8 +121,7 @@ class TokenizeSettings(SettingsModel):
     vocab_size: int = parameter(8_000, EXECUTION, ge=64)
     """Vocabulary size of a tokenizer that flatout trains (`name_or_path: null`)."""
     join_texts: bool = parameter(False, EXECUTION)
-    """Concatenate texts into blocks of `max_length` tokens (only for language
-    models)."""
+    """Concatenate texts into blocks of `max_length` tokens (for language models)."""
     engine: Literal["local", "ray"] = parameter("local", EXECUTION, MACHINE)
     """Tokenize on all cores of this machine or on a Ray cluster (extra `ray`)."""
     mirror: str | None = parameter(None, EXECUTION, MACHINE)
@@ -137,8 +136,7 @@ class EvaluateSettings(SettingsModel):
     split: Literal["train", "validation", "test"] = "test"
     """Split on which the saved model is evaluated."""
     wrong_rows: int = Field(100, ge=0)
-    """Number of wrong predictions to save with their texts, starting with the largest
-    loss."""
+    """Number of wrong predictions with the largest losses to save with their texts."""
     calibrate: bool = False
     """Fit a temperature on the validation split, so that probabilities match the
     accuracy (Guo et al. 2017), and save it to the model's folder."""
@@ -179,8 +177,7 @@ class DetectSettings(SettingsModel):
     min_end_probability: float = Field(1e-3, ge=0, lt=1)
     """Minimum probability of the end of a normal session. 0 disables the test."""
     label_column: str | None = "label"
-    """Column that marks sessions as normal or abnormal, or null if there is no such
-    column."""
+    """Column that marks sessions as normal or abnormal, or null if there is none."""
 
 
 class MineSettings(SettingsModel):
@@ -235,8 +232,7 @@ class PredictSettings(SettingsModel):
     """Maximum number of tokens per row. `auto` is `tokenize.max_length`, or the model's
     maximum if that is smaller."""
     strategy: Literal["grouped", "packed"] | Auto = "auto"
-    """Batching method. `auto` uses `packed` if the GPU supports it, and `grouped`
-    otherwise."""
+    """Batching method. `auto` uses `packed` if a GPU supports it, or else `grouped`."""
     token_budget: Count | Auto = "auto"
     """Maximum number of tokens in one forward pass, including padding."""
     window_rows: int = Field(4_096, ge=1)

@@ -1,5 +1,4 @@
-"""Parameters of the process: device, loader, checkpoints, ranks, paths, tracking and
-guard."""
+"""Process parameters: device, loader, checkpoints, ranks, paths, tracking and guard."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class RuntimeSettings(SettingsModel):
     seed: int = Field(42, ge=0, lt=2**32)
     """Seed of the weight initialisation, dropout and the order of the rows."""
     deterministic: bool = parameter(False, EXECUTION)
-    """Make results on the same device reproducible bit for bit. Training is slower on a
-    GPU."""
+    """Make results on one device reproducible bit for bit. This is slower on a GPU."""
     precision: Precision | Auto = parameter("auto", reported="precision")
     """Compute dtype. Weights and optimizer state stay in fp32. `auto` uses bf16 if the
     device is fast at it."""
@@ -52,14 +50,12 @@ class RuntimeSettings(SettingsModel):
         "auto", EXECUTION, reported="attention"
     )
     """Attention kernel: `eager` or `sdpa` for padded batches, `varlen` (PyTorch's flash
-    kernel) for packed batches. `auto` uses the fastest kernel that gives the same
-    results."""
+    kernel) for packed batches. `auto` uses the fastest kernel with the same results."""
     memory_limit_gib: float | None = parameter(None, EXECUTION, gt=0)
     """Limit on the GPU memory used by PyTorch, for example to simulate a smaller GPU.
     If null, all memory that other programs leave free can be used."""
     threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
-    """OpenMP and MKL threads. `auto` is 1 with a GPU, and the number of usable cores
-    otherwise."""
+    """OpenMP and MKL threads. `auto` is 1 with a GPU, or else one per usable core."""
     environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
     """Environment variables to set before torch is imported, in addition to the
     defaults."""
@@ -74,13 +70,11 @@ class LoaderSettings(SettingsModel):
     """Preparation of batches in parallel with training."""
 
     num_workers: CountOrZero | Auto = parameter("auto", reported="num_workers")
-    """Number of processes that build batches. If 0, the training process builds
-    them."""
+    """Number of processes to build batches. If 0, the training process builds them."""
     prefetch_factor: int = Field(2, ge=1)
     """Number of global batches that each worker prepares in advance."""
     pin_memory: bool = True
-    """Use page-locked host memory, so that copies to the GPU overlap with
-    computation."""
+    """Use page-locked host memory, so that GPU copies overlap with computation."""
     persistent_workers: bool = True
     """Keep the workers alive between epochs."""
     timeout_s: float = Field(300, gt=0)
@@ -92,7 +86,7 @@ class CheckpointSettings(SettingsModel):
 
     every_steps: int | None = Field(None, ge=1)
     """Steps between checkpoints. If null, only time and interruptions trigger
-    checkpoints."""
+    saving."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
     """Minutes between checkpoints; the first is saved after one minute. If null, no
     checkpoint is triggered by time."""
@@ -115,8 +109,7 @@ class DistributedSettings(SettingsModel):
     rendezvous_endpoint: str | None = parameter(None, MACHINE, UNTIMED)
     """host:port of machine 0. Required if `num_machines` is greater than 1."""
     max_restarts: int = Field(0, ge=0)
-    """Maximum number of times that a failed job is resumed from its newest
-    checkpoint."""
+    """Maximum number of times to resume a failed job from its newest checkpoint."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Whether each rank has the whole model (`ddp`) or a shard of it (`fsdp`)."""
     bucket_mib: Count | Literal["all"] = 25
@@ -124,8 +117,7 @@ class DistributedSettings(SettingsModel):
     after the backward pass, as CUDA graphs always do. With fast GPU links, `all` is
     faster, because communication takes multiprocessors from matmuls."""
     timeout_s: float = Field(600, gt=0)
-    """Maximum duration of a collective operation in seconds before the job is
-    aborted."""
+    """Seconds that a collective operation may take before the job is aborted."""
     heartbeat_timeout_s: float = parameter(300, MACHINE, gt=0)
     """Number of seconds without a step after which a rank counts as hung."""
 
@@ -171,7 +163,7 @@ class GuardSettings(SettingsModel):
     the same device."""
 
     enabled: bool = True
-    """Compare the speed of each run with that of the fastest earlier run of the same
+    """Compare each run's speed with that of the fastest earlier run of the same
     work."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
     """Below this percentage of the baseline's samples/s, a run counts as slow."""

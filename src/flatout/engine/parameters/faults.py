@@ -31,8 +31,8 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
-    """Return one line for each path. The messages for the branches of a union are
-    joined by `or`."""
+    """Return one line for each path. Messages for the branches of a union are joined by
+    `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for fault in errors:
@@ -146,7 +146,6 @@ def _shown_value(fault: Any) -> str:
 
 
 def _is_union_branch(part: object) -> bool:
-    """Return whether `part` is a union branch, which Pydantic adds to a path."""
     return isinstance(part, str) and (
         part in {"int", "constrained-int", "float", "constrained-float", "bool", "str"}
         or part.startswith("literal[")

@@ -40,7 +40,7 @@ class SlowHabits(SettingsModel):
     synchronize_every_step: bool = parameter(False, EXECUTION)
     """Read the loss on the host after every step (only to measure slow loops)."""
     history: Literal["list", "dataframe"] = parameter("list", EXECUTION, MACHINE)
-    """`dataframe` appends metrics to a DataFrame at every step (only to measure slow
+    """`dataframe` appends a row to a DataFrame every step (only to measure slow
     loops)."""
     empty_cache_every: int | None = parameter(None, EXECUTION, MACHINE, ge=1)
     """Steps between calls of torch.cuda.empty_cache (only to measure slow loops)."""
@@ -64,11 +64,9 @@ class BenchmarkSettings(SettingsModel):
     )
     """Grid: values of `train.batching`."""
     prefetch_factors: Annotated[list[Count], LISTED] = []
-    """Grid: values of `train.loader.prefetch_factor`. If empty, the configured
-    value."""
+    """Grid: values of `train.loader.prefetch_factor` (if empty, the configured one)."""
     pin_memory: Annotated[list[bool], LISTED] = []
-    """Grid: values of `train.loader.pin_memory` (GPU). If empty, the configured
-    value."""
+    """Grid: values of `train.loader.pin_memory` (if empty, the configured one)."""
     token_budgets: Annotated[list[Count], LISTED] = []
     """Grid: values of `train.token_budget`. If empty, `auto`."""
     steps_per_trial: int = Field(20, ge=2)
@@ -91,8 +89,7 @@ class BenchmarkSettings(SettingsModel):
     memory_headroom: float = Field(0.1, ge=0, lt=1)
     """Fraction of the device's memory that a recommended trial must leave free."""
     free_global_batch: bool = False
-    """Let `grid` mode recommend any of `batch_sizes`, not only the configured batch
-    size."""
+    """Let `grid` mode recommend any of `batch_sizes`, not just the configured size."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
     """How the learning rate is scaled if the global batch size changes."""
     profile: bool = False
@@ -138,8 +135,7 @@ class SweepSettings(SettingsModel):
     sampler: Literal["grid", "tpe"] = "grid"
     """`grid` tries every combination; with `tpe`, Optuna chooses the combinations."""
     pruner: Literal["none", "hyperband", "median"] = "none"
-    """Optuna's rule for ending a trial whose metrics are worse than those of other
-    trials."""
+    """Optuna's rule for ending a trial whose metrics are worse than other trials'."""
     grid: dict[str, list[SweptValue]] = {
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
@@ -157,8 +153,8 @@ class SweepSettings(SettingsModel):
     """Report metric that ranks the trials, for example `validation_accuracy`. If null,
     it is `train.metric` on the validation split."""
     devices_per_trial: int = Field(1, ge=1)
-    """Number of GPUs per trial, each with one rank. Without a GPU, the number of ranks
-    per trial."""
+    """GPUs per trial, each with one rank. Without a GPU, the number of ranks per
+    trial."""
     heartbeat_s: float = Field(30.0, gt=0)
     """Seconds between messages that tell the server that a trial is running. After
     three missed messages, another machine takes over the trial."""

@@ -113,8 +113,7 @@ _NAMES = {
     "train.weight_decay": "wd",
 }
 HERE = {name: path for path, names in _NAMES.items() for name in names.split()}
-"""Maps names used by other programs to flatout's parameters, some of them in
-REMOVED."""
+"""Maps names used by other programs to flatout's parameters, even to REMOVED ones."""
 
 
 def with_new_names(parameters: Mapping[str, Any]) -> dict[str, Any]:

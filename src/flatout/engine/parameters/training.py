@@ -121,16 +121,15 @@ class TrainSettings(SlowHabits):
     """Kind of samples: tokens of texts, numeric arrays, or images. Catalog entry names
     contain this value, for example `train_images`."""
     batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
-    """How micro-batches are formed. `auto` uses `packed` if possible, and `grouped`
-    otherwise."""
+    """How micro-batches are formed. `auto` uses `packed` if possible, or else
+    `grouped`."""
     global_batch_size: int = Field(32, ge=1)
     """Number of samples per optimizer step, over all ranks and micro-batches."""
     token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
     """Maximum number of tokens in a micro-batch on one device, including padding.
     `auto` depends on memory, with at most 65,536 on a GPU and 8,192 without one."""
     epochs: float = parameter(3, UNTIMED, gt=0)
-    """Number of passes over the training rows, e.g. 0.5. Ignored if `max_steps` is
-    set."""
+    """Number of passes over the train rows, e.g. 0.5. Ignored if `max_steps` is set."""
     max_steps: int | None = parameter(None, UNTIMED, ge=1)
     """Number of optimizer steps. If null, `epochs` determines it."""
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
@@ -167,8 +166,7 @@ class TrainSettings(SlowHabits):
     """Class weights of the training loss, by class name (default 1) or in the order of
     label_names. `balanced` gives all classes the same total weight."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Fraction of a target that is spread over all classes. Smoothing is only used in
-    training."""
+    """Fraction of a training target that is spread over all classes."""
     focal_gamma: float = Field(0.0, ge=0)
     """Focal loss (Lin et al. 2017): multiply training losses by (1 - probability of the
     target) to this power. 0 disables the focal loss."""
@@ -185,8 +183,7 @@ class TrainSettings(SlowHabits):
     log_every: int = parameter(20, EXECUTION, ge=1)
     """Number of steps between log entries of throughput and metrics."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
-    """Number of steps between updates of the training accuracy, which is kept on the
-    device."""
+    """Steps between updates of the training accuracy, which is stored on the device."""
     audit: bool = parameter(False, EXECUTION)
     """Record on the device how well each training row is learned, and write rows with
     suspect labels to suspect_rows.parquet (tasks with one class per row)."""
@@ -204,8 +201,8 @@ class TrainSettings(SlowHabits):
     null, it is true unless the metric's name ends with loss."""
     callbacks: Names = parameter([], EXECUTION, UNTIMED)
     """Dotted paths of functions (event, step, values), called in the main process at
-    logging steps, evaluations, checkpoints and the end. The metrics that they return
-    are logged."""
+    logging steps, evaluations, checkpoints and the end. Metrics that they return are
+    logged."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """Number of consecutive evaluations without a new best result after which training
     ends. If null, training never ends early."""
@@ -226,8 +223,7 @@ class TrainSettings(SlowHabits):
     """What to do if memory runs out: `stop`, or `shrink` (halve the token budget),
     which does not change the global batch. Runs on several machines always stop."""
     deadline_hours: float | None = parameter(None, EXECUTION, MACHINE, UNTIMED, gt=0)
-    """Hours until a deadline. If the run is projected to end later, a warning is
-    logged."""
+    """Hours until a deadline. If the run will probably end later, it logs a warning."""
     loader: LoaderSettings = parameter(LoaderSettings(), EXECUTION, MACHINE)
     checkpoint: CheckpointSettings = parameter(CheckpointSettings(), EXECUTION, UNTIMED)
     distributed: DistributedSettings = parameter(DistributedSettings(), EXECUTION)

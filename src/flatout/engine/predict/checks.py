@@ -1,5 +1,4 @@
-"""Check a saved model before prediction, and read information from the model's
-config."""
+"""Check a saved model before prediction, and read facts from the model's config."""
 
 from __future__ import annotations
 
@@ -162,8 +161,7 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return hashes of a model's files, or its name and commit if it has no local
-    files."""
+    """Return hashes of a model's files, or its name and commit if no file is local."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

@@ -136,8 +136,7 @@ def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
 
 
 def _figures(ranks: pd.Series, truth: pd.Series, top_keys: int) -> dict[str, Any]:
-    """Return metrics of the labelled sessions. Ratios with a zero denominator are
-    None."""
+    """Return metrics of the labelled sessions. Ratios that divide by zero are None."""
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
     missed, total = int((~found & truth).sum()), len(ranks)

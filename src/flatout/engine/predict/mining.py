@@ -161,8 +161,7 @@ def mine(
 def _vectors(
     model: Any, tokenizer: TokenizerFile, settings: Settings
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
-    """Return a function that computes or loads the vectors of texts, and the device it
-    uses."""
+    """Return a function that computes or loads the vectors of texts, and its device."""
     digest = ContentKey(model_file_hashes(model.config)).digest
     predict = settings.predict.model_copy(update={"text_pair_column": None})
     settings = settings.model_copy(update={"predict": predict})
@@ -208,7 +207,6 @@ def _pairs(table: Any) -> tuple[Any, Any]:
 
 
 def _distinct(*columns: Any) -> Any:
-    """Return the distinct texts of several Arrow arrays as one array, in order."""
     chunks = [c for one in columns for c in getattr(one, "chunks", [one])]
     large = [chunk.cast(pa.large_string()) for chunk in chunks]
     return pc.unique(pa.chunked_array(large, pa.large_string()))

@@ -75,8 +75,7 @@ class SplitPredictions:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Everything that determines the logits, together with the options of the
-        task."""
+        """Everything that determines the logits, together with the task's options."""
         settings = self.settings
         return {
             "format": FORMAT_VERSION,
@@ -125,7 +124,6 @@ class SplitPredictions:
 
     @cached_property
     def _found(self) -> tuple[Any, dict[str, Any]]:
-        """The table of predictions and the metrics."""
         predictor, rows, trained_on = self.opened
         task = with_calibration(predictor.task, self.model)
         named = {"task": task.settings.task, "trained_on": trained_on}

@@ -54,8 +54,7 @@ PAIRED = (
     ("anchor", "positive", "embedding", "pairs"),
     ("query", "passage", "reranking", "ranking"),
 )
-"""Pairs of text columns, each with the task that reads the pair and the task's row
-form."""
+"""Pairs of text columns, with the task that reads each pair and its row form."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",

@@ -1,5 +1,4 @@
-"""Check that a task supports the configured training options. The check needs no
-rows."""
+"""Check that a task supports the configured training options, without reading rows."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class BidirectionalLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return labels (T, 2) for each row of T tokens, or no labels for a row of one
+        """Return labels (T, 2) for each row of T tokens, or no labels for a single
         token."""
         labels = [_neighbours(ids) for ids in rows.views(row_ids)]
         return Targets([np.arange(len(own)) for own in labels], labels)

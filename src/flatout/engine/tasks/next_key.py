@@ -66,8 +66,7 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """The id of the unknown key, or -1 (which is never a label) if there is
-        none."""
+        """The id of the unknown key, or -1 (never a label) if there is no such key."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 

@@ -51,8 +51,7 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The name of the second class if there are two classes, or else an empty
-        tuple."""
+        """The name of the second class if there are two classes, or else no name."""
         return self.label_names[1:] if len(self.label_names) == 2 else ()
 
     def chosen(self, logits: Any) -> Any:

@@ -12,8 +12,7 @@ from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
 
 PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
 LONGEST_WORD = 1_000
-"""Maximum length in bytes of a training word. Longer words (base64, DNA) are
-ignored."""
+"""Maximum length of a training word in bytes. Longer words (e.g. DNA) are ignored."""
 NUM_BYTES = 256
 FORMAT_VERSION = 1
 CHAT_TEMPLATE = (

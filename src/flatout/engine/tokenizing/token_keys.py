@@ -32,15 +32,14 @@ def folder_of(tokens: Any) -> Path | None:
 
 
 def key_of(tokens: Any) -> ContentKey | None:
-    """Return the key stored with `tokens`, or None if `folder_of` finds no folder for
-    them."""
+    """Return the key stored with `tokens`, or None if `folder_of` finds no folder."""
     folder = folder_of(tokens)
     return None if folder is None else stored_key(folder)
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Return the counts stored with `tokens`, such as `cut_rows`, or {} if they are
-    unknown."""
+    """Return the counts stored with `tokens`, such as `cut_rows`, or {} if there are
+    none."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
@@ -53,7 +52,7 @@ def token_key(tokens: Any) -> str:
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the digest of each split's current key, or None for a split without a
+    """Return the digest of each split's current key, or None if the split has no
     key."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
@@ -119,15 +118,14 @@ def _changed_inputs(
 
 
 def _digest_of(tokenizer: Any) -> str | None:
-    """Return the digest of a transformers tokenizer, or None if its folder is
-    unknown."""
+    """Return a transformers tokenizer's digest, or None if its folder is unknown."""
     folder = Path(tokenizer.name_or_path or "")
     found = all((folder / name).is_file() for name in FILES)
     return TokenizerFile(folder).digest if found else None
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """Return a text such as `tokenize.max_length: 320 -> 128` for each changed
+    """Return a line like `tokenize.max_length: 320 -> 128` for each changed
     parameter."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})

@@ -87,8 +87,7 @@ def split_recipes(
 
 
 def token_options(model: ModelSettings, tokenize: TokenizeSettings) -> dict[str, Any]:
-    """Return the values of the parameters that affect the token rows, by parameter
-    path."""
+    """Return the values of all parameters that affect token rows, by parameter path."""
     trained = model.name_or_path is None
     return {
         "model.task": model.task,
@@ -117,7 +116,7 @@ def _check_fits(name: str, rows: Any, task: Task, form: str) -> None:
 
 
 def _kind(label: Any) -> tuple[bool, bool]:
-    """Return whether an Arrow label type is a list type, and whether labels are
+    """Return whether an Arrow type of labels is a list, and whether labels are
     numbers."""
     is_list = pa.types.is_list(label) or pa.types.is_large_list(label)
     inner = label.value_type if is_list else label

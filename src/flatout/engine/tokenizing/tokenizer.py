@@ -156,7 +156,6 @@ class TokenizerRecipe:
 
     @property
     def _columns(self) -> Any:
-        """Arrow table of the texts used to train the tokenizer."""
         rows = without_indices(self.rows)
         names = ("text", "text_pair", "completion", "passages")
         return rows.data.table.select([n for n in names if n in rows.column_names])
@@ -230,7 +229,6 @@ def _put_space_before_words(tokenizer: Any) -> None:
 
 
 def _has_type_ids(model: ModelSettings) -> bool:
-    """Return whether the model distinguishes the texts of a pair by token type ids."""
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(**model.config)
@@ -238,14 +236,12 @@ def _has_type_ids(model: ModelSettings) -> bool:
 
 
 def _writes(model: ModelSettings) -> bool:
-    """Return whether the model generates text."""
     task = task_class(model.task)
     return task.texts.completions and not task.texts.whole_words
 
 
 def _words(texts: Any, vocab_size: int) -> Any:
-    """Train a tokenizer of whole words. Raises TokenizerError if there is only one
-    word."""
+    """Train a whole-word tokenizer. Raises TokenizerError if there is only one word."""
     words, num_all = word_pieces.commonest_words(texts, vocab_size)
     if num_all < 2:
         raise TokenizerError(

@@ -68,8 +68,7 @@ def _faults(
 
 
 def _pad_candidate(tokenizer: Any) -> str | None:
-    """Return a token to pad with. Any token will do, because row lengths identify
-    padding."""
+    """Return a token to pad with. Any token works, as row lengths identify padding."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
 

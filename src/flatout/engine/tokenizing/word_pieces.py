@@ -74,9 +74,8 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """Return whether a word is too long for training. Most texts have no such word.
-    They do not need the pattern that removes long words, which is as slow as the
-    training."""
+    """Return whether a word is too long for training. Most texts have none, so they do
+    not need the pattern that removes long words, which is as slow as training."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 

@@ -55,7 +55,6 @@ class ArrowReader(FileReader):
         return numbered(self.source, table.to_batches(max_chunksize=size))
 
     def _table(self) -> Any:
-        """Return a memory-mapped table of an Arrow file or stream."""
         try:
             return pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
         except (FileNotFoundError, PermissionError):

@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 BLOCK_BYTES = 64 << 20
 """Maximum size of a row in bytes."""
 HEAD_BYTES = 64 << 10
-"""Number of bytes that are first searched for the header, to avoid reading the whole
-file."""
+"""Number of bytes first searched for the header, to avoid reading the whole file."""
 _TOO_LONG = (
     f"a row is longer than {BLOCK_BYTES >> 20} MiB. Is a quote never closed? "
     "Rows of this length can be given as JSON lines or Parquet"

@@ -33,8 +33,7 @@ TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial
 
 
 def shown(url: str) -> str:
-    """Return the URL without its credentials and its query, which may contain a
-    signature."""
+    """Return the URL without credentials and query. A query may contain a signature."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
@@ -142,8 +141,7 @@ def _stamps(store: Any, found: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _stamp(info: Mapping[str, Any]) -> str | None:
-    """Return a hash of a file's remote metadata, or None if it cannot show changes of
-    the file."""
+    """Return a hash of a file's remote metadata, or None if it cannot show changes."""
     if not set(info) - TELLS_NO_CHANGE:
         return None
     text = json.dumps(info, sort_keys=True, default=str)

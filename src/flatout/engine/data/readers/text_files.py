@@ -1,5 +1,4 @@
-"""Stream rows of CSV, JSON Lines, Parquet and Arrow files, which may be larger than
-memory."""
+"""Stream rows of CSV, JSON Lines, Parquet and Arrow files of any size."""
 
 from __future__ import annotations
 
@@ -75,12 +74,10 @@ class TextFiles:
 
     @cached_property
     def _columns(self) -> dict[Path, list[str]]:
-        """Column names by shard. The names of all shards are read before the first
-        row."""
+        """Column names by shard. All shards' names are read before the first row."""
         return {shard: self._columns_of(shard) for shard in self.files}
 
     def _check_shards(self, wanted: Sequence[str]) -> None:
-        """Raise RawTextsError if a shard lacks one of the wanted columns."""
         for shard, present in self._columns.items():
             missing = [name for name in wanted if name not in present]
             if missing and self._reader_of(shard) is not JsonReader:

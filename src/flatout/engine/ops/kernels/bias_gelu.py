@@ -16,8 +16,7 @@ from flatout.engine.ops.kernels.operators import operator, wrap_triton
 ROWS, COLUMNS = 16, 128
 """The size of a tile in tokens and columns."""
 PROGRAMS = 1056
-"""Eight programs per multiprocessor of an H200. Half or twice as many programs are
-slower."""
+"""Eight programs per multiprocessor of an H200. Four or sixteen are slower."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
 """The forward pass computes no sums, so more and wider programs are faster (H200)."""
 

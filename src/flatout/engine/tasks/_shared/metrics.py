@@ -119,8 +119,7 @@ class Numbers(Metrics):
         return [self._pairs]
 
     def compute(self) -> dict[str, Any]:
-        """Return mse, mae, pearson and spearman, or nothing if there were no
-        targets."""
+        """Return mse, mae, pearson and spearman, or nothing without targets."""
         pairs = torch.cat(self._pairs).double().cpu().numpy()
         pairs = pairs[~np.isnan(pairs[:, 1])]
         if not len(pairs):
@@ -165,8 +164,7 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def _class_scores(logits: Tensor) -> Tensor:
-    """Return the scores (k, C) by which rows are ranked, or scores (k, 1) for two
-    classes."""
+    """Return the scores (k, C) that rank the rows, or scores (k, 1) for two classes."""
     if logits.shape[-1] == 2:
         return logits[:, 1:] - logits[:, :1]
     return logits.softmax(-1)
@@ -197,8 +195,7 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
 
 
 def correlation(pairs: npt.NDArray[Any]) -> float:
-    """Return the Pearson correlation of `pairs` (N, 2), or NaN if a column is
-    constant."""
+    """Return the Pearson correlation of `pairs` (N, 2), or NaN for constant columns."""
     if not np.ptp(pairs, axis=0).all():
         return math.nan
     return float(np.asarray(np.corrcoef(pairs.T.astype(np.float64)))[0, 1])
@@ -219,8 +216,7 @@ PREFIXES = ("", "forward_", "backward_")
 
 
 class Directions(Metrics):
-    """Perplexity, accuracy and top-5 accuracy, for each direction and for both
-    together."""
+    """Perplexity, accuracy and top-5 accuracy for each direction and for both."""
 
     def __init__(self, device: torch.device) -> None:
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)

@@ -78,7 +78,6 @@ def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
 def _correlation(
     rows: Ints, scores: npt.NDArray[np.float32], vectors: Tensor
 ) -> dict[str, float]:
-    """Return the Spearman correlation between given scores and cosine similarities."""
     one, other = (
         normalize(vectors[torch.from_numpy(own).to(vectors.device)], dim=1)
         for own in rows
@@ -112,8 +111,7 @@ class _Wanted:
         themselves = np.arange(len(texts)) * size + place
         same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
         self.themselves: Ints = np.where(same, place, -1)
-        """The index of the passage identical to each query (Q,), or -1 if there is
-        none."""
+        """The index of the passage identical to each query (Q,), or else -1."""
 
 
 def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:

@@ -149,7 +149,7 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return the targets as they are or, for rows of words, with one target per
+        """Return the targets unchanged or, for rows of words, with one target per
         token."""
         if part.marks is None:
             return targets
@@ -177,7 +177,6 @@ class TokensRecipe(ArrowRecipe):
                 yield encode(*part)
 
     def _check_labels(self) -> None:
-        """Raise TokensError if a label is invalid for the task."""
         if "label" not in self.rows.column_names:
             return
         labels = self.rows.data.table.column("label")

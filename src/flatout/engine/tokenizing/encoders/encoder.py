@@ -134,8 +134,7 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Return, for each token, the index of the word that it starts, or -1 if it starts
-    none."""
+    """Return, for each token, the index of the word that it starts, or else -1."""
     before = [None, *words]
     pairs = zip(words, before, strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
