@@ -25,9 +25,9 @@ class KeyedDataset(PathDataset):
     be larger than memory and unchanged data is not computed again.
 
     Nodes return a recipe, which has a content `key` and knows how to create the data.
-    If the stored key is the same, the data is kept. Otherwise the fields of the key
-    that have changed are logged, and the data is created. If that fails, the stored
-    data stays as it was.
+    If the stored key is the same, the data is kept. Otherwise the changed fields of the
+    key are logged, and the data is created. If that fails, the stored data stays as it
+    was.
     """
 
     _level = logging.DEBUG

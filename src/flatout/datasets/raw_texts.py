@@ -108,8 +108,8 @@ class TextFiles(ReadOnlyDataset):
 class HubTexts(ReadOnlyDataset):
     """A read-only data set from the Hub or a folder, loaded with `load_dataset`.
 
-    `split` may join several splits (`train+test`). If it is null, all splits are loaded
-    separately. Set `revision` to a commit to always load the same rows.
+    `split` may combine several splits (`train+test`). If it is null, all splits are
+    loaded separately. Set `revision` to a commit to always load the same rows.
     """
 
     # Kedro's HFDataset queries the Hub whenever it is printed, so it fails without a

@@ -130,8 +130,7 @@ def compared_loss(
 def compare(
     plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
-    """Return checks, problems and notes about a step. `change` checks the weight
-    update."""
+    """Return checks, problems and notes about a step. `change` checks the update."""
     expected = plain.found.targets[0]
     apart = max(abs(count - expected) for count in found.targets)
     shown = " and ".join(sorted({str(count) for count in found.targets}))

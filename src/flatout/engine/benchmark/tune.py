@@ -2,7 +2,7 @@
 
 The search first measures compute alone, for different batching strategies, token
 budgets and step options. It then measures the loader alone, for different numbers of
-workers. Finally it measures the best of both end to end, alternating with the
+workers. Finally it measures the best steps and loader end to end, alternating with the
 configured settings, and runs the chosen settings in a few more short processes to show
 how much their throughput varies. The user's global batch size is never changed.
 """
@@ -21,7 +21,7 @@ from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 CONFIGURED = "as configured"
 """Label of the end-to-end trial with the original settings."""
 GAIN = 1.02
-"""A change is kept if it speeds up training by this factor. Less may be noise."""
+"""A change must speed up training by this factor. Smaller gains may be noise."""
 LOADER_MARGIN = 1.5
 """How many times as fast as the training steps the loader alone must be."""
 FREE_LOADER = 20.0
