@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -225,6 +227,19 @@ def test_columns_that_pandas_numbered_are_names(tmp_path):
     table.to_csv(tmp_path / "numbered.csv", index=False)
     assert init(tmp_path, tmp_path / "numbered.csv").exit_code == 0
     assert "column_names" not in written(tmp_path)[0]["raw_texts"]
+
+
+def test_a_parquet_file_with_a_text_that_is_not_utf8_is_read(tmp_path):
+    texts = pa.array([b"\xe9", *(text().encode() for _ in range(59))])
+    table = {
+        "text": pa.StringArray.from_buffers(60, *texts.buffers()[1:]),
+        "label": ["a", "b"] * 30,
+    }
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    done = init(tmp_path, tmp_path / "t.parquet")
+    assert done.exit_code == 0, done.output
+    columns = {"text_column": "text", "label_column": "label"}
+    assert written(tmp_path)[1]["split"] == columns
 
 
 def test_what_somebody_knows_better_counts(tmp_path):

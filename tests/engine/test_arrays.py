@@ -18,6 +18,7 @@ from flatout.engine.arrays.array_files import ArrayFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError, FilesKey
 from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.readers.csv_reader import CsvReader
 from flatout.engine.data.split import SplitError
 from flatout.engine.files.content_key import ContentKey, file_hash
@@ -75,6 +76,18 @@ def rejected(made) -> list[tuple[str, int, str]]:
 VALUES, LABELS = samples(40)
 LISTS = [row.ravel().tolist() for row in VALUES]
 BOTH = {"x": VALUES, "y": VALUES, "label": LABELS}
+
+
+def not_utf8(row, text="x"):
+    """Texts of which one is not UTF-8."""
+    texts = [text.encode()] * 40
+    texts[row] = b"\xe9"
+    texts[0] = b"2"
+    offsets, values = np.cumsum([0, *map(len, texts)]), b"".join(texts)
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(values)]
+    return pa.StringArray.from_buffers(40, *buffers[1:])
+
+
 LONG = [f"{n},1.5,{n % 3}" for n in range(WINDOW_ROWS)]
 ODD = VALUES.copy()
 ODD[3, 1, 1], ODD[5] = np.nan, -np.inf
@@ -92,7 +105,9 @@ def write(path, found):
             for name, values in found.items():
                 opened[name] = values
     elif kind == ".parquet":
-        columns = {n: v if isinstance(v, list) else list(v) for n, v in found.items()}
+        columns = {
+            n: list(v) if isinstance(v, np.ndarray) else v for n, v in found.items()
+        }
         pq.write_table(pa.table(columns), path)
     else:
         np.savez(path, **found)
@@ -144,10 +159,22 @@ def write(path, found):
         ),
         ("a.csv", ["label", "1", "2"], [], "no column but the label 'label'"),
         ("a.csv", ["a,a,label", "1,2,3", "1,2,4"], [], "'a', which is there twice"),
+        (
+            "a.csv",
+            ["a,label,label", "1,2,3", "1,2,4"],
+            [],
+            "split.label_column is 'label', which is there twice",
+        ),
+        (
+            "a.csv",
+            "a,label\n1,caf\xe9\n".encode("cp1252"),
+            [],
+            r"a\.csv is not utf-8 \(byte 0xe9\)\. Save it as UTF-8",
+        ),
     ],
 )
 def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
-    with pytest.raises((ArraysError, SplitError), match=said):
+    with pytest.raises((ArraysError, RawTextsError, SplitError), match=said):
         path = write(tmp_path / name, found)
         split(path, settings_of(), inputs)["report"].value()
 
@@ -187,6 +214,16 @@ def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
             },
         ),
         (
+            "u.parquet",
+            {"a": LABELS, "b": not_utf8(7, "1.5"), "label": not_utf8(5)},
+            {5: "label is not valid Unicode", 7: "b is missing or not a number"},
+        ),
+        (
+            "u.h5",
+            {"inputs": VALUES, "label": np.array(5 * [b"x"] + [b"\xe9"] + 34 * [b"y"])},
+            {5: "label is not valid Unicode"},
+        ),
+        (
             "t.csv",
             ["a,b,label", *LONG[:4], "?,1.5,0", *LONG[4:], "2.5,n/k,0"],
             {
@@ -215,6 +252,22 @@ def test_other_files_give_the_rows_of_npz(tmp_path, name):
         tables = [made[part].to_dataset().data.table for made in (one, other)]
         assert tables[0]["inputs"].equals(tables[1]["inputs"])
         assert tables[0]["labels"].equals(tables[1]["labels"])
+
+
+def test_labels_that_are_all_numbers_are_sorted_by_value(tmp_path):
+    lines = [f"{n},{('10.0', '9.0', '-1')[n % 3]}" for n in range(40)]
+    file = write(tmp_path / "a.csv", ["a,label", *lines])
+    assert split(file, settings_of())["label_names"] == ["-1", "9.0", "10.0"]
+
+
+def test_an_index_of_pandas_is_no_input_unless_it_is_named(tmp_path):
+    frame = pd.DataFrame({"a": np.arange(9.0), "label": 1}, index=range(0, 90, 10))
+    frame[frame.a > 1].to_parquet(tmp_path / "a.parquet", index=True)
+    [window] = ArrayFiles(tmp_path / "a.parquet", (), "label").windows()
+    assert window.values.tolist() == [[n] for n in range(2, 9)]
+    named = ("a", "__index_level_0__")
+    [window] = ArrayFiles(tmp_path / "a.parquet", named, "label").windows()
+    assert window.values[0].tolist() == [2, 20]
 
 
 def test_files_of_other_shapes_go_to_the_quarantine(tmp_path):

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -262,15 +264,81 @@ def test_a_manifest_in_capitals_and_one_that_names_nothing(tmp_path):
     assert sources_of(made) == set(files)
     rejected = made["rejected"].table().to_pylist()
     assert {(row["source"], row["reason"]) for row in rejected} == {
-        ("ALL.CSV:1", "image is missing"),
+        ("ALL.CSV:1", "image is empty"),
         ("ALL.CSV:2", "3 fields instead of 2"),
     }
     manifest.write_text("file,label\n" + "\n".join(lines))
-    with pytest.raises(ArraysError, match=r"no column image.*Set images\.image_column"):
+    with pytest.raises(ArraysError, match=r"images\.image_column is 'image', which is"):
         split(manifest, settings_of())
+    for names in ("image,label,label", "image,image,label"):
+        manifest.write_text(names + "\n" + "\n".join(f"a,{line}" for line in lines))
+        with pytest.raises(ArraysError, match="which is there twice"):
+            split(manifest, settings_of())
     manifest.write_text("image,label\n")
     with pytest.raises(ArraysError, match="names no image"):
         split(manifest, settings_of())
+
+
+def listed(raw):
+    return [
+        {"image": file.relative_to(raw).as_posix(), "label": file.parent.name}
+        for file in sorted(raw.rglob("*.png"))
+    ]
+
+
+def test_names_and_labels_that_cannot_be_read_reject_their_rows(tmp_path):
+    raw = pictures(tmp_path / "raw", 60)
+    lines = listed(raw)
+    good, rest = lines[0]["image"], lines[4:]
+    odd = [
+        {"image": good, "label": {"a": 1}},
+        {"image": good, "label": [1]},
+        {"image": good, "label": "\ud800"},
+        {"image": "x\0.png", "label": "dark"},
+        {"image": "x" * 300, "label": "dark"},
+        {"image": "\ud800", "label": "other"},
+    ]
+    manifest = raw / "all.jsonl"
+    manifest.write_text("\n".join(map(json.dumps, odd + rest)))
+    made = split(manifest, settings_of())
+    assert made["label_names"] == ["dark", "light"]
+    rows = made["rejected"].table().to_pylist()
+    assert [row["reason"].partition(" (")[0] for row in rows[:4]] == [
+        "label is neither text nor a number",
+        "label is neither text nor a number",
+        "label is not valid Unicode",
+        "image contains a NUL byte",
+    ]
+    assert "name too long" in rows[4]["reason"]
+    assert rows[5]["reason"] == "image is not valid Unicode"
+    assert [row["source"] for row in (rows[0], rows[5])] == [good, "all.jsonl:5"]
+
+
+def test_texts_of_a_manifest_that_are_not_utf8_reject_their_rows(tmp_path):
+    raw = pictures(tmp_path / "raw", 60)
+    columns = {
+        name: pa.array([row[name].encode() for row in listed(raw)] + [b"a\xe9"])
+        for name in ("image", "label")
+    }
+    columns["label"] = pa.array([b"\xe9", *columns["label"].to_pylist()[1:]])
+    arrays = {
+        name: pa.StringArray.from_buffers(61, *column.buffers()[1:])
+        for name, column in columns.items()
+    }
+    pq.write_table(pa.table(arrays), raw / "all.parquet")
+    made = split(raw / "all.parquet", settings_of())
+    reasons = [row["reason"] for row in made["rejected"].table().to_pylist()]
+    assert reasons == ["label is not valid UTF-8", "image is not valid UTF-8"]
+
+
+def test_links_in_the_folder_of_a_manifest_are_followed(tmp_path):
+    pictures(tmp_path / "far", 60)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "near").symlink_to(tmp_path / "far")
+    lines = [f"near/{row['image']};{row['label']}" for row in listed(tmp_path / "far")]
+    (raw / "all.csv").write_text("\n".join(["image;label", *lines]))
+    assert len(sources_of(split(raw / "all.csv", settings_of()))) == 60
 
 
 def test_folders_of_splits_are_not_taken_for_classes(tmp_path):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,8 @@ from flatout.engine.parameters import ArraySettings, ImageSettings
 
 HDF5 = (".h5", ".hdf5", ".hdf")
 ENDINGS = (*tables.ENDINGS, ".npz", *HDF5)
+INDEX = re.compile(r"__index_level_\d+__")
+"""Matches the names that pandas gives to index columns in Parquet files."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ class ArrayFiles:
         for file in self.files.paths if label else ():
             if file.suffix.lower() in tables.ENDINGS:
                 table = tables.table(file)
-                self._check_label(file, table.column_names)
+                self._check_columns(file, table.column_names)
                 for batch in table.batches([str(label)]):
-                    yield from batch.columns[str(label)].to_pylist()
+                    yield from tables.labels(batch, str(label))
                 continue
             with _arrays(file) as arrays:
                 self._check_label(file, arrays)
@@ -83,19 +86,27 @@ class ArrayFiles:
     def _table(self, file: Path) -> Iterator[Window]:
         table, label = tables.table(file), self._read_label
         names = table.column_names
-        self._check_label(file, names)
-        chosen = [n for n in self.inputs or names if n != self.label]
-        wanted = {f"arrays.inputs[{n}]": name for n, name in enumerate(chosen)}
-        if fault := column_faults(names, wanted, "raw_arrays"):
-            raise ArraysError(f"{file} has the columns {listed(names)}. {fault}")
+        found = self.inputs or [n for n in names if not INDEX.fullmatch(n)]
+        chosen = [n for n in found if n != self.label]
+        self._check_columns(file, names, chosen)
         if not chosen:
             raise ArraysError(f"{file}: no column but the label {self.label!r}")
         for batch in table.batches([*chosen, *([label] if label else [])]):
             inputs = {name: batch.columns[name] for name in chosen}
             values, faults = tables.samples(file, replace(batch, columns=inputs))
-            labels = batch.columns[label].to_pylist() if label else None
+            labels = tables.labels(batch, label) if label else None
             start = int(batch.rows[0]) if len(batch.rows) else 0
             yield Window(name_in(self.path, file), start, values, labels, faults)
+
+    def _check_columns(
+        self, file: Path, names: Sequence[str], chosen: Sequence[str] = ()
+    ) -> None:
+        """Raise ArraysError unless the label column and the columns `chosen` exist
+        exactly once."""
+        wanted = {f"arrays.inputs[{n}]": name for n, name in enumerate(chosen)}
+        label = {"split.label_column": self._read_label}
+        if fault := column_faults(names, label | wanted, "raw_arrays"):
+            raise ArraysError(f"{file} has the columns {listed(names)}. {fault}")
 
     def _stored(self, file: Path) -> Iterator[Window]:
         with _arrays(file) as arrays:

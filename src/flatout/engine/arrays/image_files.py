@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from flatout.engine.arrays import tables
 from flatout.engine.arrays.sources import (
     ArraysError,
     Files,
@@ -23,6 +25,9 @@ from flatout.engine.arrays.sources import (
     name_in,
     rows_between,
 )
+from flatout.engine.data.column_checks import Faults, read_class, read_text
+from flatout.engine.data.columns import column_faults, listed
+from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.rows.decoding import BadImage, Decoder
@@ -61,7 +66,7 @@ class ImageFiles:
 
     @cached_property
     def files(self) -> Files:
-        there = [file for file, *_ in self._listed if file.is_file()]
+        there = [file for file, *_ in self._listed if os.path.isfile(file)]
         manifest = [] if self.path.is_dir() else [self.path]
         return Files(self._root, [*there, *manifest])
 
@@ -119,26 +124,35 @@ class ImageFiles:
 
     def _manifest(self) -> Iterator[tuple[Path, Any, str | None]]:
         """Yield the file, the label and the rejection reason (or None) of each manifest
-        row. If there is a reason, the file is a placeholder with the row number.
-        Raises ArraysError or RawTextsError if the manifest cannot be used."""
-        table, places = TextFiles(self.path), {"images.image_column": self.image_column}
+        row. If the file name is rejected, the file is a placeholder that contains the
+        row number. Raises ArraysError or RawTextsError if the manifest is unusable."""
+        is_table = self.path.suffix.lower() in tables.ENDINGS
+        table = tables.table(self.path) if is_table else TextFiles(self.path)
+        places = {"images.image_column": self.image_column}
         places |= {"split.label_column": self.label} if self.label else {}
-        for parameter, name in places.items():
-            if name not in (present := table.column_names):
-                raise ArraysError(
-                    f"{self.path}: no column {name}; it has {present}. Set {parameter}"
-                )
+        names = table.column_names
+        if fault := column_faults(names, places, "raw_images"):
+            raise ArraysError(f"{self.path} has the columns {listed(names)}. {fault}")
         for batch in table.batches([*places.values()]):
-            columns = (batch.columns[name].to_pylist() for name in places.values())
-            found: dict[int, tuple[Any, Any, str | None]]
+            found: dict[int, tuple[str | None, Any, str | None]]
             found = {b.row: (None, None, b.reason) for b in batch.broken}
-            for row, name, *label in zip(batch.rows.tolist(), *columns, strict=True):
-                is_there = name is not None and str(name).strip()
-                fault = None if is_there else f"{self.image_column} is missing"
-                found[row] = name, (label or [None])[0], fault
+            found |= zip(batch.rows.tolist(), self._read(batch), strict=True)
             for row, (name, label, fault) in sorted(found.items()):
-                own = f"{self.path.name}:{row}" if fault else name
+                own = f"{self.path.name}:{row}" if name is None else name
                 yield file_below(self._root, own), label, fault
+
+    def _read(self, batch: RawBatch) -> Iterator[tuple[str | None, Any, str | None]]:
+        """Yield the file name, the label and the rejection reason (or None) of each
+        row. A rejected value is None."""
+        faults = Faults()
+        names = read_text(batch, self.image_column, faults).to_pylist()
+        unread = faults.reasons.copy()
+        labels = [None] * len(names)
+        if self.label:
+            labels = read_class(batch, self.label, faults).to_pylist()
+        for row, (name, label) in enumerate(zip(names, labels, strict=True)):
+            _, fault = faults.reasons.get(row, ("", None))
+            yield None if row in unread else name, None if fault else label, fault
 
     def _class_of(self, file: Path) -> str | None:
         """Return the class folder of a file, or None if it is not in a subfolder."""
@@ -177,8 +191,9 @@ def _check_classes(path: Path, names: set[str]) -> None:
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """Resolve a file name of a manifest. Raises ArraysError if it is outside `root`."""
-    file = (root / str(name)).resolve()
-    if not file.is_relative_to(root.resolve()):
+    """Return the path of a file that a manifest names, without following links. Raises
+    ArraysError if the name leads out of `root`."""
+    file, folder = (Path(os.path.abspath(path)) for path in (root / str(name), root))
+    if not file.is_relative_to(folder):
         raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")
-    return root / file.relative_to(root.resolve())
+    return root / file.relative_to(folder)

@@ -26,7 +26,7 @@ from flatout.engine.parameters import (
 from flatout.engine.rows.encoded_images import EncodedFacts
 from flatout.engine.tasks import make_task
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Increase this number if the same input would result in different rows than before."""
 
 

@@ -196,21 +196,22 @@ def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
 
 
 def _plain(label: Any) -> Any:
-    """Decode bytes, which HDF5 uses for strings, and strip surrounding whitespace."""
+    """Decode bytes, which HDF5 uses for strings, and strip surrounding whitespace.
+    Bytes that are not UTF-8 become surrogates, which are rejected as invalid."""
     if isinstance(label, bytes):
-        label = label.decode(errors="replace")
+        label = label.decode(errors="surrogateescape")
     return str(label).strip() if isinstance(label, (str, bool)) else label
 
 
 def label_names_of(source: ArraySource, task: Task) -> list[str]:
     """Return the distinct label names in alphabetical order, or in numeric order if all
-    are integers. If labels are not names, return an empty list."""
+    are numbers. If labels are not names, return an empty list."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
     labels, faults = _read_labels(list(source.labels()), task.label_type)
     good = np.setdiff1d(np.arange(len(labels)), list(faults.reasons))
     names = pc.unique(labels.take(pa.array(good))).to_pylist()
     try:
-        return sorted(names, key=lambda name: (int(name), name))  # 01 and 1 differ
+        return sorted(sorted(names), key=float)  # 01 and 1 differ
     except ValueError:
         return sorted(names)

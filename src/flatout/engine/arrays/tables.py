@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.arrays.sources import ArraysError, as_numbers
-from flatout.engine.data.column_checks import Faults, is_text, read_number
+from flatout.engine.data.column_checks import Faults, is_text, read_number, value_of
 from flatout.engine.data.forms import with_digits
 from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.readers.file_reader import Format
@@ -20,6 +20,8 @@ from flatout.engine.data.readers.text_files import TextFiles
 ENDINGS = (".parquet", ".csv", ".tsv")
 DELIMITERS = ",;\t|"
 HEAD_BYTES = 64 << 10
+NOT_UNICODE = "\udcff"
+"""Stands for a label that is not valid UTF-8. It is rejected as invalid Unicode."""
 
 
 def table(file: Path) -> TextFiles:
@@ -49,6 +51,11 @@ def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, st
         found.append(numbers)
     values = np.stack(found, 1)
     return values.astype(np.promote_types(values.dtype, np.float32)), faults
+
+
+def labels(batch: RawBatch, name: str) -> list[Any]:
+    """Return the labels (n,) of a batch as Python objects."""
+    return [value_of(label, NOT_UNICODE) for label in batch.columns[name]]
 
 
 def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:

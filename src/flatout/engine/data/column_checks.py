@@ -65,6 +65,14 @@ def python_values(batch: RawBatch, name: str) -> list[Any]:
     return values
 
 
+def value_of(scalar: Any, bad: str | None = None) -> Any:
+    """Return an Arrow scalar as a Python object, or `bad` if it is not valid UTF-8."""
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return bad
+
+
 def parsed_list(value: Any) -> Any:
     """Parse a text that contains a JSON list. Other values are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
@@ -222,7 +230,7 @@ def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowException:
-        numbers = np.array([_number(value) for value in array.to_pylist()])
+        numbers = np.array([_number(value_of(one)) for one in array])
     faults.add(name, array.is_null(), "is missing")
     wrong = "is not a finite number, as model.task wants"
     faults.add(name, ~np.isfinite(numbers), wrong)

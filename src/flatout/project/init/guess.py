@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.engine.data.column_checks import value_of
 from flatout.engine.data.columns import listed
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.project.init.forms import FORMS, LOWEST_SCORE
@@ -82,7 +83,7 @@ def first_values(raw: RawTexts) -> dict[str, list[Any]]:
     rows = 0
     for batch in raw.batches(names):
         for name, values in batch.columns.items():
-            part = values[: SAMPLED_ROWS - rows].to_pylist()
+            part = map(value_of, values[: SAMPLED_ROWS - rows])
             found[name] += [value for value in part if value not in (None, "")]
         rows += len(batch.rows)
         if rows >= SAMPLED_ROWS:

@@ -125,9 +125,9 @@ class FileReader(ABC):
         if isinstance(error, UnicodeDecodeError):
             shown = f" (byte 0x{error.object[error.start]:02x})"
         return RawTextsError(
-            f"{self.path} is not {self.form.encoding}{shown}. Name the file's encoding "
-            "in the catalog, for example encoding: cp1252 (or latin-1, cp949, utf-16, "
-            "utf-8)"
+            f"{self.path} is not {self.form.encoding}{shown}. Save it as UTF-8. "
+            "For texts, the file's encoding can be named in the catalog instead, for "
+            "example encoding: cp1252 (or latin-1, cp949, utf-16, utf-8)"
         )
 
     def fail(self, error: Exception, advice: str) -> RawTextsError:
