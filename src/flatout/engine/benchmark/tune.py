@@ -2,7 +2,7 @@
 
 The search first measures compute alone, for different batching strategies, token
 budgets and step options. It then measures the loader alone, for different numbers of
-workers. Finally it measures the best steps and loader end to end, alternating with the
+workers. Finally it measures the best settings of both end to end, alternating with the
 configured settings, and runs the chosen settings in a few more short processes to show
 how much their throughput varies. The user's global batch size is never changed.
 """
