@@ -248,7 +248,7 @@ def read_score(batch: RawBatch, name: str, lowest: int, faults: Faults) -> Any:
 
 def _number(value: Any) -> float:
     """Return `value` as a float, or NaN if it is not a number. Texts such as 1_0, which
-    Python reads as 10, also give NaN because they are more likely typos."""
+    Python reads as 10, also give NaN, because they are probably typos."""
     try:
         return float("nan") if "_" in str(value) else float(value)
     except (TypeError, ValueError):

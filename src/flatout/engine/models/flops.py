@@ -5,16 +5,17 @@ the matrix multiplications of the forward and backward pass. A multiply-add coun
 two floating-point operations (FLOPs):
 
 - Every layer matrix counts 6 FLOPs per weight and non-padding token (2 forward, 4
-backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the
-others, although flatout computes parts of it only for targets (narrowing.py). - The
-head and a pooler count only at targets. The head counts only once even if it is tied to
-the embedding. - Attention counts 12 x heads x head_dim for each pair of a token and a
-token that it attends to: only earlier tokens in causal layers, only the window in local
-layers, and always within the same row or document. - Gradients of frozen parameters
-(`train.freeze`) do not count. Neither do gradients of the layers below them if those
-layers have no trained parameters. - Padding, embedding lookups, biases, norms, softmax,
-rotary embeddings, activation functions and recomputation in the backward pass do not
-count.
+  backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the
+  others, although flatout computes parts of it only for targets (narrowing.py).
+- The head and a pooler count only at targets. The head counts only once even if it is
+  tied to the embedding.
+- Attention counts 12 x heads x head_dim for each pair of a token and a token that it
+  attends to: only earlier tokens in causal layers, only the window in local layers, and
+  always within the same row or document.
+- Gradients of frozen parameters (`train.freeze`) do not count. Neither do gradients of
+  the layers below them if those layers have no trained parameters.
+- Padding, embedding lookups, biases, norms, softmax, rotary embeddings, activation
+  functions and recomputation in the backward pass do not count.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ ROWS_MAX_LENGTH = 512
 """The maximum row length, in tokens, at which narrow tiles are faster than the
 128-token tiles of flash attention. Measured for rows of up to 320 tokens."""
 ROWS_MAX_WINDOW = 256
-"""The maximum window (tokens) at which narrow tiles are faster for any row length."""
+"""The maximum window, in tokens, at which narrow tiles are faster than those of flash
+attention for any row length."""
 ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
 
 FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})

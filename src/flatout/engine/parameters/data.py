@@ -116,7 +116,7 @@ class TokenizeSettings(SettingsModel):
     """Conversion of texts to tokens."""
 
     max_length: int = Field(320, ge=2)
-    """Maximum number of tokens per row, with special tokens. Longer texts are
+    """Maximum number of tokens per row, including special tokens. Longer texts are
     truncated."""
     vocab_size: int = parameter(8_000, EXECUTION, ge=64)
     """Vocabulary size of a tokenizer that flatout trains (`name_or_path: null`)."""
@@ -139,7 +139,7 @@ class EvaluateSettings(SettingsModel):
     """Number of wrong predictions with the largest losses to save with their texts."""
     calibrate: bool = False
     """Fit a temperature on the validation split, so that probabilities match the
-    accuracy (Guo et al. 2017), and save it to the model's folder."""
+    accuracy (Guo et al. 2017), and save the temperature to the model's folder."""
 
 
 class ArraySettings(SettingsModel):
@@ -194,7 +194,7 @@ class MineSettings(SettingsModel):
     """Column of the texts in `mine_corpus`. Ignored if the corpus comes from the
     `split` pipeline."""
     folder: str = "data/07_model_output/mine_vectors"
-    """Folder for the vectors. A later run with the same model reuses them."""
+    """Folder for the vectors. Later runs with the same model reuse the vectors."""
 
     @model_validator(mode="after")
     def _enough(self) -> MineSettings:

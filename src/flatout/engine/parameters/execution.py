@@ -101,7 +101,7 @@ class DistributedSettings(SettingsModel):
     """Training on several devices and machines."""
 
     num_processes: Count | Auto = parameter("auto", MACHINE, UNTIMED)
-    """Processes on this machine. `auto` uses one per GPU, or one without a GPU."""
+    """Processes on this machine. `auto` uses one per GPU, or only one without a GPU."""
     num_machines: int = Field(1, ge=1)
     """Number of machines that train together. Each of them runs the same command."""
     machine_rank: int = parameter(0, MACHINE, UNTIMED, ge=0)

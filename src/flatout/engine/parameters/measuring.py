@@ -131,7 +131,7 @@ class SweepSettings(SettingsModel):
     several machines, such as `postgresql://user@host/name`."""
     study: str = "sweep"
     """Name of the queue in its storage. Machines that share a sweep use the same
-    one."""
+    name."""
     sampler: Literal["grid", "tpe"] = "grid"
     """`grid` tries every combination; with `tpe`, Optuna chooses the combinations."""
     pruner: Literal["none", "hyperband", "median"] = "none"
@@ -140,7 +140,8 @@ class SweepSettings(SettingsModel):
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
     }
-    """Values of each setting. `grid` tries all combinations, and `tpe` some of them."""
+    """Values of each setting. `grid` tries all combinations, and `tpe` tries some of
+    them."""
     ranges: dict[str, SweepRange] = {}
     """`tpe` sampler: bounds for a setting, instead of a list of values."""
     seeds: int | None = Field(None, ge=2)

@@ -131,7 +131,7 @@ class TrainSettings(SlowHabits):
     epochs: float = parameter(3, UNTIMED, gt=0)
     """Number of passes over the train rows, e.g. 0.5. Ignored if `max_steps` is set."""
     max_steps: int | None = parameter(None, UNTIMED, ge=1)
-    """Number of optimizer steps. If null, `epochs` determines it."""
+    """Number of optimizer steps. If null, `epochs` determines the number."""
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
     """Training rows to leave out: row numbers, or a file of them (text with one number
     per line, or Parquet with a column `row`). Global batches that contain them become

@@ -60,7 +60,7 @@ def _is_one_mark(value: Any) -> bool:
 
 class Utf8:
     """A stream that is converted to UTF-8. `marks` is the number of times that `mark`
-    has occurred in it so far."""
+    has occurred in the stream so far."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0
@@ -90,15 +90,14 @@ class FileReader(ABC):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
     def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
-        """Open the file as UTF-8. If `keep_bad` is True, invalid UTF-8 is left as
-        is."""
+        """Open the file as UTF-8. If `keep_bad` is True, invalid UTF-8 is kept."""
         encoding = codecs.lookup(self.form.encoding).name
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
         return Utf8(self._open(), encoding, mark, as_is=as_is)
 
     def _open(self) -> Any:
-        """Open the file. If it is compressed (see PACKED), it is decompressed."""
+        """Open the file, and decompress it if it is compressed (see PACKED)."""
         with self.path.open("rb") as file:
             head = file.read(4)
         packed = next((k for k, mark in PACKED.items() if head.startswith(mark)), None)

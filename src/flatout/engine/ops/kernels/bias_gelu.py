@@ -18,7 +18,8 @@ ROWS, COLUMNS = 16, 128
 PROGRAMS = 1056
 """Eight programs per multiprocessor of an H200. Four or sixteen are slower."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
-"""The forward pass computes no sums, so more and wider programs are faster (H200)."""
+"""The forward pass computes no sums, so more programs and wider tiles are faster
+(H200)."""
 
 
 def splits(

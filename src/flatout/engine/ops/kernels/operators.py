@@ -56,6 +56,7 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     The function must launch its kernels through `wrap_triton` and let them write whole
     tensors that it creates, because a view would be copied. No helper may return a
     pointer, because PyTorch 2.11 then confuses inputs and outputs. Sizes that depend on
-    the number of rows must never be one, or a graph for many rows fails for few."""
+    the number of rows must never be one, or a graph for many rows fails for few
+    rows."""
     register = torch.library.custom_op if INTERPRETED else torch.library.triton_op
     return register(f"flatout::{name}", mutates_args=())

@@ -21,7 +21,7 @@ from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 PROGRAMS = 1584
 """The number of programs of the backward pass, for any number of tokens: twelve per
-multiprocessor of an H200. Each processes its tokens in sequence, and sums the
+multiprocessor of an H200. Each program processes its tokens in sequence, and sums the
 weight gradients of these tokens."""
 
 

@@ -43,7 +43,8 @@ class Encoded:
 
 def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
     """Concatenate lists into an array. The tokenizers library only returns lists, and
-    this is the fastest way to convert them. It takes 4 % of the encoding time."""
+    this is the fastest way to convert them. The conversion takes 4 % of the encoding
+    time."""
     joined = array(typecode)
     for row in rows:
         joined.fromlist(row)
