@@ -1,9 +1,9 @@
 """Compute a loss that compares all samples of a global batch, e.g. a contrastive loss.
 
-This takes two passes (Gao et al. 2021). The first pass computes the logits of all
-micro-batches without gradients. The ranks exchange the logits and compute the loss and
-its gradient with respect to each logit. The second pass recomputes the logits of each
-micro-batch, with the same random numbers, and runs the backward pass from these
+The computation takes two passes (Gao et al. 2021). The first pass computes the logits
+of all micro-batches without gradients. The ranks exchange the logits and compute the
+loss and its gradient with respect to each logit. The second pass recomputes the logits
+of each micro-batch, with the same random numbers, and runs the backward pass from these
 gradients. In this way, the loss compares all samples of the global batch, but only the
 activations of one micro-batch are in memory at a time.
 """

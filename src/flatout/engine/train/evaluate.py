@@ -32,10 +32,10 @@ ROWS_AT_ONCE = 1024
 """The number of rows in an evaluation batch, which is divided among the ranks."""
 COMPARED_ROWS = 512
 """The number of rows that a whole-batch (contrastive) loss compares with each other. It
-is independent of the global batch size, so that losses of runs are comparable."""
+is independent of the global batch size, so that runs can be compared."""
 EVALUATION_EPOCH = 0
 """The epoch number that seeds random targets, such as masked tokens. It is fixed, so
-that losses are comparable."""
+that all losses are comparable."""
 
 
 class Sums:
@@ -56,12 +56,12 @@ class Sums:
         self.judge(logits, labels)
 
     def add_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Add to the loss only. The metrics are updated separately, with `judge`."""
+        """Add the targets to the loss only. `judge` updates the metrics separately."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
 
     def judge(self, logits: Tensor, labels: Tensor) -> None:
-        """Update the metrics only."""
+        """Update the metrics, but not the loss."""
         if self._metrics is not None:
             self._metrics.update(logits, labels)
 

@@ -42,5 +42,5 @@ class FlatAllReduce:
             parameter.grad = part
 
     def __call__(self) -> None:
-        """Replace each gradient by its sum over all ranks."""
+        """Replace each gradient with its sum over all ranks."""
         torch.distributed.all_reduce(self._buffer)

@@ -1,4 +1,4 @@
-"""The training loop. `train()` runs all steps, and logs, evaluates and saves."""
+"""The training loop. `train()` runs the steps, evaluates the model and saves it."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """Log, evaluate and save a checkpoint, each only if due after the step of `batch`.
-    Raises Interrupted if a signal was received, and NonFiniteError if the loss or a
-    gradient was not finite."""
+    """Log metrics, evaluate the model and save a checkpoint, each only if it is due
+    after the step of `batch`. Raises Interrupted if a signal was received, and
+    NonFiniteError if the loss or a gradient was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -208,7 +208,7 @@ def announce(trainer: Trainer) -> None:
 
 def try_own_parts(trainer: Trainer) -> None:
     """Call the custom schedule and metrics, if any, before the first step. Raises
-    SettingsError if they fail or return an invalid value."""
+    SettingsError if one of them fails or returns an invalid value."""
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
     if own := OwnMetrics.of(train, task, tried=True):

@@ -26,8 +26,8 @@ Groups = list[dict[str, Any]]
 def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
-    """Create the optimizer `train.optimizer`, with weight decay on matrices only.
-    `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
+    """Create the optimizer that `train.optimizer` names, with weight decay on matrices
+    only. `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
     optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     if settings.optimizer == "sgd":
@@ -124,7 +124,8 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
 
 def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
     """Return the value of the custom `train.schedule` at `step`, a fraction of the peak
-    learning rate. Raises SettingsError if it fails or returns an invalid value."""
+    learning rate. Raises SettingsError if the schedule fails or its value is
+    invalid."""
     path = settings.schedule
     try:
         share = own_part(path, "train.schedule")(step, total_steps)
@@ -213,7 +214,7 @@ class Updater:
         return norm, finite
 
     def _clip_grad_norm_divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the number by which gradients are divided. It is their loss scale,
+        """Return the number by which gradients are divided, which is the loss scale
         divided by the clipping coefficient of `torch.nn.utils.clip_grad_norm_`."""
         grad_scale = torch.ones_like(norm)
         if self.max_norm is not None:

@@ -142,8 +142,8 @@ class ProcessGroup:
 
 
 def _check_accelerator_is_distributed(accelerator: Any) -> None:
-    """Raise SettingsError if Accelerate was already set up for a single rank. In that
-    case it would not wrap the model, and each rank would silently train on its own."""
+    """Raise SettingsError if Accelerate was already set up for one rank. Accelerate
+    would then not wrap the model, and each rank would silently train on its own."""
     if accelerator.distributed_type == "NO":
         raise SettingsError(
             "train.distributed: this process has already used Accelerate without other "

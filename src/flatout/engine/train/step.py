@@ -54,7 +54,7 @@ class StepSums:
     last_loss: Tensor
     last_norm: Tensor
     first_bad_step: Tensor
-    """The first step whose loss or gradient was not finite, or NEVER."""
+    """The first step with a loss or gradient that was not finite, or NEVER."""
 
     NEVER = 2**62
 

@@ -33,9 +33,10 @@ class OutOfMemory(RuntimeError):
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
     """Reduce memory use after the out-of-memory `error`. Other errors are re-raised.
-    CUDA graphs, which need separate memory, are dropped first. If there are none, the
-    token budget is halved, which splits the same global batch into more micro-batches.
-    Raises OutOfMemory if the settings do not allow this or there are several ranks."""
+    CUDA graphs, which need separate memory, are dropped first. If there are no graphs,
+    the token budget is halved, which splits the same global batch into more
+    micro-batches. Raises OutOfMemory if the settings forbid this or there are several
+    ranks."""
     if not is_out_of_memory(error):
         raise error
     how = f"out of memory at step {step}"
@@ -58,9 +59,9 @@ def evaluate_within_memory(
     trainer: Trainer, rows: SplitRows, evaluate: Callable[[int], Found]
 ) -> Found:
     """Call `evaluate` with the maximum number of tokens per micro-batch. `rows` may be
-    longer than the training rows. If memory runs out, the call is repeated with half
-    the tokens, and finally without CUDA graphs. Training steps fit and keep their token
-    budget. Raises OutOfMemory under the same conditions as `shrink`."""
+    longer than the training rows. If memory runs out, the call is repeated with half as
+    many tokens, and finally without CUDA graphs. Training steps fit and keep their
+    token budget. Raises OutOfMemory under the same conditions as `shrink`."""
     how = "out of memory in an evaluation"
     while True:
         most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
@@ -98,8 +99,8 @@ def _halved(
     trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
     """Return half of `budget`. Raises OutOfMemory if a single row does not fit, or if
-    the settings forbid it. With several ranks it also raises OutOfMemory, because the
-    others are waiting. The launcher then restarts all ranks."""
+    the settings forbid it. With several ranks it also raises OutOfMemory, as the other
+    ranks are waiting. The launcher then restarts all ranks."""
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
         remedy = (

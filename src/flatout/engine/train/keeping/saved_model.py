@@ -33,7 +33,7 @@ class SaveError(OSError):
 
 def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
     """Save the model to `folder` with `save_pretrained`, atomically. All ranks must
-    call this, and wait until it is done. Raises SaveError on all ranks if it fails."""
+    call this, and wait until it is saved. Raises SaveError on all ranks on failure."""
     fault, is_main = None, trainer.runtime.ranks.is_main
     weights = _gathered(trainer.model.model, is_main)
     if is_main:
@@ -56,7 +56,7 @@ def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
     whole: dict[int, Tensor] = {}
     for tensor in state.values():
         if id(tensor) not in whole:
-            gathered = whole_tensor(tensor)  # all ranks participate, one keeps it
+            gathered = whole_tensor(tensor)  # all ranks join, one keeps the result
             whole[id(tensor)] = gathered.cpu() if is_main else torch.empty(0)
             del gathered  # free it before the next one
     return {name: whole[id(tensor)] for name, tensor in state.items()}

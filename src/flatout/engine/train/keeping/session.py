@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
 """How long to wait for the lock. Ranks of a failed attempt may need time to exit."""
 FIRST_MINUTES = 1.0
-"""The maximum time until the first checkpoint, so that an early kill loses little."""
+"""The maximum time until the first checkpoint, so that early kills lose little work."""
 
 
 class Session:
@@ -147,7 +147,7 @@ class Session:
         return self.folder / (self.recorder.best_folder or "last")
 
     def _wait_for_mirror(self) -> str:
-        """Wait for the upload. Return the reason if it failed, or an empty string."""
+        """Wait for the upload to end. Return why it failed, or an empty string."""
         fault = self._mirror.wait(heartbeat.beat) if self._mirror else ""
         if fault and fault not in self._faults:
             logger.warning(fault)
@@ -155,8 +155,8 @@ class Session:
         return fault
 
     def _claim_folder(self) -> None:
-        """Create and lock the folder. Raises CheckpointError if it is not writable or
-        is used by another run."""
+        """Create and lock the run's folder. Raises CheckpointError if it is not
+        writable or is used by another run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_WAIT_S)
@@ -202,7 +202,7 @@ class Session:
             self.recorder.best = self.recorder.best_folder = None
 
     def _save_is_due(self, done: int) -> bool:
-        """Return whether to save now. Saving waits until the previous write is done."""
+        """Return whether to save now. Saves wait until the previous write is done."""
         if not self._ranks.is_main or self._writer.busy:
             return False
         settings = self._settings.checkpoint

@@ -2,7 +2,7 @@
 
 A checkpoint contains everything that later steps depend on: weights, optimizer state,
 loss scale, the random states and sums of every rank, and the recorder's state. It
-contains no data, because a step's rows and learning rate only depend on its number.
+contains no data, as a step's rows and learning rate depend only on the step's number.
 
     model.safetensors      parameters and buffers, fp32, by the model's own names
     optimizer.safetensors  `<parameter>/<state key>`, for keys such as exp_avg and step
@@ -160,7 +160,7 @@ def _host_like(tensor: Tensor) -> Tensor:
 
 
 def named_tensors(module: nn.Module) -> Named:
-    """Return the parameters and persistent buffers by name. Tied ones appear once."""
+    """Return parameters and persistent buffers by name. Tied tensors appear once."""
     stored = set(module.state_dict())
     buffers = {n: b for n, b in module.named_buffers() if n in stored}
     return {**dict(module.named_parameters()), **buffers}
@@ -242,8 +242,8 @@ def restore(
     checkpoint: Checkpoint | None, trainer: Trainer, recorder: Recorder, control: Any
 ) -> int:
     """Restore the state of `checkpoint` on all ranks and return its step. `checkpoint`
-    is None except on the main rank. Raises CheckpointError if it belongs to another
-    model."""
+    is None except on the main rank. Raises CheckpointError if the checkpoint belongs to
+    another model."""
     runtime = trainer.runtime
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
     model = saved_tensors(trainer.model)

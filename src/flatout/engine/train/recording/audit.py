@@ -95,7 +95,7 @@ class RowAudit:
 
 
 def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
-    """Write a table of suspect rows, and a page with the worst ones, next to the
+    """Write a table of suspect rows, and a page with the most suspect ones, next to the
     metrics file, and log the number of suspect rows. All ranks must call this."""
     sums, likely = audit.gathered(world_size)
     if not main:
@@ -139,7 +139,7 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
     wrong = (seen > 0) & (likely != labels)
     kinds[(seen > 0) & (share > 0) & (share < 1) & wrong] = AMBIGUOUS
     kinds[(seen > 0) & (share == 0)] = NEVER_LEARNT
-    # The model prefers another class, which is mostly the same in every epoch.
+    # The model prefers another class, mostly the same one in every epoch.
     kinds[wrong & (score > 0) & (share <= 0.5) & (steady >= passes / 2)] = MISLABELLED
     kinds[_twice(job, labels)] = TWICE
     rows = np.flatnonzero(kinds != "")

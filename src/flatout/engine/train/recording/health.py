@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from flatout.engine.train.recording.recorder import Recorder
 
 INITIAL_LOSS_TOLERANCE = 0.5
-"""How far the first loss of a model from scratch may exceed chance, in nats."""
+"""How far, in nats, the first loss of a new model may exceed the chance loss."""
 DIVERGED = 3.0
 """A run has diverged if a logged loss exceeds this multiple of the chance loss."""
 GRAD_NORM_BAND = (0.1, 10.0)
-"""The range of median norms without a warning. Usual norms are 0.1 to 1.0. Larger norms
-are tolerated, because clipping bounds the updates."""
+"""The range of median norms that cause no warning. Norms are usually 0.1 to 1.0. Larger
+norms are tolerated, because clipping bounds the updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
 """On two cores, the wait was below 10 % without other programs, and 32 to 45 % with one
-other program. With that program, one thread trained two to six times as fast as two."""
+other program. With it, one thread trained two to six times as fast as two threads."""
 LOADER_WAIT_LIMIT_PCT = 25.0
 """The percentage of step time that may be spent waiting for batches. On two cores that
 workers and steps share, 2 to 15 % is usual."""
 FEW_ROWS = 5
-"""The minimum number of test rows per class. With fewer rows, each one changes the
+"""The minimum number of test rows per class. With fewer rows, each row changes the
 accuracy of its class by more than a fifth."""
 
 CLOCK_EVERY_S = 10.0
@@ -49,8 +49,8 @@ class NonFiniteError(RuntimeError):
 
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
-    """Return a warning if the first loss is far above the chance loss, which suggests a
-    wrong tokenizer, model or labels."""
+    """Return a warning if the first loss is far above the chance loss, which suggests
+    that the tokenizer, model or labels are wrong."""
     if chance is None or not loss > chance + INITIAL_LOSS_TOLERANCE:
         return None  # the loss of a first step without a target is NaN
     return (
@@ -139,7 +139,7 @@ def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str 
 
 
 FIRST_POINTS = 5
-"""Health is checked at this number of log points, and later at each evaluation."""
+"""Health is checked at this many initial log points, and later at each evaluation."""
 FEWEST_POINTS = 3
 """The minimum number of log points for checks of gradient norms and loader waits."""
 

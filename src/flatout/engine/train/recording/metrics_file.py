@@ -54,8 +54,8 @@ class MetricsFile:
             self._append({"step": step, "metrics": metrics})
 
     def note_resolved(self, step: int, resolved: dict[str, Any]) -> None:
-        """Write the settings used from `step` on, with every `auto` resolved. They
-        are then known even if the run is killed before it writes its report."""
+        """Write the settings used from `step` on, with every `auto` resolved. They are
+        then known even if the run is killed before it writes its report."""
         self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 EVERY_S = 10.0
 """The minimum number of seconds between two progress lines."""
 EVALUATION_SPEEDUP = 3.0
-"""The assumed throughput of evaluation relative to training, until it is measured."""
+"""The assumed ratio of evaluation to training throughput, until it is measured."""
 WINDOWS_TO_JUDGE = 2
 """The number of windows after the warm-up that are needed before the estimated time is
 compared with the deadline."""

@@ -71,12 +71,12 @@ class Recorder:
     best_folder: str | None = None
     """The folder name of the best model so far."""
     evaluations_without_best: int = 0
-    """The number of evaluations since the best one."""
+    """The number of evaluations since the best result."""
     exit_reason: str = "finished"
     last_checkpoint: Path | None = None
     warnings: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    """Warnings about the health of the run by kind, in the order they were found."""
+    """Warnings about the health of the run by kind, in order of occurrence."""
     table: Any = None
     """A DataFrame with a row per step, if `train.history` is `dataframe`."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -152,7 +152,7 @@ class Recorder:
                 self.warn(kind, text)
 
     def warn(self, kind: str, text: str) -> None:
-        """Log and record a warning, unless there was one of the same `kind`."""
+        """Log and record a warning, unless there was already one of the same `kind`."""
         if kind not in self.problems and self.trainer.runtime.ranks.is_main:
             logger.warning(text)
         self.problems.setdefault(kind, text)
@@ -311,7 +311,7 @@ class Recorder:
         return patience is not None and self.evaluations_without_best >= patience
 
     def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """End the run after the step of `batch`. Log its metrics if not yet done."""
+        """End the run after the step of `batch`. Log its metrics if not yet logged."""
         done = batch.step + 1
         if not self.log_due(done):
             self.log(batch, learning_rate)

@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LogPoint:
-    """A row of train_history.csv: metrics of the steps from the last row to `step`."""
+    """A row of train_history.csv: metrics of the steps since the previous row."""
 
     step: int
     epoch: float
     loss: float
-    """The mean over those steps that have targets, or 0 if no step has any."""
+    """The mean loss of the steps that have targets, or 0 if no step has targets."""
     learning_rate: float
     grad_norm: float
     samples_per_s: float
@@ -68,7 +68,7 @@ class Evaluation:
 @dataclass(frozen=True)
 class TrainReport:
     """The results of a training run. Throughput is summed over all ranks and measured
-    between device synchronisations. It includes the time spent waiting for the loader,
+    between device synchronisations. The measured time includes waiting for the loader,
     but neither warm-up nor compilation."""
 
     samples_per_s: float
@@ -77,8 +77,8 @@ class TrainReport:
     padding_pct: float
     loader_wait_pct: float
     mfu_pct: float | None
-    """`tflops_per_s` in percent of the data sheet's dense bf16 peak, e.g. 989.5 TFLOP/s
-    for an H100 or H200 (`PEAK_BF16_TFLOPS`), or None for an unknown device."""
+    """`tflops_per_s` as a percentage of the data sheet's dense bf16 peak, e.g. 989.5
+    TFLOP/s for an H100 or H200 (`PEAK_BF16_TFLOPS`), or None for an unknown device."""
     tflops_per_s: float
     """The model FLOPs per second and device, in TFLOP/s, as defined in flops.py."""
     step_ms_p50: float
@@ -121,7 +121,7 @@ class TrainReport:
     test_accuracy: float | None
     resumed_from_step: int | None
     compile_reason: str = ""
-    """Why `compile` and `cuda_graphs` were chosen, with the estimated seconds."""
+    """The reason for `compile` and `cuda_graphs`, and the estimated time in seconds."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All metrics of the task, such as `validation_f1_macro`, for the best model."""
     cpu_wait_pct: float | None = None

@@ -109,8 +109,8 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
 
 
 def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
-    """Return the model TFLOP/s per device over windows without compilation, also in
-    percent of the data sheet's peak."""
+    """Return the model TFLOP/s per device over windows without compilation, and as a
+    percentage of the data sheet's peak."""
     chosen = steady(windows)
     model_flops = flops.ModelFlops.of(trainer.model.model)
     total = sum(

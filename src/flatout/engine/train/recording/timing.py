@@ -1,9 +1,9 @@
 """Measure throughput over windows of steps between two device synchronisations.
 
-Throughput is the number of samples divided by the wall time. If the loader needs longer
-than that for the same batches, some batches were ready before the window, so the
-loader's time is used instead. This module never synchronises the device, so the caller
-must do so before it closes a window.
+Throughput is the number of samples divided by the wall time. If the loader needs more
+time than that to build the same batches, some of them were ready before the window
+began, so the loader's time is used instead. This module never synchronises the device,
+so the caller must do so before it closes a window.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Window:
     clean: bool
     """Whether nothing was compiled or captured during the window."""
     loader_s: float = 0.0
-    """The seconds that the loader's workers need to build this number of batches."""
+    """The seconds that the loader's workers need to build that many batches."""
 
 
 class WindowClock:
@@ -89,7 +89,7 @@ class WindowClock:
 
     @property
     def compiles(self) -> int:
-        """The number of compilations and graph captures in this window and process."""
+        """The number of compilations and graph captures in this process and window."""
         return compile_clock.count - self._compiles
 
     def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
@@ -219,8 +219,8 @@ def steady(windows: Sequence[Any]) -> list[Any]:
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """Return the time, in seconds, over which throughput is computed for `windows`. It
-    is computed for all windows together, because if workers finish at the same time,
-    one window gets several batches and the next one none."""
+    """Return the time, in seconds, over which throughput is computed for `windows`.
+    Throughput is computed for all windows together, because if workers finish at the
+    same time, one window gets several batches and the next one none."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")

@@ -28,8 +28,8 @@ GRAPH_MAX_TOKENS = 16_384
 """The number of tokens per rank and step up to which kernel launches limit throughput.
 It is used if the device's speed is unknown."""
 SLOW_HOST = 1.5
-"""A safety factor for slower hosts. With 24,600 tokens per step, BERT-base reached
-7,821 and 7,668 samples/s on two hosts without graphs, and 7,868 and 8,160 with graphs.
+"""A safety factor for other hosts. With 24,600 tokens per step, BERT-base reached 7,821
+and 7,668 samples/s on two hosts without graphs, and 7,868 and 8,160 with graphs.
 """
 GRAPH_MEMORY_SHARE = 0.8
 """The maximum fraction of the device's memory that a step with graphs may need."""
@@ -37,7 +37,7 @@ GRAPH_PAD_MULTIPLE = 256
 """Packed totals are rounded up to a multiple of at least this number, so that few CUDA
 graphs are needed. The multiple grows with the mean total."""
 GRAPH_PAD_SHARE = 1 / 96
-"""The multiple as a fraction of a rank's mean tokens per step, e.g. 256 for 24,600."""
+"""The ratio of the multiple to a rank's mean tokens per step, e.g. 256 / 24,600."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
@@ -49,9 +49,9 @@ class Planned:
 
     steps: int
     parts: int
-    """The number of distinct parts that are compiled."""
+    """The number of distinct parts of the model that are compiled."""
     sample_flops: int = 0
-    """The FLOPs of a forward and backward pass per fixed-shape sample; 0 for tokens."""
+    """The FLOPs of training on one sample of fixed shape, or 0 for token rows."""
     earlier: Choice | None = None
     """The choice of the resumed run. It is repeated, so that results are identical."""
     token_budget: int | None = None
@@ -60,7 +60,7 @@ class Planned:
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     """Return the work planned for a Hugging Face `model`. If a run is resumed on equal
-    devices, the result includes its choices, so that they can be repeated."""
+    devices, the result includes that run's choices, so that they can be repeated."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
@@ -107,7 +107,7 @@ def choose_compile_and_graphs(
 ) -> Choice:
     """Decide whether to compile and to use CUDA graphs. For `auto`, this depends on the
     time that they save in the work `planned`. If `planned` is None, steps are only
-    measured, so `auto` uses everything that makes them faster. Raises SettingsError if
+    measured, so `auto` uses everything that makes steps faster. Raises SettingsError if
     a setting cannot work."""
     compiled = _resolve_compile(job.settings.train.compile, runtime, config)
     recorded = _resolve_cuda_graphs(job, runtime, strategy, config)
@@ -184,7 +184,7 @@ def _compiler_fault(runtime: Runtime) -> str | None:
 
 
 def without_compiler(runtime: Runtime) -> list[str]:
-    """Return a list with a warning if a GPU has no compiler for its kernels."""
+    """Return a list with a warning if there is a GPU but no compiler for kernels."""
     if not (runtime.is_cuda and _compiler_fault(runtime)):
         return []
     return [

@@ -93,8 +93,8 @@ def assemble(
     group: ProcessGroup | None = None,
     plan: Callable[[Any], Planned] | None = None,
 ) -> Trainer:
-    """Build the parts of a run. `plan` returns the planned work, given the model. It is
-    None if steps are only measured, as in benchmarks. Raises SettingsError or
+    """Build the parts of a run. `plan` returns the planned work, given the model.
+    `plan` is None if steps are only measured, as in benchmarks. Raises SettingsError or
     ModelError if the job cannot be trained."""
     train = job.settings.train
     check_rows(job)

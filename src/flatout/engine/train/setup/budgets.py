@@ -21,11 +21,11 @@ GPU_SAMPLE_VALUES = 2**27
 """The maximum number of values in a micro-batch if all samples have one shape. For RGB
 images of 224 x 224, this gives 891 samples."""
 ROOM = 0.9
-"""The fraction of the available memory that is used. Memory is lost to fragmentation,
-and sizes differ from step to step."""
+"""The fraction of the available memory that is used. Some memory is lost to
+fragmentation, and batch sizes differ from step to step."""
 TIGHT = 0.6
 """The fraction of memory above which fragmentation matters. On an H200, fragmentation
-took up to a third of the memory of steps."""
+took up to a third of the memory that steps used."""
 PLENTY = 1.5
 """Memory is not measured if an estimate says that this multiple of the largest
 micro-batch fits."""
@@ -37,8 +37,8 @@ pass is measured, because whole rows do not fill a micro-batch completely."""
 Point = tuple[int, float]
 """The number of tokens in a pass, and the bytes that the pass needs."""
 Measure = Callable[[int], Point | None]
-"""A function that measures a pass of at most the given tokens. It returns None if
-memory runs out."""
+"""A function that measures a pass of at most the given number of tokens. It returns
+None if memory runs out."""
 
 
 def needs_whole_steps(config: Any) -> bool:
@@ -69,7 +69,7 @@ def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
 
 def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
     """Return the maximum number of tokens per micro-batch, or of samples if all samples
-    have the same shape. Raises SettingsError if the setting is too small."""
+    have the same shape. Raises SettingsError if `train.token_budget` is too small."""
     train, longest = job.settings.train, job.train.facts.longest
     if family_of(config).samples.batch_statistics:
         return _whole_step_samples(job, runtime)
@@ -159,7 +159,7 @@ def choose_budget(
 
 
 def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """Return the budget that fits on all ranks, because they must share one budget."""
+    """Return the budget that fits on all ranks, because all of them must share it."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     tight = any(fit.tight for fit in gathered)
     fault = next((fit.fault for fit in gathered if fit.fault), "")

@@ -97,7 +97,7 @@ def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
 
 
 class Passes:
-    """Measures forward and backward passes over the longest rows of a sample."""
+    """Measures forward and backward passes over the longest of the sampled rows."""
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class Passes:
         return data.cut(ids, 0, 0).to(self._stepper.runtime.device)
 
     def run(self, batch: StepBatch) -> None:
-        """Run a pass like the stepper, but without the distributed wrapper. The model's
-        blocks were compiled in place, so this runs the compiled blocks."""
+        """Run a pass as the stepper does, but without the distributed wrapper. The
+        model's blocks were compiled in place, so this runs the compiled blocks."""
         for micro in batch.micro_batches:
             if self._stepper.noise is not None:
                 self._stepper.noise.draw()

@@ -24,7 +24,7 @@ PART_S = 9.0
 not considered, so that the choice can be repeated."""
 STEPS_A_SHAPE = 2
 """The number of slow steps per shape. The first step runs eagerly and the second one is
-captured. Each is as slow as a step without graphs."""
+captured. Each of them is as slow as a step without graphs."""
 
 
 @dataclass(frozen=True)

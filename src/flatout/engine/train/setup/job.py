@@ -34,7 +34,7 @@ class TrainJob:
     validation: SplitRows
     test: SplitRows
     vocabulary: Vocabulary | None
-    """None if the rows have no tokens."""
+    """The tokenizer's properties, or None if the rows have no tokens."""
     label_names: tuple[str, ...]
     work_folder: Path
     """The folder of checkpoints and intermediate models."""

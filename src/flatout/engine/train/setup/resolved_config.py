@@ -41,7 +41,7 @@ class ResolvedConfig:
     overhead_tokens: int = GPU_OVERHEAD_TOKENS
     """The fixed cost of a micro-batch on the device, expressed in tokens."""
     launch_tokens: int = 0
-    """The number of tokens the device trains while the host launches a micro-batch."""
+    """The tokens that the device can process while the host launches a micro-batch."""
     flat_all_reduce: bool = False
     """Whether a single all-reduce sums all gradients after the backward pass."""
     compile_reason: str = ""
@@ -91,7 +91,7 @@ def resolve(
 
 def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
     """Return the batching strategy. If rows cannot be packed, the strategy falls back
-    to `grouped`, and the reason is returned with it."""
+    to `grouped`, and the reason is returned as well."""
     wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
     if job.settings.train.rows != "tokens":  # all rows have the same length
         return "fixed", None
@@ -129,7 +129,7 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Return whether one all-reduce sums all gradients, as set or for CUDA graphs."""
+    """Return whether one all-reduce sums all gradients: if set, or with CUDA graphs."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")

@@ -39,7 +39,7 @@ def make_planner(
     settings: Settings, runtime: Runtime, resolved: ResolvedConfig
 ) -> Planner:
     overhead = resolved.overhead_tokens
-    if resolved.cuda_graphs:  # each division would need a separate graph
+    if resolved.cuda_graphs:  # each division of a batch would need its own graph
         overhead = resolved.token_budget
     return Planner(
         strategy=resolved.strategy,  # type: ignore[arg-type]
