@@ -103,6 +103,6 @@ def packable() -> list[str]:
 
 def model_class(architecture: str) -> Any | None:
     """Return the model class with this name if a family provides it because
-    transformers does not have it; otherwise None."""
+    transformers does not have it, or else None."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

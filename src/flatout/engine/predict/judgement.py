@@ -25,7 +25,7 @@ MOST_CONFUSED = 1_000
 
 def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return a table with the number of rows, the number of predictions, the precision,
-    the recall and the F1 of each class. It is empty if `names` is empty. As in
+    the recall and the F1 of each class. The table is empty if `names` is empty. As in
     scikit-learn, a division by zero gives zero."""
     label, predicted = predictions["label"], predictions["prediction"]
     columns = {
@@ -54,7 +54,7 @@ def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
 
 def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]]:
     """Return the confusion matrix, with a row per true class and a column per predicted
-    class. It is empty if there are more than MOST_CONFUSED classes."""
+    class. The matrix is empty if there are more than MOST_CONFUSED classes."""
     count, number = len(names), {name: place for place, name in enumerate(names)}
     if not 0 < count <= MOST_CONFUSED:
         return []

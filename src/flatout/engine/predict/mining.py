@@ -60,7 +60,7 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Triplets:
     """Lazy table with the columns of SCHEMA. It contains the train pairs with mined
-    negatives, and the validation and test pairs unchanged. It is computed while
+    negatives, and the unchanged validation and test pairs. The table is computed while
     `batches` is read."""
 
     splits: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Predictions of a saved model for texts or samples, one for every row, in order.
+"""Predictions of a saved model for texts or samples: one for each row, in row order.
 
 Rows are read, predicted and passed on window by window, so that memory use does not
 grow with the file. A row that cannot be used keeps its place and gets a reason instead

@@ -65,7 +65,8 @@ class Predictor:
 
     The model is modified in place: its attention implementation is replaced and it is
     moved to the first device. Other devices get copies. Raises ModelError if the model
-    makes no predictions per row, or SettingsError if the parameters do not fit it.
+    makes no predictions per row, or SettingsError if the parameters do not fit the
+    model.
     """
 
     def __init__(
@@ -152,8 +153,8 @@ class Predictor:
         self, tokens: SplitRows, size: int | None = None
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
         """Yield the row numbers (K,) of the targets and the input tensors of each
-        forward pass, longest rows first. `size` is the number of rows per pass. If
-        `size` is None, it follows from the token budget."""
+        forward pass, starting with the longest rows. `size` is the number of rows per
+        pass. If `size` is None, it follows from the token budget."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), size or ROWS_AT_ONCE):

@@ -56,7 +56,7 @@ class Classes(Metrics):
         device: torch.device,
         chosen: Callable[[Tensor], Tensor] = LIKELIEST,
     ) -> None:
-        """`chosen` maps logits (k, C) to predicted classes (k,)."""
+        """`chosen` is a function that maps logits (k, C) to predicted classes (k,)."""
         self._chosen = chosen
         self._num_classes = num_classes
         self._counts = torch.zeros((3, num_classes), dtype=torch.int64, device=device)

@@ -107,7 +107,8 @@ class LabelCounts(Metrics):
         given: Callable[[Tensor], Tensor],
         device: torch.device,
     ) -> None:
-        """`given` maps logits (k, L) to booleans (k, L) that mark predicted labels."""
+        """`given` is a function that maps logits (k, L) to booleans (k, L) that mark
+        predicted labels."""
         self._given = given
         self._counts = torch.zeros((3, num_labels), dtype=torch.int64, device=device)
         self._rows = torch.zeros(2, dtype=torch.int64, device=device)
