@@ -88,8 +88,7 @@ class FactCollector:
         self._parts.update(arrays)
 
     def add_labels(self, labels: Any) -> None:
-        """Add an Arrow array with the labels of n rows: names, lists of names, numbers
-        or nulls."""
+        """Add an Arrow array of n labels: names, lists of names, numbers or nulls."""
         kind, codes = labels.type, np.zeros(len(labels), np.int32)
         if pa.types.is_list(kind):
             sets = map(_set_of, labels.to_pylist())

@@ -36,8 +36,7 @@ class LogKeyLstm(Recurrent):
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Add the targets' positions, so that only the targets' windows are
-        computed."""
+        """Add the targets' positions, so that only windows of targets are computed."""
         inputs = super().inputs(config, batch, max_length)
         return {**inputs, "places": batch["target_index"]}
 

@@ -55,7 +55,7 @@ PEAK_BF16_TFLOPS = {
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """Callable that counts the pairs of tokens that attend to each other in all
+    """Callable that counts the pairs of tokens attending to each other in all
     layers."""
 
     causal: bool

@@ -51,8 +51,7 @@ class TrainedRows:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> TrainedRows | None:
-        """Read the record in a saved model's folder. Return None if there is no
-        record."""
+        """Read the record in a saved model's folder, or return None if none exists."""
         path = Path(folder or "") / FACTS
         if not path.is_file():
             return None

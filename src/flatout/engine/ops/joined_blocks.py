@@ -170,8 +170,8 @@ def _norms(attention: Any) -> list[Any]:
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of each standard layer, and return how many were
-    replaced."""
+    """Replace the attention of standard layers, and return the number of these
+    layers."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]

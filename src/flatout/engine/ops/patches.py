@@ -29,7 +29,7 @@ class PatchProduct(nn.Conv2d):
 
 
 def replace_patches(model: nn.Module) -> int:
-    """Replace convolutions over non-overlapping patches, and return the number
+    """Replace convolutions over non-overlapping patches. Return how many were
     replaced."""
     places = [m for m in model.modules() if type(m) is nn.Conv2d and _is_product(m)]
     for place in places:

@@ -75,8 +75,7 @@ class Triplets:
     schema = SCHEMA
 
     def batches(self) -> Iterator[Any]:
-        """Yield RecordBatches of SCHEMA. Raises SettingsError if there are no
-        negatives."""
+        """Yield RecordBatches of SCHEMA. Raises SettingsError if no negatives exist."""
         splits = dict(self.splits)
         train = splits.pop("train")
         texts, pairs = _numbered(self.corpus, *_pairs(train))

@@ -31,8 +31,7 @@ def stored_vectors(
 ) -> list[Vectors]:
     """Return the vectors of `texts`, an Arrow array, as memory-mapped parts of
     TEXTS_A_FILE rows. Vectors that are not in `folder` are computed with `encode`.
-    Files for other texts, or for another model than the one identified by `key`, are
-    removed."""
+    Files for other texts, or for a model with another `key`, are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
     paths, made, count = [], 0, f"{len(texts):,}"

@@ -52,8 +52,7 @@ class BidirectionalLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return labels (T, 2) for each row of T tokens, or no labels for a single
-        token."""
+        """Return labels (T, 2) for each row of T tokens, or no labels if T is 1."""
         labels = [_neighbours(ids) for ids in rows.views(row_ids)]
         return Targets([np.arange(len(own)) for own in labels], labels)
 

@@ -38,8 +38,8 @@ def key_of(tokens: Any) -> ContentKey | None:
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Return the counts stored with `tokens`, such as `cut_rows`, or {} if there are
-    none."""
+    """Return the counts stored with `tokens` (such as `cut_rows`), or {} if none
+    are."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
@@ -52,8 +52,7 @@ def token_key(tokens: Any) -> str:
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the digest of each split's current key, or None if the split has no
-    key."""
+    """Return the digest of each split's current key, or None for a missing key."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 
@@ -125,8 +124,7 @@ def _digest_of(tokenizer: Any) -> str | None:
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """Return a line like `tokenize.max_length: 320 -> 128` for each changed
-    parameter."""
+    """List the changed parameters in the form `tokenize.max_length: 320 -> 128`."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
     return wanted.changes_since(stored)

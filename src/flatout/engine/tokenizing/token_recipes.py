@@ -116,8 +116,7 @@ def _check_fits(name: str, rows: Any, task: Task, form: str) -> None:
 
 
 def _kind(label: Any) -> tuple[bool, bool]:
-    """Return whether an Arrow type of labels is a list, and whether labels are
-    numbers."""
+    """Return whether an Arrow label type is a list type, and whether it is numeric."""
     is_list = pa.types.is_list(label) or pa.types.is_large_list(label)
     inner = label.value_type if is_list else label
     return is_list, pa.types.is_floating(inner) or pa.types.is_integer(inner)

@@ -26,8 +26,7 @@ _NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 OPTIONS = dict(zip(_NAMES, SPECIAL_TOKENS, strict=True))
 """Arguments for the tokenizer class of transformers."""
 TRAINING_BYTES = 16 << 20
-"""Bytes of text to train on, taken from evenly spaced rows. More text hardly changes
-the result."""
+"""Bytes of training text, from evenly spaced rows. More hardly changes the result."""
 COUNTED_TEXTS = 10_000
 LONGEST_WORD = 100
 """Maximum length of a word in characters. Longer words are encoded as [UNK]."""

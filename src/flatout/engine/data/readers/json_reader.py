@@ -92,8 +92,7 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | tuple[str, str]:
-    """Return the object in a line, or the reason for rejecting the line and an
-    excerpt."""
+    """Return the object in a line, or why the line is rejected and an excerpt of it."""
     reason, detail = "not a JSON object", ""
     try:
         value = json.loads(line)

@@ -92,7 +92,7 @@ class LogColumns:
     """Regular expression that matches the session names in the session column. If None,
     the whole value is the name."""
     label: str | None = None
-    """Column with the label of each line. A session is normal if all its lines are
+    """Column with each line's label. A session is normal if all its lines are
     normal."""
 
 

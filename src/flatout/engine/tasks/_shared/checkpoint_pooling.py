@@ -70,8 +70,7 @@ def _check_reached(name: str) -> None:
 
 
 def _read(name: str, revision: str | None, file: str) -> Any | None:
-    """Return the content of a checkpoint's JSON file, or None if the file is
-    missing."""
+    """Return the content of a checkpoint's JSON file, or None if it is missing."""
     from transformers.utils import cached_file
 
     try:

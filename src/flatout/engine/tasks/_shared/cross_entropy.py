@@ -77,8 +77,7 @@ class CrossEntropy(Task):
         return (self.chosen(logits) == labels).sum(), (labels != IGNORED).sum()
 
     def chosen(self, logits: Any) -> Any:
-        """Return the predicted classes (...) for a tensor or array of logits (...,
-        C)."""
+        """Return predicted classes (...) for a tensor or array of logits (..., C)."""
         return logits.argmax(-1)
 
     def metrics(self, device: Device) -> Metrics:
@@ -87,8 +86,7 @@ class CrossEntropy(Task):
         return Hits(device)
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return ln(C) for C classes, scaled by (1 - 1 / C) ** gamma for the focal
-        loss."""
+        """Return ln(C) for C classes, times (1 - 1 / C) ** gamma for the focal loss."""
         rest = 1 - 1 / num_outputs
         return float(rest**self.loss_options.focal_gamma) * math.log(num_outputs)
 

@@ -149,8 +149,7 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return the targets unchanged or, for rows of words, with one target per
-        token."""
+        """Return the targets unchanged or, for rows of words, one target per token."""
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)

@@ -20,8 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokensError(ValueError):
-    """Raised if rows cannot be encoded. The message names the rows and suggests a
-    fix."""
+    """Raised if rows cannot be encoded. The message names them and suggests a fix."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def masked_scores(
     causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
     """Return scores (M, N) in units of log2, with -inf for masked keys. Queries beyond
-    the row need no mask, because they and their gradients are zeros that are never
+    the row need no mask, as they and their gradients are zeros that are never
     stored."""
     beyond = tl.where(k_index < length, 0.0, float("-inf"))
     scores = tl.dot(q, tl.trans(k)) * scale + beyond[None, :]
