@@ -170,7 +170,7 @@ def _norms(attention: Any) -> list[Any]:
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of standard layers, and return the number of these
+    """Replace the attention of all standard layers. Return the number of these
     layers."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]

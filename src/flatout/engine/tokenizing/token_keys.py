@@ -38,8 +38,8 @@ def key_of(tokens: Any) -> ContentKey | None:
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Return the counts stored with `tokens` (such as `cut_rows`), or {} if none
-    are."""
+    """Return counts stored with `tokens`, such as `cut_rows`, or {} if there are
+    none."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
