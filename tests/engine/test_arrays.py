@@ -270,6 +270,14 @@ def test_an_index_of_pandas_is_no_input_unless_it_is_named(tmp_path):
     assert window.values[0].tolist() == [2, 20]
 
 
+def test_shards_have_the_order_of_columns_of_the_first(tmp_path):
+    """As pandas.concat aligns them by name."""
+    (tmp_path / "1.csv").write_text("a,b,label\n1,2,x\n")
+    (tmp_path / "2.csv").write_text("b,label,a\n4,y,3\n")
+    windows = list(ArrayFiles(tmp_path, (), "label").windows())
+    assert [w.values.tolist() for w in windows] == [[[1, 2]], [[3, 4]]]
+
+
 def test_files_of_other_shapes_go_to_the_quarantine(tmp_path):
     write(tmp_path / "a.npz", {"x": VALUES[:, 0, 0], "label": LABELS})  # a number each
     write(tmp_path / "b.npz", {"x": VALUES[:, :1], "label": LABELS})

@@ -86,8 +86,9 @@ class ArrayFiles:
     def _table(self, file: Path) -> Iterator[Window]:
         table, label = tables.table(file), self._read_label
         names = table.column_names
-        found = self.inputs or [n for n in names if not INDEX.fullmatch(n)]
-        chosen = [n for n in found if n != self.label]
+        chosen = self._inputs_in(names)
+        if sorted(chosen) == sorted(self._first_inputs):
+            chosen = self._first_inputs
         self._check_columns(file, names, chosen)
         if not chosen:
             raise ArraysError(f"{file}: no column but the label {self.label!r}")
@@ -97,6 +98,15 @@ class ArrayFiles:
             labels = tables.labels(batch, label) if label else None
             start = int(batch.rows[0]) if len(batch.rows) else 0
             yield Window(name_in(self.path, file), start, values, labels, faults)
+
+    def _inputs_in(self, names: Sequence[str]) -> list[str]:
+        found = self.inputs or [n for n in names if not INDEX.fullmatch(n)]
+        return [n for n in found if n != self.label]
+
+    @cached_property
+    def _first_inputs(self) -> list[str]:
+        """The input columns of the first file, whose order all files get."""
+        return self._inputs_in(tables.table(self.files.paths[0]).column_names)
 
     def _check_columns(
         self, file: Path, names: Sequence[str], chosen: Sequence[str] = ()
