@@ -278,13 +278,16 @@ def test_shards_have_the_order_of_columns_of_the_first(tmp_path):
     assert [w.values.tolist() for w in windows] == [[[1, 2]], [[3, 4]]]
 
 
-def test_files_of_other_shapes_go_to_the_quarantine(tmp_path):
+def test_files_of_other_shapes_go_to_the_quarantine(tmp_path, caplog):
     write(tmp_path / "a.npz", {"x": VALUES[:, 0, 0], "label": LABELS})  # a number each
     write(tmp_path / "b.npz", {"x": VALUES[:, :1], "label": LABELS})
     made = split(tmp_path, settings_of(), ["x"])
     found = rejected(made)
     assert found[0] == ("b.npz", 0, "of shape (1, 3), but others have shape (1,)")
     assert len(found) == 40
+    caplog.set_level("INFO")
+    made["report"].value()
+    assert "0 validation, 3 test; 40 rejected" in caplog.text
 
 
 class Plain(nn.Module):

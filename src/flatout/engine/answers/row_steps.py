@@ -44,8 +44,9 @@ def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
     total = job.total_steps
     if outside := [step for step in steps if not 1 <= step <= total]:
         raise SettingsError(
-            f"--step {outside[0]}: the run has the steps 1 to {total}; raise "
-            "train.epochs or train.max_steps for more"
+            f"--step {outside[0]}: the run has the steps 1 to {total} with these "
+            "settings; pass the --params of the run, or raise train.epochs or "
+            "train.max_steps for more"
         )
     return [
         (row, step) for step in steps for row in job.batches.rows(step - 1).tolist()

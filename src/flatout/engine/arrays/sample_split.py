@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,12 +20,14 @@ from flatout.engine.data.raw_texts import SPLITS, RawBatch, column_of_mixed
 from flatout.engine.data.row_facts import FactCollector, Hashes
 from flatout.engine.data.rows import rejected_batch
 from flatout.engine.data.split import SplitPlan
-from flatout.engine.data.split_report import row_counts
+from flatout.engine.data.split_report import row_counts, summary_text
 from flatout.engine.files.arrow_folder import Spool
 from flatout.engine.parameters import SplitSettings
 from flatout.engine.rows.encoded_images import with_files
 from flatout.engine.rows.rows import array_of, values_in
 from flatout.engine.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 FINE = 1e-3
 """Largest acceptable float32 rounding step, as a fraction of the range of values."""
@@ -121,7 +124,7 @@ class SampleSplit(SplitPlan):
             name: Counter(facts.labels[codes == code].tolist())
             for code, name in enumerate(SPLITS if self.has_names else ())
         }
-        return {
+        report = {
             "shape": list(self._values.shape or ()),
             **row_counts(facts, codes, self.rejected),
             "repeated": len(facts.near) - len(np.unique(facts.near)),
@@ -131,6 +134,8 @@ class SampleSplit(SplitPlan):
             },
             **self.source.facts(),
         }
+        logger.info(summary_text(report, self.rejected))
+        return report
 
 
 class _Values:

@@ -98,10 +98,9 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
 def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
     """Return a log message with the size of each split and the rejection reasons."""
     parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
-    counts = (
-        f"{report['rows_in']:,} rows in: {parts}; {report['rejected']:,} rejected, "
-        f"{report['duplicates']:,} duplicates"
-    )
+    counts = f"{report['rows_in']:,} rows in: {parts}; {report['rejected']:,} rejected"
+    if "duplicates" in report:  # Samples of arrays and images may repeat.
+        counts += f", {report['duplicates']:,} duplicates"
     if report["dropped"]:
         counts += f", {report['dropped']:,} left out by split.drop_rows"
     reasons = _reason_lines(report, rejected, LOGGED_REASONS)

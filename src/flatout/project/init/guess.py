@@ -22,6 +22,7 @@ WHOLE = re.compile(r"[-+]?\d+")
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
 SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
 LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
+MISSING = {"", "n/a", "na", "nan", "null"}
 ROW_NUMBERS = ("id", "index", "")
 PIECES_PER_WORD = 1.4
 """Average number of tokens for each match of WORD."""
@@ -84,11 +85,15 @@ def first_values(raw: RawTexts) -> dict[str, list[Any]]:
     for batch in raw.batches(names):
         for name, values in batch.columns.items():
             part = map(value_of, values[: SAMPLED_ROWS - rows])
-            found[name] += [value for value in part if value not in (None, "")]
+            found[name] += [value for value in part if not _is_missing(value)]
         rows += len(batch.rows)
         if rows >= SAMPLED_ROWS:
             break
     return {name: _parsed(values) for name, values in found.items() if values}
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or str(value).strip().lower() in MISSING
 
 
 def _parsed(values: list[Any]) -> list[Any]:
