@@ -1,4 +1,4 @@
-"""The command `kedro flatout benchmark`, which runs the benchmark in `grid` mode."""
+"""The `kedro flatout benchmark` command, which runs the benchmark in `grid` mode."""
 
 from __future__ import annotations
 

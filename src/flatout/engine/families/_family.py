@@ -81,8 +81,8 @@ class Samples:
         return {}
 
     def fault(self, config: Any) -> str | None:
-        """Return why a model with this config cannot accept samples of the shape that
-        the config gives, or None if it can."""
+        """Return the reason why a model with this config cannot accept samples of the
+        shape that it specifies, or None if it can."""
         return None
 
     def shape(self, config: Any) -> tuple[int, ...] | None:
@@ -110,7 +110,7 @@ class Family:
     """The plain family, which runs the whole model on padded rows.
 
     A transformers model applies its head to every token, including padding, and most of
-    the result is not used. A family with `heads` passes only the states of the targets
+    the result goes unused. A family with `heads` passes only the states of the targets
     to its head.
     """
 

@@ -221,7 +221,7 @@ def restored(name: str) -> Iterator[None]:
 @contextmanager
 def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
     """Context manager that makes Rust tokenizers use all cores, or one core if
-    disabled."""
+    `enabled` is False."""
     with restored("TOKENIZERS_PARALLELISM"):
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if enabled else "false"
         yield

@@ -162,7 +162,7 @@ def _share_with_backward(model: nn.Module) -> float:
 
 
 def _product_weights(module: nn.Module) -> int:
-    """Count the elements of a module's own matrices. Embeddings count as 0."""
+    """Count the elements of a module's own weight matrices. Embeddings count as 0."""
     if isinstance(module, nn.Embedding):
         return 0
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)

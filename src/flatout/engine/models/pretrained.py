@@ -57,8 +57,8 @@ def load_with_new_head(
 
 
 def saved_labels(saved: Mapping[str, Any]) -> list[str]:
-    """Return the names of a checkpoint's labels in class order. Without names, they are
-    LABEL_0, LABEL_1 and so on."""
+    """Return a checkpoint's label names in class order. If it has none, the names
+    default to LABEL_0, LABEL_1 and so on."""
     named = saved.get("id2label")
     if named:
         return [str(named[key]) for key in sorted(named, key=int)]

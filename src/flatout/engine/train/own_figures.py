@@ -47,8 +47,8 @@ class OwnMetrics:
     def of(
         cls, train: TrainSettings, task: Task, *, tried: bool = False
     ) -> OwnMetrics | None:
-        """Load the function of `train.compute_metrics`, or return None if it is not
-        set. Raises SettingsError if it cannot be loaded."""
+        """Load the function named by `train.compute_metrics`, or return None if the
+        parameter is null. Raises SettingsError if the function cannot be loaded."""
         if train.compute_metrics is None:
             return None
         path, known = train.compute_metrics, figures_of(task.settings, type(task))

@@ -1,4 +1,4 @@
-"""Predict a split with a saved model, and compute metrics and lists of errors."""
+"""Run a saved model on a split, and compute metrics and a list of the worst rows."""
 
 from __future__ import annotations
 

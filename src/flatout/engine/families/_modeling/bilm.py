@@ -60,9 +60,9 @@ class BilmConfig(PreTrainedConfig):
 
 @dataclass
 class BilmStates(ModelOutput):
-    """The states of both stacks, each (B, T, 2, output_size). Direction 0 depends on
-    the tokens up to a position, and direction 1 on the tokens from this position
-    onwards."""
+    """Hidden states of both directions, (B, T, 2, output_size) per layer. Along the
+    third axis, index 0 depends on the tokens up to and including a position, and index
+    1 on the tokens from that position onwards."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None

@@ -30,7 +30,7 @@ class Attention(ViTAttention):  # type: ignore[misc]
 
 
 class FeedForward(ViTMLP):  # type: ignore[misc]
-    """A replacement for ViTMLP with the same weights."""
+    """A replacement for ViTMLP with the same parameters."""
 
     fc1: nn.Linear
 
