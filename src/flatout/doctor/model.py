@@ -95,7 +95,7 @@ def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
 
 
 def memory_finding(found: Estimate, available: int, where: str) -> Finding:
-    """Compare the memory needed with the `available` bytes. `where` is the GPU or RAM."""
+    """Compare the memory needed with `available` bytes. `where` is the GPU or RAM."""
     text = (
         f"about {gib(found.total)} of {gib(available)} ({where}): "
         f"{found.parameters / 1e6:.1f} M weights with gradients and Adam "
