@@ -370,7 +370,7 @@ def test_what_a_column_in_a_folders_name_and_a_saved_data_set_say(tmp_path):
     with pytest.raises(RawTextsError, match=r"\(label=good\) are not read: add"):
         CLASSES.check_present(TextFiles(tmp_path / "hive"))
     datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(RawTextsError, match=r"of type flatout\.datasets\.KeyedArrow"):
+    with pytest.raises(RawTextsError, match=r"of type huggingface\.ArrowDataset"):
         _ = TextFiles(tmp_path / "saved").files
 
 
