@@ -105,11 +105,14 @@ def test_a_folder_between_two_renames_comes_back_and_leftovers_go(tmp_path, capl
 
 def test_leftovers_go_when_nothing_was_written_for_a_day(tmp_path):
     earlier = "pod-7~12~1700000000~ab"  # as version 0.1 named them
-    for name in ("fresh", "old"):
+    for name in ("fresh", "old", "long"):
         (tmp_path / f".{name}.writing-{earlier}").mkdir()
-    os.utime(tmp_path / f".old.writing-{earlier}", (0, 0))
+    (tmp_path / f".long.writing-{earlier}" / "rows").touch()  # still written to
+    for name in ("old", "long"):
+        os.utime(tmp_path / f".{name}.writing-{earlier}", (0, 0))
     clear_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f".fresh.writing-{earlier}"]
+    found = sorted(path.name.partition(".writing")[0] for path in tmp_path.iterdir())
+    assert found == [".fresh", ".long"]
     clear_leftovers(tmp_path, alone=True)  # with the lock on the folder
     assert list(tmp_path.iterdir()) == []
 

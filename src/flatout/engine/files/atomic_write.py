@@ -146,5 +146,6 @@ def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
 def _age_s(path: Path) -> float:
     """Return the seconds since the last write, or 0 if `path` no longer exists."""
     with suppress(OSError):
-        return time.time() - path.lstat().st_mtime
+        written = (p.lstat().st_mtime for p in (path, *path.rglob("*")))
+        return time.time() - max(written)
     return 0.0

@@ -201,7 +201,7 @@ class ChatEncoder:
             marks=flat([mask[:size] for _, mask in rows]) - 1,
         )
 
-    def _row(self, messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
+    def _row(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
         """Return token ids, and a mask with 1 at tokens of the assistant."""
         found = self._tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
