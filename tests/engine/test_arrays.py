@@ -146,12 +146,6 @@ def write(path, found):
         ),
         ("c.npy", b"", [], r"c\.npy has a file type other than .* use numpy"),
         (
-            "cut.csv",
-            ["a,label", "1,2,3"],
-            [],
-            r"cut\.csv cannot be read: row 0 has 3 fields",
-        ),
-        (
             "a.csv",
             ["a,b,label", *(f"x{n},1,{n}" for n in range(9))],
             [],
@@ -231,6 +225,15 @@ def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
                 WINDOW_ROWS + 1: "b is missing or not a number",
             },
         ),
+        (
+            "cut.csv",
+            ["a,b,label", "1,2", *LONG[:4], "1,2,3,4", *LONG[4:], "1"],
+            {
+                0: "2 fields instead of 3",
+                5: "4 fields instead of 3",
+                WINDOW_ROWS + 2: "1 fields instead of 3",
+            },
+        ),
     ],
 )
 def test_rows_of_no_use_are_told_by_their_place(tmp_path, name, found, reasons):
@@ -276,6 +279,47 @@ def test_shards_have_the_order_of_columns_of_the_first(tmp_path):
     (tmp_path / "2.csv").write_text("b,label,a\n4,y,3\n")
     windows = list(ArrayFiles(tmp_path, (), "label").windows())
     assert [w.values.tolist() for w in windows] == [[[1, 2]], [[3, 4]]]
+
+
+def test_rows_keep_their_numbers_after_a_broken_row(tmp_path):
+    lines = ["0,x", "1,2,3", "2,y", "3,z"]
+    path = write(tmp_path / "a.csv", ["a,label", *lines])
+    [window] = ArrayFiles(path, (), "label").windows()
+    assert window.faults == {1: "3 fields instead of 2"}
+    found = [
+        (window.place(n)[1], window.values[n], window.labels[n]) for n in (0, 2, 3)
+    ]
+    assert found == [(0, [0.0], "x"), (2, [2.0], "y"), (3, [3.0], "z")]
+
+
+CELLS = ("2.csv", ["a,b,label", *LONG[:40]])
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "second", "rows"),
+    [
+        ("1.csv", ["a,b,label"], CELLS, 0),
+        ("1.csv", ["a,b,label", ",,x"], CELLS, 1),
+        ("1.parquet", {"a": pa.nulls(2), "b": [1, 2], "label": [0, 1]}, CELLS, 2),
+        (
+            "1.parquet",
+            {"x": [[], []], "label": [0, 1]},
+            ("2.parquet", {"x": LISTS, "label": LABELS}),
+            2,
+        ),
+    ],
+)
+def test_a_first_shard_without_numbers_stops_no_other(
+    tmp_path, name, found, second, rows
+):
+    write(tmp_path / name, found)
+    write(tmp_path / second[0], second[1])
+    made = split(tmp_path, settings_of())
+    assert [source for source, *_ in rejected(made)] == rows * [name]
+    assert (
+        sum(len(made[part].to_dataset()) for part in ("train", "validation", "test"))
+        == 40
+    )
 
 
 def test_files_of_other_shapes_go_to_the_quarantine(tmp_path, caplog):

@@ -92,11 +92,13 @@ class ArrayFiles:
         self._check_columns(file, names, chosen)
         if not chosen:
             raise ArraysError(f"{file}: no column but the label {self.label!r}")
-        for batch in table.batches([*chosen, *([label] if label else [])]):
+        for read in table.batches([*chosen, *([label] if label else [])]):
+            batch, broken = tables.with_broken_rows(read)
             inputs = {name: batch.columns[name] for name in chosen}
             values, faults = tables.samples(file, replace(batch, columns=inputs))
             labels = tables.labels(batch, label) if label else None
             start = int(batch.rows[0]) if len(batch.rows) else 0
+            faults |= broken
             yield Window(name_in(self.path, file), start, values, labels, faults)
 
     def _inputs_in(self, names: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ import xxhash
 
 from flatout.engine.arrays.sources import ArraySource, Window
 from flatout.engine.data.column_checks import Faults, read_label
+from flatout.engine.data.labels import ordered_names
 from flatout.engine.data.raw_texts import SPLITS, RawBatch, column_of_mixed
 from flatout.engine.data.row_facts import FactCollector, Hashes
 from flatout.engine.data.rows import rejected_batch
@@ -150,7 +151,8 @@ class _Values:
     def shape_with(self, window: Window) -> tuple[int, ...] | None:
         """Return the shape of a sample, set by the first window with a readable sample,
         or None if no sample has been read yet."""
-        if self.shape is None and len(window.faults) < len(window.values):
+        has_values = window.values[:1].size and len(window.faults) < len(window.values)
+        if self.shape is None and has_values:
             self.shape = window.values.shape[1:]
         return self.shape
 
@@ -209,14 +211,10 @@ def _plain(label: Any) -> Any:
 
 
 def label_names_of(source: ArraySource, task: Task) -> list[str]:
-    """Return the distinct label names in alphabetical order, or in numeric order if all
-    are numbers. If labels are not names, return an empty list."""
+    """Return the distinct label names in the order of ordered_names. If labels are not
+    names, return an empty list."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
     labels, faults = _read_labels(list(source.labels()), task.label_type)
     good = np.setdiff1d(np.arange(len(labels)), list(faults.reasons))
-    names = pc.unique(labels.take(pa.array(good))).to_pylist()
-    try:
-        return sorted(sorted(names), key=float)  # 01 and 1 differ
-    except ValueError:
-        return sorted(names)
+    return ordered_names(sorted(pc.unique(labels.take(pa.array(good))).to_pylist()))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flatout.engine.arrays.sources import ArraysError, as_numbers
 from flatout.engine.data.column_checks import Faults, is_text, read_number, value_of
@@ -16,6 +18,7 @@ from flatout.engine.data.forms import with_digits
 from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.readers.file_reader import Format
 from flatout.engine.data.readers.text_files import TextFiles
+from flatout.engine.files.content_key import plain_values
 
 ENDINGS = (".parquet", ".csv", ".tsv")
 DELIMITERS = ",;\t|"
@@ -31,14 +34,22 @@ def table(file: Path) -> TextFiles:
     return TextFiles(file, Format(delimiter=max(DELIMITERS, key=head.count)))
 
 
+def with_broken_rows(batch: RawBatch) -> tuple[RawBatch, dict[int, str]]:
+    """Return `batch` with missing values in place of each broken row, and a mapping
+    from the index of each broken row to the reason."""
+    reasons = {fault.row: fault.reason for fault in reversed(batch.broken)}
+    rows = np.union1d(batch.rows, np.array([*reasons], np.int64))
+    broken = np.isin(rows, [*reasons])
+    places = pa.array(np.searchsorted(batch.rows, rows), mask=broken)
+    columns = {name: column.take(places) for name, column in batch.columns.items()}
+    faults = {n: reasons[int(rows[n])] for n in np.flatnonzero(broken).tolist()}
+    return replace(batch, rows=rows, columns=columns, broken=[]), faults
+
+
 def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Return samples (n, ...) from a column of lists, or from one column per number,
     and a mapping from the index of each unusable row to the reason. Raises ArraysError
     if the columns cannot be used."""
-    if broken := batch.broken:
-        raise ArraysError(
-            f"{file} cannot be read: row {broken[0].row} has {broken[0].reason}"
-        )
     first, *others = batch.columns.values()
     if not others and _is_list(first.type):
         return _listed(first)
@@ -60,14 +71,18 @@ def labels(batch: RawBatch, name: str) -> list[Any]:
 
 def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
     """Return a column as numbers (n,), and a mask (n,) of missing or invalid values.
-    Raises ArraysError if at least half of the first batch is not numeric."""
+    Raises ArraysError if most values of the first batch are not numeric."""
     column = batch.columns[name]
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.float32())
     if is_text(column.type):
         numbers = read_number(batch, name, Faults()).to_numpy()
         if np.isnan(numbers).any():
             numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy()
         unusable = np.isnan(numbers)
-        if batch.rows[:1].any() or 2 * unusable.sum() < len(numbers):
+        given = pc.greater(pc.binary_length(plain_values(column)), 0).fill_null(False)
+        wrong = unusable & given.to_numpy(zero_copy_only=False)
+        if batch.rows[:1].any() or wrong.sum() <= (~unusable).sum():
             return numbers, unusable
     elif _is_number(column.type):
         blank = pa.scalar(0).cast(column.type)

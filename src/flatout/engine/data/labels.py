@@ -3,8 +3,9 @@ that occur with several labels."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,23 @@ from flatout.engine.data.row_facts import REJECTED, Codes, RowFacts, first_rows
 from flatout.engine.data.rows import rejected_batch
 
 SHOWN_TEXTS = 3
+
+
+def ordered_names(names: Sequence[str]) -> list[str]:
+    """Return the label names in numeric order if all are finite numbers, otherwise in
+    alphabetical order. Names of equal numbers, such as 01 and 1, keep their order."""
+    for number in (int, _finite):  # int is exact even for long numbers.
+        try:
+            return sorted(names, key=number)
+        except ValueError:
+            continue
+    return sorted(names)
+
+
+def _finite(name: str) -> float:
+    if math.isfinite(number := float(name)):
+        return number
+    raise ValueError(name)
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flatout.engine.data.labels import ordered_names
 from flatout.engine.files.arrow_folder import without_indices
 from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
@@ -191,8 +192,8 @@ def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
 
 
 def label_names_of(rows: Any) -> list[str]:
-    """Return the distinct labels, sorted, in numeric order if all are integers. If the
-    labels are numbers, or there are none, return an empty list."""
+    """Return the distinct labels in the order of ordered_names. If the labels are
+    numbers, or there are none, return an empty list."""
     if "label" not in rows.column_names:
         return []
     label = rows.data.table.column("label")
@@ -201,8 +202,4 @@ def label_names_of(rows: Any) -> list[str]:
     # Tables written by pandas have large strings.
     if not (pa.types.is_string(label.type) or pa.types.is_large_string(label.type)):
         return []
-    names = pc.unique(label).to_pylist()
-    try:
-        return sorted(names, key=int)
-    except ValueError:
-        return sorted(names)
+    return ordered_names(pc.unique(label).to_pylist())
