@@ -13,7 +13,7 @@ from transformers import AutoModel
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
-from flatout.engine.tasks import Task
+from flatout.engine.tasks import Metrics, Task
 from flatout.engine.tasks.sequence_classification import SequenceClassification
 from flatout.engine.train import evaluate as evaluating
 from flatout.engine.train.evaluate import evaluate
@@ -54,13 +54,32 @@ class Near(SequenceClassification):
         return None
 
 
+class Table(Metrics):
+    """A figure that is no number, as version 0.1 allowed."""
+
+    def update(self, logits, labels):
+        """Nothing."""
+
+    def compute(self):
+        """Counts of two classes."""
+        return {"confusion": [[3, 1], [0, 4]]}
+
+
+class Confused(Near):
+    """With a table among its metrics."""
+
+    def metrics(self, device):
+        """The table."""
+        return Table()
+
+
 PATH = f"{__name__}.Near"
 
 
-def near_job(folder, **train):
+def near_job(folder, path=PATH, **train):
     options = {"token_budget": "auto", "epochs": 4, **train}
     job = make_job(folder, config=NO_DROPOUT, **options)
-    model = job.settings.model.model_copy(update={"task": PATH})
+    model = job.settings.model.model_copy(update={"task": path})
     return replace(job, settings=job.settings.model_copy(update={"model": model}))
 
 
@@ -144,6 +163,14 @@ def test_a_global_batch_of_one_row_is_refused(tmp_path):
     job = near_job(tmp_path, global_batch_size=1)
     with pytest.raises(SettingsError, match="set it to at least 2"):
         assemble(job, set_up(job.settings.runtime))
+
+
+def test_metrics_that_are_no_numbers_are_refused_before_training(tmp_path):
+    job = near_job(tmp_path, f"{__name__}.Confused")
+    match = r"Confused have confusion: \[\[3, 1\], \[0, 4\]\]: give a number"
+    with pytest.raises(SettingsError, match=match):
+        train(job, set_up(job.settings.runtime))
+    assert not list(job.work_folder.glob("*/*.safetensors"))
 
 
 def test_only_a_task_that_defines_a_head_brings_one():

@@ -4,6 +4,7 @@ import pytest
 
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import HeadKind, Task, task_class
+from flatout.engine.tasks.sequence_classification import SequenceClassification
 
 
 class HalfATask(Task):
@@ -24,6 +25,24 @@ class OldTexts(HalfATask):
     joins_texts = True
 
 
+class OldJudge(SequenceClassification):
+    """Wants a function that judge gets no more."""
+
+    def judge(self, logits, labels, decode):
+        """Nothing."""
+
+
+class OtherNames(SequenceClassification):
+    """Can be called as Task is."""
+
+    def judge(self, scores, wanted, *, shown=3):
+        """Nothing."""
+
+    @staticmethod
+    def chance_loss(num_outputs):
+        """Nothing."""
+
+
 BAD = {
     "tests.engine.nowhere.MyTask": "cannot be imported",
     "tests.engine.test_tasks.NoSuchTask": "cannot be imported",
@@ -31,6 +50,8 @@ BAD = {
     "tests.engine.test_tasks.OldNames": "OldNames.head is head_kind now",
     "tests.engine.test_tasks.OldTexts": r"joins_texts is texts = Texts\(joined=",
     "tests.engine.test_tasks.HalfATask": "has no loss; add it to the class",
+    "tests.engine.test_tasks.OldJudge": r"OldJudge\.judge\(logits, labels\) cannot be "
+    "called: missing a required argument: 'decode'",
 }
 
 
@@ -38,6 +59,10 @@ BAD = {
 def test_what_is_no_task_is_refused_with_what_it_lacks(path):
     with pytest.raises(SettingsError, match=f"^model.task: .*{BAD[path]}"):
         task_class(path)
+
+
+def test_a_method_may_have_other_names_for_its_arguments():
+    assert task_class("tests.engine.test_tasks.OtherNames") is OtherNames
 
 
 def test_a_task_has_few_members():

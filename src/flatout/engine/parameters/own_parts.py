@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from flatout.engine.parameters.common import SettingsError
@@ -79,6 +80,21 @@ def _call_fault(part: Any, call: Call) -> str:
         method = next(filter(None, own), None)
         return _binding_fault(part) or _binding_fault(method, part, *call.arguments)
     return _binding_fault(part, *call.arguments, **call.named)
+
+
+def override_faults(own: type, base: type) -> Iterator[str]:
+    """Yield why each method of `own` that overrides one of `base` cannot be called with
+    the arguments of `base`."""
+    for name, function in vars(base).items():
+        given = inspect.getattr_static(own, name)
+        if given is function or not isinstance(given, (FunctionType, staticmethod)):
+            continue
+        found = inspect.signature(function).parameters.values()
+        named = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
+        others = [p.name for p in found if p.name not in ("self", *named)]
+        fault = _binding_fault(given.__get__(own, own), *others, **dict.fromkeys(named))
+        if fault:
+            yield f"{name}({', '.join([*others, *named])}) cannot be called: {fault}"
 
 
 def _binding_fault(

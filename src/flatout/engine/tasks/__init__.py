@@ -23,7 +23,7 @@ from flatout.engine.parameters import (
     near_or_all,
     refusal,
 )
-from flatout.engine.parameters.own_parts import own_part
+from flatout.engine.parameters.own_parts import override_faults, own_part
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks._labels import (
     Calibrated as Calibrated,
@@ -157,4 +157,6 @@ def _own_class(path: str) -> type[Task]:
             raise SettingsError(f"model.task: {path}.{name} is {now} now")
     if missing := ", ".join(sorted(found.__abstractmethods__)):
         raise SettingsError(f"model.task: {path} has no {missing}; add it to the class")
+    for fault in override_faults(found, Task):
+        raise SettingsError(f"model.task: {path}.{fault}")
     return found

@@ -22,7 +22,7 @@ from flatout.engine.parameters import SettingsError
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task, without_options
 from flatout.engine.train.cached_gradients import Part, whole
-from flatout.engine.train.own_figures import OwnFigures, OwnMetrics
+from flatout.engine.train.own_figures import OwnFigures, OwnMetrics, number_of
 from flatout.engine.train.recording.report import Evaluation
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,14 @@ class Sums:
         found = self._figures(runtime)
         if PERPLEXITY in self._task.figures:
             found[PERPLEXITY] = float(np.exp(loss))
-        known = {name: value for name, value in found.items() if math.isfinite(value)}
+        numbers = {name: number_of(value) for name, value in found.items()}
+        for name, number in numbers.items():
+            if number is None:
+                raise SettingsError(
+                    f"model.task: the metrics of {self._task.settings.task} have "
+                    f"{name}: {found[name]!r}: give a number, or remove it"
+                )
+        known = {n: x for n, x in numbers.items() if x is not None and math.isfinite(x)}
         return Evaluation(loss, known)
 
     def _figures(self, runtime: Runtime) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from flatout.engine.checkpoints.resume import check_identity, find_checkpoint
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.adapters import has_adapter
 from flatout.engine.models.building import load_pretrained
+from flatout.engine.parameters.own_parts import is_own
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.keeping.oom import evaluate_within_memory, shrink
@@ -207,11 +208,12 @@ def announce(trainer: Trainer) -> None:
 
 
 def try_own_parts(trainer: Trainer) -> None:
-    """Call the custom schedule and metrics, if any, before the first step. Raises
+    """Call the custom schedule, metrics and task, if any, before the first step. Raises
     SettingsError if one of them fails or returns an invalid value."""
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
-    if own := OwnMetrics.of(train, task, tried=True):
+    own = OwnMetrics.of(train, task, tried=True)
+    if own or is_own(task.settings.task):
         found = evaluate_split(trainer, trainer.job.validation, own, ROWS_TRIED)
         check_metric(train, task, found.metrics)
 
