@@ -14,6 +14,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 from transformers import AutoConfig, AutoTokenizer
 
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.split import SplitError
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import Vocabulary, load_pretrained
@@ -69,6 +70,13 @@ def test_all_rows_of_a_query_are_in_one_split_and_bad_ones_are_rejected():
         25: rejected[2]["reason"],
         36: "p is empty",
     }
+
+
+def test_data_that_is_too_small_is_counted_in_queries():
+    frame = frame_of(2, passages=10)
+    count = frame["q"].nunique()
+    with pytest.raises(SplitError, match=rf": {count} values of the column q are too"):
+        split(frame)["train_rows"].to_dataset()
 
 
 def test_columns_that_do_not_fit_are_named():

@@ -165,14 +165,21 @@ class SplitPlan(ABC):
             )
         if empty:
             raise SplitError(
-                f"no row fell into {' and '.join(empty)}: {report['rows_in']} rows are "
-                "too few for split.fractions. Give more rows or raise the fraction"
+                f"no row fell into {' and '.join(empty)}: {self._units()} are too few "
+                "for split.fractions. Give more of them or raise the fraction"
             )
         if folds := self.settings.folds:
             is_class = self.has_classes
             fault = folds_fault(self.facts, self.folds, folds, has_classes=is_class)
             if fault:
                 raise SplitError(fault)
+
+    def _units(self) -> str:
+        """Return the number of rows, or of groups if groups are kept together."""
+        if (groups := self.facts.groups) is None:
+            return f"{self.report['rows_in']} rows"
+        column = self.settings.group_column or self.settings.query_column
+        return f"{len(np.unique(groups))} values of the column {column}"
 
     def _numbers_hint(self) -> str:
         """Return a hint if the labels are numbers that are unlikely to be classes."""
