@@ -21,6 +21,7 @@ from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tasks import make_task, task_class
 from tests.engine.families import task_of
+from tests.engine.test_token_classification import not_utf8
 
 TASK = "multi-label-classification"
 NAMES = ["a", "b", "c"]
@@ -82,6 +83,15 @@ def test_what_is_no_list_and_what_train_never_has_goes_to_the_quarantine():
     assert found[5][0] == "label is not a list of names"
     assert found[7][0] == "label is missing"
     assert found[row] == ("label has no row in the train split", "a, odd")
+
+
+def test_a_name_that_is_not_utf8_rejects_its_row_alone():
+    names = [[name.encode() for name in row] for row in lists(200)]
+    names[3] = [b"\xe9"]
+    table = pa.table({"text": frame_of(names)["text"], "label": not_utf8(names)})
+    (rejected,) = split(table)[2].to_pylist()
+    found = [rejected[key] for key in ("row", "reason", "excerpt")]
+    assert found == [3, "label is not valid UTF-8", repr(b"\xe9")]
 
 
 def test_columns_of_other_values_and_bad_settings_are_refused():

@@ -89,6 +89,24 @@ def test_what_cannot_be_used_goes_to_the_quarantine_with_its_reason():
     assert [row["text"] for row in kept] == ["a b"]
 
 
+def not_utf8(texts):
+    """A column of lists of texts, from their bytes."""
+    flat = pa.array([word for row in texts for word in row], pa.binary())
+    joined = pa.StringArray.from_buffers(len(flat), *flat.buffers()[1:])
+    offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, joined)
+
+
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_a_value_that_is_not_utf8_rejects_its_row_alone(column):
+    rows = [[b"a", b"b"], [b"c", b"\xe9"], [b"d"]]
+    plain = [[str(word, "latin-1") for word in row] for row in rows]
+    table = pa.table({"text": plain, "label": plain} | {column: not_utf8(rows)})
+    found, reasons = checked(table)
+    assert [row["text"] for row in found] == ["a b", "d"]
+    assert reasons == {1: f"{column} is not valid UTF-8"}
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Folder of a tokenizer, and rows of a split."""
@@ -130,10 +148,14 @@ def test_the_first_piece_of_a_word_is_its_target_as_in_transformers(made):
     assert sum(len(row["input_ids"]) == 16 for row in tokens) > 10
 
 
-def test_rows_that_were_split_for_another_task_are_refused(made):
+@pytest.mark.parametrize("tags", [["O"] * 21, [], None])
+def test_rows_that_were_split_for_another_task_are_refused(made, tags):
     folder, rows = made
-    odd = rows.map(lambda row: {"label": [*row["label"], "O"]})
-    with pytest.raises(TokensError, match=r"row 0 has \d+ words and \d+ tags"):
+    odd = rows.map(
+        lambda row, n: {"label": tags if n == 3 else row["label"]}, with_indices=True
+    )
+    words, count = len(rows[3]["text"].split(" ")), len(tags or [])
+    with pytest.raises(TokensError, match=f"row 3 has {words} words and {count} tags"):
         tokens_recipe(
             "train", odd, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
         ).to_dataset()

@@ -50,15 +50,17 @@ def named(array: Any) -> Any:
     return pc.if_else(missing, pa.scalar(None, array.type), array)
 
 
-def python_values(batch: RawBatch, name: str) -> list[Any]:
+def python_values(batch: RawBatch, name: str, faults: Faults) -> list[Any]:
     """Return the N values of a column as Python objects, with None for objects that
-    are neither texts, numbers nor lists. If any value is not valid UTF-8, all returned
-    values are None."""
+    are neither texts, numbers nor lists. Values that are not valid UTF-8 are rejected
+    and become None."""
     array = plain_values(batch.columns[name])
     try:
         values = list(array.to_pylist())
     except UnicodeDecodeError:
-        return [None] * len(array)
+        values = [value_of(one) for one in array]
+        lost = np.array([value is None for value in values])
+        faults.add(name, lost & array.is_valid().to_numpy(False), "is not valid UTF-8")
     for row in np.flatnonzero(batch.kinds.get(name, np.empty(0)) == Kind.OTHER):
         if not values[row].startswith("["):
             values[row] = None
@@ -161,7 +163,8 @@ def read_label(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> A
 def _read_list(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:
     """Read lists of names or numbers, which may also be given as JSON text."""
     array = batch.columns[name]
-    values = [_list(value, label_type) for value in array.to_pylist()]
+    given = python_values(batch, name, faults)
+    values = [_list(value, label_type) for value in given]
     kind = "names" if pa.types.is_string(label_type.value_type) else "finite numbers"
     faults.add(name, array.is_null(), "is missing")
     faults.add(name, [value is None for value in values], f"is not a list of {kind}")

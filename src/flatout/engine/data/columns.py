@@ -264,7 +264,7 @@ def excerpt(value: Any) -> str:
     """Return the first EXCERPT_CHARACTERS characters of a value as printable text."""
     try:
         text = str(value.as_py())
-    except UnicodeDecodeError:
-        text = repr(value.cast(pa.binary()).as_py())
+    except UnicodeDecodeError as error:
+        text = repr(error.object)
     cut = text[:EXCERPT_CHARACTERS]
     return cut.encode("utf-8", "replace").decode().replace("\x00", "\\0")

@@ -35,7 +35,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Return N texts of words separated by single spaces, with null for rejected rows.
     Values may be lists, JSON lists or plain texts."""
-    rows = [_words(name, value) for value in python_values(batch, name)]
+    rows = [_words(name, value) for value in python_values(batch, name, faults)]
     return _texts(faults.add_texts(name, rows))
 
 
@@ -43,7 +43,8 @@ def read_tagged(
     batch: RawBatch, text: str, label: str, faults: Faults
 ) -> tuple[Any, Any]:
     """Return N texts of words separated by single spaces, and N lists of tags."""
-    pairs = zip(python_values(batch, text), python_values(batch, label), strict=True)
+    values = (python_values(batch, name, faults) for name in (text, label))
+    pairs = zip(*values, strict=True)
     rows = faults.add_texts(label, [_tagged(text, label, *pair) for pair in pairs])
     words, tags = ([row and row[part] for row in rows] for part in (0, 1))
     return _texts(words), pa.array(tags, pa.list_(pa.string()))
@@ -89,7 +90,7 @@ def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | 
 
 def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]:
     """Return N conversations, both as readable texts and as JSON."""
-    found = [_conversation(name, value) for value in python_values(batch, name)]
+    found = [_conversation(name, value) for value in python_values(batch, name, faults)]
     good = faults.add_texts(name, found)
     texts = [one and "\n".join(map(_readable, one)) for one in good]
     kept = [one and json.dumps(one, ensure_ascii=False, default=str) for one in good]
@@ -134,7 +135,8 @@ def read_pairs(
     if negative is None:
         offsets = np.arange(len(positives) + 1, dtype=np.int32)
         return anchors, pa.ListArray.from_arrays(offsets, positives)
-    pairs = zip(positives.to_pylist(), python_values(batch, negative), strict=True)
+    given = python_values(batch, negative, faults)
+    pairs = zip(positives.to_pylist(), given, strict=True)
     found = [_negatives(negative, value, positive) for positive, value in pairs]
     others = faults.add_texts(negative, found)
     lists = [

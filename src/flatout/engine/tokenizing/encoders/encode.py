@@ -205,13 +205,14 @@ class TokensRecipe(ArrowRecipe):
 def _words_fault(texts: Any, tags: Any) -> str | None:
     """Return an error message if a row does not have exactly one tag per word."""
     words = pc.add(pc.count_substring(texts, " "), 1)
-    odd = pc.not_equal(words, pc.list_value_length(tags))
+    counts = pc.fill_null(pc.list_value_length(tags), 0)
+    odd = pc.not_equal(words, counts)
     if not pc.sum(odd).as_py():
         return None
     row = pc.index(odd, True).as_py()
     return (
-        f"row {row} has {words[row].as_py()} words and {len(tags[row])} tags: the rows "
-        "were split for another task. Run kedro run --pipelines=split,tokenize"
+        f"row {row} has {words[row].as_py()} words and {counts[row].as_py()} tags: the "
+        "rows were split for another task. Run kedro run --pipelines=split,tokenize"
     )
 
 
