@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,11 +19,17 @@ from flatout.engine.benchmark import (
     search as search_module,
     tune,
 )
-from flatout.engine.benchmark.ladder import LadderState
+from flatout.engine.benchmark.ladder import (
+    ALL,
+    LadderState,
+    Step,
+    leave_one_out,
+    without,
+)
 from flatout.engine.benchmark.outcome import summarise
 from flatout.engine.benchmark.recommend import tuned_parameters
 from flatout.engine.benchmark.rungs import SLOW, rungs
-from flatout.engine.benchmark.runner import OutOfTime
+from flatout.engine.benchmark.runner import Bench, OutOfTime
 from flatout.engine.benchmark.search import MODES, Search
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
@@ -349,6 +357,167 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
     )
     assert end.cumulative == pytest.approx(top.cumulative)
     assert not steps["pad to the longest of the batch"].kept
+
+
+LEFT_OUT = f"{ALL}, without "
+
+
+def left_out(search: Search) -> dict[str, dict]:
+    """The settings of each leave-one-out trial that its reference does not have, by
+    what was left out."""
+    trials = [t for t in search.bench.results if t.label.startswith(LEFT_OUT)]
+    return {
+        trial.label.removeprefix(LEFT_OUT): dict(
+            by_path(trial.spec.settings.model_dump(mode="json"))
+            - by_path(trial.spec.options["below"])
+        )
+        for trial in trials
+    }
+
+
+def by_path(tree: dict, prefix: str = "") -> set[tuple[str, object]]:
+    found = set()
+    for name, value in tree.items():
+        if name in ("benchmark", "sweep"):
+            continue
+        inner = isinstance(value, dict)
+        path = f"{prefix}{name}"
+        found |= by_path(value, f"{path}.") if inner else {(path, str(value))}
+    return found
+
+
+HISTORY = {"train.history": "dataframe", "train.empty_cache_every": "1"}
+RARELY = {"train.synchronize_every_step": "True", "train.metrics_every": "1"}
+RARELY |= {"train.log_every": "1"}
+
+
+def test_each_kept_optimisation_is_left_out_of_all_that_was_kept(tmp_path):
+    search = climbed(tmp_path, WORKERS_COST)
+    assert left_out(search) == {
+        "history in a list, no empty_cache": HISTORY,
+        "metrics, logs and synchronisation once a window": RARELY,
+        "fused attention (SDPA)": {"runtime.flash_sdp": "False"},
+        "fused AdamW": {"train.fused_optimizer": "False"},
+        "packed: no padding": {"train.batching": "grouped"},
+    }
+    steps = {step.name: step for step in search.ladder}
+    assert [step.rung for step in search.ladder] == list(range(len(steps)))
+    packed, fused = steps["packed: no padding"], steps["fused AdamW"]
+    assert packed.individual > 1.05
+    assert packed.leave_one_out == pytest.approx(packed.individual)
+    assert (fused.leave_one_out, fused.leave_one_out_note) == (pytest.approx(1.0), "")
+    grouped = steps["sorted within the batch"]
+    assert (grouped.leave_one_out, grouped.leave_one_out_note) == (
+        None,
+        "not applicable: a later rung replaces it",
+    )
+    dropped = steps["pad to the longest of the batch"]
+    assert (dropped.leave_one_out, dropped.leave_one_out_note) == (None, "")
+
+
+def test_what_is_left_out_trains_with_the_configured_batch(tmp_path):
+    found = bench(tmp_path, mode="ladder")
+    found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
+    search = Search(found)
+    MODES["ladder"](search)
+    trials = [t for t in found.results if t.label.startswith(LEFT_OUT)]
+    assert {trial.global_batch_size for trial in trials} == {32}
+    assert "global batch 32" not in left_out(search)
+
+
+@dataclass
+class FullBench(FormulaBench):
+    """Grouped batches do not fit next to anything else, and the others end in memory
+    failures without the fused optimizer."""
+
+    def _end_to_end(self, spec):
+        if not spec.label.startswith(LEFT_OUT):
+            return super()._end_to_end(spec)
+        train, paired = spec.settings.train, "below" in spec.options
+        if not train.fused_optimizer or (paired and train.batching == "grouped"):
+            return {"status": "oom"}
+        return super()._end_to_end(spec)
+
+
+def test_a_trial_without_an_optimisation_may_fail(tmp_path):
+    steps = {s.name: s for s in climbed(tmp_path, WORKERS_COST, FullBench).ladder}
+    packed, fused = steps["packed: no padding"], steps["fused AdamW"]
+    assert packed.leave_one_out == pytest.approx(packed.individual)
+    assert packed.leave_one_out_note == "one after the other"
+    assert (fused.leave_one_out, fused.status, fused.kept) == (None, "ok", True)
+    assert fused.leave_one_out_note == "oom: one after the other"
+
+
+def test_what_requires_an_optimisation_is_left_out_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(rungs_module, "nvidia_gpu_count", lambda: 1)
+    climb, kept = LadderState(), []
+    asked = settings(mode="ladder")
+    for rung in rungs(asked)[:-1]:  # with the global batch 256
+        kept.append(climb.complete(rung))
+        climb.keep(kept[-1], 1.0)
+    top, _ = without(kept)
+    assert top == climb.changes
+    chosen = {rung.name: rung for rung in kept}
+    expected = {
+        "TF32": ({"runtime.tf32": False}, []),
+        "fused AdamW": (
+            {"train.fused_optimizer": False, "train.cuda_graphs": False},
+            ["CUDA graphs"],
+        ),
+        "packed: no padding": (
+            {"train.batching": "grouped", "train.cuda_graphs": False},
+            ["CUDA graphs"],
+        ),
+        "torch.compile": (
+            {"train.compile": False, "runtime.residual": "fp32"},
+            ["residual stream in bf16"],
+        ),
+        "mixed precision (bf16)": (
+            {"runtime.precision": "fp32", "runtime.residual": "fp32"}
+            | {"train.batching": "grouped", "train.cuda_graphs": False},
+            ["packed: no padding", "residual stream in bf16", "CUDA graphs"],
+        ),
+        "CUDA graphs": ({"train.cuda_graphs": False}, []),
+        "sorted within the batch": ({}, []),
+    }
+    for name, (differs, others) in expected.items():
+        changes, names = without(kept, chosen[name])
+        assert names == others
+        assert {**SLOW, **changes} == {**SLOW, **top, **differs}
+    assert (top["train.global_batch_size"], top["train.cuda_graphs"]) == (256, "auto")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_real_trial_leaves_out_an_optimisation(tmp_path, warm_trials):
+    asked = settings(mode="ladder", repeats=2)
+    search = Search(Bench(asked, job_files(tmp_path), tmp_path / "bench"))
+    search.bench.start()
+    row = Step(1, "", 1.0, 1.0, 1.0, None, True, False, "ok", "", "001")
+    names = ("fused AdamW", "packed: no padding")
+    kept = [(rung, row) for rung in rungs(asked) if rung.name in names]
+    measured = partial(search.bench.compare, with_changes(asked, SLOW))
+    steps = list(leave_one_out(measured, kept))
+    assert left_out(search) == {
+        "fused AdamW": {"train.fused_optimizer": "False"},
+        "packed: no padding": {"train.batching": "fixed", "runtime.attention": "eager"},
+    }
+    for trial, step in zip(search.bench.results, steps, strict=True):
+        assert (trial.status, trial.global_batch_size) == ("ok", 16)
+        pairs = zip(
+            trial.figures["window_samples_per_s"],
+            trial.figures["below_window_samples_per_s"],
+            strict=True,
+        )
+        lost = median(remaining / all_kept for remaining, all_kept in pairs)
+        assert step.leave_one_out == pytest.approx(1 / lost)
+        assert step.leave_one_out_spread_pct == trial.times_below_spread_pct
+        assert step.leave_one_out_note == ""
+    _, packed = search.bench.results
+    assert (packed.strategy, packed.attention) == ("fixed", "eager")
+    stored = tmp_path / "bench" / packed.key / "below" / "spec.json"
+    train = json.loads(stored.read_text())["spec"]["settings"]["train"]
+    assert (train["batching"], train["fused_optimizer"]) == ("packed", True)
 
 
 @dataclass

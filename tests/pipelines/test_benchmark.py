@@ -39,6 +39,8 @@ from flatout.project.hooks import Run, SettingsHooks
 from flatout.project.tuned import tuned_mismatches
 from flatout.reports.markdown import time_text
 from flatout.reports.report import ladder_text, report_text
+from flatout.tracking.outcomes import record_node_outputs
+from flatout.tracking.record import RunRecord
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
@@ -83,8 +85,12 @@ RUNG = {
     "changes_optimisation": False,
     "status": "ok",
     "note": "",
+    "leave_one_out": None,
+    "leave_one_out_spread_pct": None,
+    "leave_one_out_note": "",
 }
 GAINED = {"samples_per_s": 25.0, "individual": 2.5, "cumulative": 2.5}
+GAINED |= {"leave_one_out": 1.2, "leave_one_out_spread_pct": 2.0}
 TF32 = {**RUNG, "rung": 1, "name": "TF32", **GAINED}
 LADDER = pd.DataFrame([RUNG, TF32])
 NOTHING = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
@@ -206,7 +212,7 @@ REFUSED = {**FAILED, "status": "error", "log": "", "note": "batch 64 is too larg
         ),
         (
             {"mode": "ladder"},
-            "| TF32 | 25 | 2.50x | 3 | 2.50x | yes |",
+            "| TF32 | 25 | 2.50x | 3 | 2.50x | yes | 1.20x ± 2 % |",
             "Profile of",
         ),
         ({}, "| fp32 | 50 | 92 | 1.5 | 1.07 | 33.3 |\n", "| TF32 |"),
@@ -253,13 +259,49 @@ def test_trials_that_differ_in_little_are_told_apart():
 def test_a_ladder_says_which_rungs_failed_and_why():
     failed = {**RUNG, **NOTHING, "status": "oom", "note": "stopped at 2.0 GiB resident"}
     text = ladder_text(pd.DataFrame([failed, {**RUNG, "name": "TF32", "note": "n"}]))
-    assert text.splitlines()[2].endswith("| total | kept | status |")
-    shown = "| conf/slow |  |  | 3 |  | no | oom: stopped at 2.0 GiB resident |"
+    assert text.splitlines()[2].endswith("| total | kept | leave-one-out | status |")
+    shown = "| conf/slow |  |  | 3 |  | no |  | oom: stopped at 2.0 GiB resident |"
     assert shown in text
-    assert "| TF32 | 10 | 1.00x | 3 | 1.00x | yes | ok |" in text
+    assert "| TF32 | 10 | 1.00x | 3 | 1.00x | yes |  | ok |" in text
     alone = {**RUNG, "name": "TF32", "note": f"n; {ALONE}"}
     text = ladder_text(pd.DataFrame([RUNG, alone]))
-    assert f"| 1.00x | yes | ok, {ALONE} |" in text
+    assert f"| 1.00x | yes |  | ok, {ALONE} |" in text
+
+
+def test_a_ladder_shows_what_each_optimisation_gains_last(tmp_path):
+    note = "together with CUDA graphs"
+    failed = {**RUNG, "name": "bf16", "leave_one_out_note": "oom: stopped at 2.0 GiB"}
+    steps = pd.DataFrame([RUNG, TF32, {**TF32, "leave_one_out_note": note}, failed])
+    table = KeptTable(filepath=str(tmp_path / "ladder.csv"))
+    table.save(steps)
+    for found in (steps, table.load()):
+        cells = [row.split(" | ")[-1] for row in ladder_text(found).splitlines()[4:8]]
+        assert cells == [
+            " |",
+            "1.20x ± 2 % |",
+            f"1.20x ± 2 %, {note} |",
+            "oom: stopped at 2.0 GiB |",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "metrics"),
+    [
+        (pd.DataFrame(), {}),
+        (pd.DataFrame([RUNG]), {}),
+        (
+            pd.DataFrame([RUNG, {**TF32, "name": "mixed precision (bf16)"}]),
+            {"leave_one_out_mixed-precision-bf16": 1.2},
+        ),
+    ],
+)
+def test_gains_are_metrics_of_the_run(steps, metrics):
+    record = RunRecord("", "", "")
+    summary = {**SUMMARY, "picks": {}}
+    outputs = {"trials": TRIALS, "summary": summary, "ladder": steps}
+    named = {f"benchmark_{name}": output for name, output in outputs.items()}
+    record_node_outputs(record, named)
+    assert record.metrics == metrics
 
 
 def test_an_empty_benchmark_is_shown_as_such():

@@ -157,7 +157,9 @@ def _profile(summary: Summary) -> str:
 ALTERNATING = (
     "Alternating: the median ratio between windows with this rung and windows with "
     "the kept rungs below it (for the last lines: with conf/slow). ± %: width of the "
-    "middle half of these ratios. Total: the product."
+    "middle half of these ratios. Total: the product. Leave-one-out: the median ratio "
+    "between windows with all kept optimisations, at the configured global batch, and "
+    "windows with all except this one."
 )
 
 
@@ -165,7 +167,7 @@ def ladder_text(steps: pd.DataFrame) -> str:
     """Return the table of rungs, each with its gain or the reason why it failed."""
     if steps.empty:
         return ""
-    rows = steps.fillna({"note": ""}).to_dict("records")
+    rows = steps.fillna({"note": "", "leave_one_out_note": ""}).to_dict("records")
     columns: Columns = {
         "rung": lambda row: (
             f"{row['name']}{' (another optimisation)' * row['changes_optimisation']}"
@@ -175,10 +177,17 @@ def ladder_text(steps: pd.DataFrame) -> str:
         "± %": "spread_pct",
         "total": times("cumulative"),
         "kept": lambda row: "yes" if row["kept"] and row["status"] == "ok" else "no",
+        "leave-one-out": _leave_one_out,
     }
     if any(_end(row) != "ok" for row in rows):
         columns = {**columns, "status": _end}
     return section("Ladder", table(rows, columns), ALTERNATING)
+
+
+def _leave_one_out(row: Row) -> str:
+    spread = cell_text(row["leave_one_out_spread_pct"])
+    gain = times("leave_one_out")(row) + (f" ± {spread} %" if spread else "")
+    return ", ".join(filter(None, (gain, cell_text(row["leave_one_out_note"]))))
 
 
 def _end(row: Row) -> str:

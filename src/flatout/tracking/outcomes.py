@@ -66,6 +66,11 @@ def record_node_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
             for name, trial in summary["picks"].items()
             if trial
         )
+        if len(steps := outputs["benchmark_ladder"]):
+            gains = steps.set_index("name")["leave_one_out"].dropna().items()
+            record.metrics |= _numbers(
+                (f"leave_one_out_{plain_name(name)}", gain) for name, gain in gains
+            )
         if verdict := summary["verdict"]:
             record.tags["bound_by"] = verdict["bound"]
         record.tags[DESCRIPTION] = summary.get("answer", "")

@@ -5,18 +5,19 @@ own optimisations. The windows of each rung alternate with windows of all rungs 
 far. A rung that makes training slower is reported, but left out of the rungs above it.
 At the end, all kept rungs together are compared with the slow configuration. If a
 larger global batch was kept, the rungs that do not change the optimisation are first
-compared with it on their own.
+compared with it on their own. Finally, each kept optimisation is left out once, and all
+kept rungs are compared with those that remain (leave-one-out).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
-from flatout.engine.benchmark.runner import Bench
+from flatout.engine.benchmark.rungs import BATCH, SLOW, Rung, rungs
+from flatout.engine.benchmark.runner import ALONE, Bench
 from flatout.engine.benchmark.trials.trial_spec import (
     SETTING_BY_COLUMN,
     Changes,
@@ -51,6 +52,12 @@ class Step:
     status: str
     note: str
     trial_id: str
+    leave_one_out: float | None = None
+    """Throughput with all kept rungs relative to the throughput without this rung, with
+    the configured global batch size."""
+    leave_one_out_spread_pct: float | None = None
+    leave_one_out_note: str = ""
+    """The rungs left out together with this one, or why there is no ratio."""
 
 
 @dataclass
@@ -58,8 +65,6 @@ class LadderState:
     """The changes to conf/slow that have been kept so far."""
 
     changes: Changes = field(default_factory=dict)
-    same: Changes = field(default_factory=dict)
-    """The kept changes that do not change the optimisation (the global batch size)."""
     gained: float = 1.0
     """The product of the gains of all kept rungs."""
 
@@ -75,8 +80,6 @@ class LadderState:
     def keep(self, rung: Rung, ratio: float) -> None:
         self.changes.update(rung.changes)
         self.gained *= ratio
-        if not rung.changes_optimisation:
-            self.same = dict(self.changes)
 
 
 SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
@@ -97,15 +100,15 @@ def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
 
 def ladder(bench: Bench) -> Iterator[Step]:
     """Measure the rungs one after another, each in an end-to-end trial, and yield a row
-    for each."""
+    for each. The rows of kept optimisations are yielded again with `leave_one_out`."""
     chosen, climb = rungs(bench.settings), LadderState()
+    kept: list[tuple[Rung, Step]] = []
     slowest = with_changes(bench.settings, SLOW)
     measured = partial(bench.compare, slowest)
     slow = bench.run("end_to_end", base=slowest, label="conf/slow", world_size=1)
     yield _step(0, Rung("conf/slow", {}), slow, 1.0, 1.0, kept=slow.ok)
     if not slow.ok:
         return
-    number = 0
     for number, asked in enumerate(chosen, start=1):
         rung = climb.complete(asked)
         changes = {**climb.changes, **rung.changes}
@@ -113,15 +116,20 @@ def ladder(bench: Bench) -> Iterator[Step]:
         if trial.ok and _used_substitute(rung, trial):
             trial, ratio = replace(trial, status="not here"), None
         keeps = ratio is not None and ratio >= KEPT_FROM
-        yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
+        step = _step(number, rung, trial, ratio, climb.gained, kept=keeps)
+        yield step
         if keeps:
             climb.keep(rung, ratio or 1.0)
-    if climb.changes == climb.same:
-        yield _end(measured, number + 1, Rung(ALL, climb.same))
-        return
-    yield _end(measured, number + 1, Rung(ALL_SAME, climb.same))
-    end = Rung(ALL, climb.changes, changes_optimisation=True)
-    yield _end(measured, number + 2, end)
+            kept.append((rung, step))
+    same, _ = without(rung for rung, _ in kept if not rung.changes_optimisation)
+    larger = climb.changes != same
+    ends = [Rung(ALL_SAME, same)] if larger else []
+    ends.append(Rung(ALL, climb.changes, changes_optimisation=larger))
+    for number, end in enumerate(ends, start=len(chosen) + 1):
+        yield _end(measured, number, end)
+    batch = bench.settings.train.global_batch_size
+    kept = [(r, s) for r, s in kept if r.changes.get(BATCH, batch) == batch]
+    yield from leave_one_out(measured, kept)
 
 
 def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
@@ -130,6 +138,52 @@ def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
     top, times = measured(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
+
+
+def leave_one_out(
+    measured: Callable[..., Any], kept: list[tuple[Rung, Step]]
+) -> Iterator[Step]:
+    """Compare the kept rungs with those that remain if one of them is left out, and
+    yield that rung's row with the ratio of the throughputs."""
+    chosen = [rung for rung, _ in kept]
+    top, _ = without(chosen)
+    for rung, step in (pair for pair in kept if not pair[0].changes_optimisation):
+        changes, others = without(chosen, rung)
+        if changes == top:
+            note = "not applicable: a later rung replaces it"
+            yield replace(step, leave_one_out_note=note)
+            continue
+        label = f"{ALL}, without {rung.name}"
+        trial, ratio = measured(-step.rung, label, changes, top)
+        yield replace(
+            step,
+            leave_one_out=1 / ratio if ratio else None,
+            leave_one_out_spread_pct=trial.times_below_spread_pct,
+            leave_one_out_note=_left_out_note(trial, others),
+        )
+
+
+def without(
+    kept: Iterable[Rung], left_out: Rung | None = None
+) -> tuple[Changes, list[str]]:
+    """Return the changes of the kept rungs except `left_out` and those that require it,
+    and the names of those that require it."""
+    climb, names = LadderState(), []
+    for rung in kept:
+        completed = climb.complete(rung)
+        if rung == left_out or completed.changes.keys() - rung.changes.keys():
+            names.append(rung.name)
+        else:
+            climb.keep(completed, 1.0)
+    return climb.changes, names[1:]
+
+
+def _left_out_note(trial: TrialResult, others: list[str]) -> str:
+    together = f"together with {' and '.join(others)}" if others else ""
+    end = f"{trial.status}: {trial.note}"
+    if trial.ok:
+        end = ALONE if ALONE in trial.note else ""
+    return "; ".join(filter(None, (together, end)))
 
 
 def _step(

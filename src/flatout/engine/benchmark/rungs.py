@@ -9,6 +9,7 @@ from typing import Any
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import Settings, TrainSettings
 
+BATCH = "train.global_batch_size"
 SLOW: dict[str, Any] = {
     "runtime.precision": "fp32",
     "runtime.residual": "fp32",
@@ -17,7 +18,7 @@ SLOW: dict[str, Any] = {
     "runtime.flash_sdp": False,
     "runtime.attention": "eager",
     "train.batching": "fixed",
-    "train.global_batch_size": 16,
+    BATCH: 16,
     "train.compile": False,
     "train.cuda_graphs": False,
     "train.fused_optimizer": False,
@@ -52,7 +53,7 @@ def rungs(settings: Settings) -> list[Rung]:
     found = [
         *_common_rungs(settings.train, gpu),
         *_own_rungs(gpu),
-        *_batch_rungs(settings, SLOW["train.global_batch_size"], gpu),
+        *_batch_rungs(settings, SLOW[BATCH], gpu),
     ]
     cut = settings.train.rows == "tokens"
     return [
@@ -118,7 +119,7 @@ def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
     if gpu:
         sizes += [size for size in (256, 1024) if size > max(wanted, slow_batch)]
     free: dict[str, Any] = {"train.cuda_graphs": "auto"} if gpu else {}
-    changes = [{"train.global_batch_size": size, **free} for size in sizes]
+    changes = [{BATCH: size, **free} for size in sizes]
     return [
         Rung(f"global batch {size}", changed, changes_optimisation=True)
         for size, changed in zip(sizes, changes, strict=True)

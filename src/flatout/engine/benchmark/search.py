@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import PICKS, pick
+from flatout.engine.benchmark.rungs import BATCH
 from flatout.engine.benchmark.runner import Bench, OutOfTime, Watch
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.benchmark.tune import CONFIGURED, Tuned, tune
@@ -128,9 +129,6 @@ def run_grid(search: Search) -> None:
             full.append(changes)
 
 
-BATCH = "train.global_batch_size"
-
-
 def _is_beyond(changes: Mapping[str, Any], full: Iterable[Changes]) -> bool:
     """Return whether a smaller batch with otherwise equal changes ran out of memory."""
     rest = {**changes, BATCH: None}
@@ -170,8 +168,8 @@ def run_tune(search: Search) -> None:
 
 
 def run_ladder(search: Search) -> None:
-    for step in ladder(search.bench):
-        search.ladder.append(step)
+    for step in ladder(search.bench):  # a row that comes again replaces the first
+        search.ladder[step.rung : step.rung + 1] = [step]
 
 
 MODES: dict[str, Callable[[Search], None]] = {
