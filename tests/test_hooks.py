@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 
 import pytest
+from kedro.framework.cli.project import run
 from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.pipeline import Node, Pipeline
 
+from flatout.cli.looking import sync
 from flatout.engine.parameters import DistributedSettings, SettingsError, parse_settings
+from flatout.project.hooks.run import Run
 from flatout.project.mlflow_options import login, mlflow_options
 from flatout.project.parameters.checks import check_machine, check_run
 from flatout.settings import HOOKS
@@ -106,6 +110,24 @@ def test_a_login_is_read_from_the_credentials(tmp_path):
     context = session.load_context()
     found = login(context, mlflow_options(context))
     assert found == {"MLFLOW_TRACKING_USERNAME": "me"}
+
+
+def test_suggested_commands_have_the_options_of_the_run(tmp_path):
+    """As Kedro's and our own command line read them back."""
+    bootstrap_project(PROJECT)
+    conf = str(shutil.copytree(PROJECT / "conf", tmp_path / "my conf"))
+    data = str(tmp_path / "my data")
+    plain, other = Run(), Run()
+    plain.begin(KedroSession.create(PROJECT).load_context())
+    assert (plain.run_options, plain.data_option) == ("", "")
+    given = {"runtime_params": {"data_dir": data, "train": {"epochs": 2}}}
+    session = KedroSession.create(PROJECT, env="test", conf_source=conf, **given)
+    other.begin(session.load_context())
+    read = run.make_context("run", shlex.split(other.run_options)).params
+    assert (read["env"], read["conf_source"]) == ("test", conf)
+    assert read["params"] == {"data_dir": data}
+    read = sync.make_context("sync", shlex.split(other.data_option)).params
+    assert read["data_dir"] == data
 
 
 SPLIT = Node(identity, "raw", "tokens", name="tokenize_rows")

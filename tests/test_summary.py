@@ -41,7 +41,7 @@ PLACES = {
 
 
 def test_a_run_ends_with_figures_model_and_what_is_next():
-    assert summary_lines(TRAINED, JUDGED, PLACES, "qwen3") == [
+    assert summary_lines(TRAINED, JUDGED, PLACES, run_options=" --env=qwen3") == [
         "trained     9,000 steps at 1,444 samples/s, "
         "compute-bound (loader wait 3.7 %), peak 1.2 GiB",
         "validation  loss 0.9123  accuracy 0.7490",
@@ -59,10 +59,7 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
 
 def test_a_language_model_is_not_offered_to_predict_which_refuses_it():
     trained = {**TRAINED, "test_perplexity": 12.5}
-    lines = summary_lines(TRAINED, None, PLACES, None, data_dir="d")
-    assert "predict --params=data_dir=d " in lines[-3]
-    assert "kedro flatout ui --data-dir=d " in lines[-1]
-    assert summary_lines(trained, None, PLACES, None)[-2:] == [
+    assert summary_lines(trained, None, PLACES)[-2:] == [
         "next        kedro run --pipelines=benchmark  finds faster settings",
         "            kedro flatout ui                 shows the runs",
     ]
@@ -83,19 +80,19 @@ def test_a_language_model_is_not_offered_to_predict_which_refuses_it():
 )
 def test_a_classification_has_lines_to_compare_with(figures, line):
     judged = {"split": "test", "rows": 3, "loss": 0.5, **figures}
-    lines = summary_lines(None, judged, {}, None)
+    lines = summary_lines(None, judged, {})
     assert lines[1] == f"            {line}"
 
 
 def test_the_metric_that_chooses_is_shown():
     found = {**dict.fromkeys(("loss", "recall_at_1", "recall_at_5"), 0.5), "mrr": 0.25}
-    [line] = summary_lines(None, {"split": "test", **found}, {}, None, "mrr")
+    [line] = summary_lines(None, {"split": "test", **found}, {}, "mrr")
     assert line == "test        loss 0.5000  mrr 0.2500  recall_at_1 0.5000"
 
 
 def test_steps_without_a_rate_are_bound_by_nothing():
     none = {"samples_per_s": float("nan"), "loader_wait_pct": float("nan")}
-    [line, *_] = summary_lines(TRAINED | none, None, PLACES, None)
+    [line, *_] = summary_lines(TRAINED | none, None, PLACES)
     assert line == "trained     9,000 steps, too few for a rate, peak 1.2 GiB"
 
 
@@ -103,17 +100,17 @@ def test_steps_without_a_rate_are_bound_by_nothing():
     ("wait_pct", "bound"), [(0.0, "compute"), (9.9, "compute"), (10.0, "loader")]
 )
 def test_a_training_ends_with_what_bounds_it(wait_pct, bound):
-    [line, *_] = summary_lines({**TRAINED, "loader_wait_pct": wait_pct}, None, {}, None)
+    [line, *_] = summary_lines({**TRAINED, "loader_wait_pct": wait_pct}, None, {})
     assert f"{bound}-bound (loader wait {wait_pct:.1f} %)" in line
 
 
 def test_a_training_alone_has_its_own_figures_of_the_test_split():
-    lines = summary_lines(TRAINED, None, PLACES, None)
+    lines = summary_lines(TRAINED, None, PLACES)
     assert lines[2] == "test        loss 0.7996  accuracy 0.7780"
 
 
 def test_an_evaluation_alone_trains_nothing_and_shows_no_next_step():
-    lines = summary_lines(None, JUDGED, PLACES, None)
+    lines = summary_lines(None, JUDGED, PLACES)
     assert [line.split()[0] for line in lines] == ["test", "accuracy", "never"]
 
 

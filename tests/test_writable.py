@@ -92,7 +92,7 @@ def test_a_store_elsewhere_that_cannot_be_written_costs_a_line(data, store):
     assert done.returncode == 0, done.stdout
     said = " ".join(done.stdout.split())
     assert "does not have" in said
-    assert "`kedro flatout sync` sends it" in said
+    assert f"`kedro flatout sync --data-dir={data}` sends it" in said
     assert "Traceback" not in done.stdout
 
 

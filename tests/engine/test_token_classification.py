@@ -239,7 +239,7 @@ def test_entities_of_rows_by_hand():
             "f1_macro": (4 / 5 + 4 / 7) / 2,
         }
     )
-    shown = summary_lines(None, {"split": "test", "loss": 0.5, **found}, {}, None)
+    shown = summary_lines(None, {"split": "test", "loss": 0.5, **found}, {})
     assert "f1 0.6667" in shown[0]
 
 

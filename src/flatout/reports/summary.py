@@ -24,20 +24,20 @@ def summary_lines(
     trained: Report | None,
     judged: Report | None,
     places: Mapping[str, str],
-    env: str | None,
     metric: str | None = None,
-    data_dir: str | None = None,
+    run_options: str = "",
+    data_option: str = "",
 ) -> list[str]:
     """Return the lines to print. `trained` and `judged` are the train and evaluation
     reports, `places` are the paths of the model and train report by name, and `metric`
-    is `train.metric`. `env` and `data_dir` are options of the run that are repeated in
-    the suggested commands."""
+    is `train.metric`. `run_options` and `data_option` are appended to the suggested
+    commands `kedro run` and `kedro flatout`."""
     rows = [*_of_training(trained, metric), *_of_evaluation(judged, metric)]
     if trained:
         if not judged:
             rows.append(("test", _figures(trained, "test_", metric)))
         rows += places.items()
-        rows += _next(trained, env, data_dir)
+        rows += _next(trained, run_options, data_option)
     return [f"{name:<12}{text}" for name, text in rows if text]
 
 
@@ -73,12 +73,7 @@ def _of_evaluation(
             yield "", f"never predicted: {names}{more}"
 
 
-def _next(
-    trained: Report, env: str | None, data_dir: str | None
-) -> Iterator[tuple[str, str]]:
-    run = f" --env={env}" if env else ""
-    run += f" --params=data_dir={data_dir}" if data_dir else ""
-    others = f" --data-dir={data_dir}" if data_dir else ""
+def _next(trained: Report, run: str, others: str) -> Iterator[tuple[str, str]]:
     known = list(NEXT.items())
     if any("perplexity" in name for name in trained):  # predict rejects such models
         known = known[1:]

@@ -35,9 +35,12 @@ def start(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]
 class Program:
     """The tracking program that follows `folder`."""
 
-    def __init__(self, folder: RunFolder, variables: Mapping[str, str]) -> None:
-        """`variables` are environment variables such as the store's credentials."""
-        self._folder = folder
+    def __init__(
+        self, folder: RunFolder, variables: Mapping[str, str], data_option: str = ""
+    ) -> None:
+        """`variables` are environment variables such as the store's credentials, and
+        `data_option` names the run's data in commands such as `kedro flatout sync`."""
+        self._folder, self._data_option = folder, data_option
         self._process = start(folder.path, variables)
 
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
@@ -75,12 +78,13 @@ class Program:
     def _warn_missing(self, missing: list[str]) -> None:
         fault = self._sent().fault
         logger.warning(
-            "MLflow at %s does not have %s%s. It waits in %s; `kedro flatout sync` "
+            "MLflow at %s does not have %s%s. It waits in %s; `kedro flatout sync%s` "
             "sends it.",
             without_password(self._folder.record.tracking_uri),
             " and ".join(missing),
             f" ({fault})" if fault else "",
             self._folder.path,
+            self._data_option,
         )
 
 

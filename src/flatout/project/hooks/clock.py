@@ -119,9 +119,7 @@ class ClockHooks:
         self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
 
     @hook_impl(wrapper=True)
-    def after_pipeline_run(
-        self, run_params: dict[str, Any], pipeline: Pipeline
-    ) -> Iterator[Any]:
+    def after_pipeline_run(self, pipeline: Pipeline) -> Iterator[Any]:
         """Record the times so far, before the tracking program sends them."""
         self._clock.mark("rest")
         if tracked := self._run.tracked:
@@ -136,18 +134,17 @@ class ClockHooks:
             if pipeline.all_outputs() != {"predictions"}:
                 click.echo(time_line(self._clock.seconds), err=True)
         if self._reports:
-            self._show_summary(run_params)
+            self._show_summary()
         return result
 
-    def _show_summary(self, run_params: dict[str, Any]) -> None:
-        given = run_params.get("runtime_params") or {}
+    def _show_summary(self) -> None:
         lines = summary_lines(
             self._reports.get("train_report"),
             self._reports.get("evaluation_report"),
             {name: self._place(entry) for name, entry in PLACES.items()},
-            run_params["env"],
             self._run.settings.train.metric,
-            given.get("data_dir"),
+            self._run.run_options,
+            self._run.data_option,
         )
         Console(stderr=True).print(Text("\n".join(lines)), soft_wrap=True)
 

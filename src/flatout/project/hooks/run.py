@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from kedro.framework.context import KedroContext
+from kedro.framework.project import settings as of_kedro
 
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.parameters import Settings
@@ -44,5 +46,28 @@ class Run:
         return is_first and current_ranks().is_main
 
     @property
+    def run_options(self) -> str:
+        """Options of this run for suggested `kedro run` commands."""
+        loader, conf = self.loader, self.context.project_path / of_kedro.CONF_SOURCE
+        source, given = loader.conf_source, loader.runtime_params or {}
+        return _joined(
+            env=loader.env,
+            conf_source=None if Path(source) == conf else source,
+            params=f"data_dir={given['data_dir']}" if "data_dir" in given else None,
+        )
+
+    @property
+    def data_option(self) -> str:
+        """The option that names the run's data in `kedro flatout` commands."""
+        data_dir = self.settings.data_dir
+        return _joined(data_dir=None if data_dir == "data" else data_dir)
+
+    @property
     def checkpoints(self) -> Path:
         return Path(self.settings.paths.checkpoints)
+
+
+def _joined(**options: str | None) -> str:
+    """Return the options that are given, each preceded by a space."""
+    given = ((f"--{n.replace('_', '-')}", v) for n, v in options.items() if v)
+    return "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given)

@@ -51,7 +51,8 @@ class TrackingHooks:
         if run.is_main and run.options.tracks(run_params["pipeline_names"]):
             check_store(run.options.store, run.options.artifact_location)
             run.tracked = self._begin(run_params, pipeline)
-            self._program = Program(run.tracked, login(run.context, run.options))
+            variables = login(run.context, run.options)
+            self._program = Program(run.tracked, variables, run.data_option)
             atexit.register(self._end, "KILLED", "interrupted")
 
     @hook_impl
