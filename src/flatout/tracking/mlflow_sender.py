@@ -48,8 +48,9 @@ class MlflowSender:
         return connect(self.uri, self._record.registry_uri)
 
     def send(self, client: MlflowClient) -> str | None:
-        """Send new data and return the run's id. Returns None if a training run has not
-        begun yet, because training may turn out to be finished already."""
+        """Send new data and return the run's id. Returns None if the first node has not
+        begun yet, which may fail, or the first step of a training, which may turn out
+        to be finished already."""
         if self._has_not_begun():
             return None
         run_id = self._open(client)
@@ -88,8 +89,10 @@ class MlflowSender:
         self.sent.save(self.folder.path)
 
     def _has_not_begun(self) -> bool:
-        if self._points is None or self._record.end_ms is not None or self.sent.run_id:
+        if self._record.end_ms is not None or self.sent.run_id:
             return False
+        if self._points is None:
+            return not self._record.params
         return not any(self._is_of_run(point) for _, point in self._points.new())
 
     def _is_of_run(self, point: dict[str, object]) -> bool:

@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 RECORD = "run.json"
 POINTS = "points.jsonl"
 DROPPED = "DROPPED"
-"""Status of a run that did not train, because training had already finished."""
+"""Status of a run that MLflow does not get, because training had already finished or
+the run failed before its first node."""
 
 ARTIFACTS = (
     "train_report.json",

@@ -37,6 +37,7 @@ class TrackingHooks:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._node_begun = False
 
     @hook_impl
     def before_pipeline_run(
@@ -47,6 +48,7 @@ class TrackingHooks:
         run = self._run
         self._trained: tuple[Any, dict[str, Any]] | None = None
         self._described: dict[str, Any] | None = None
+        self._node_begun = False
         self._guard, self._catalog = Guard(run.settings), catalog
         if run.is_main and run.options.tracks(run_params["pipeline_names"]):
             check_store(run.options.store, run.options.artifact_location)
@@ -58,6 +60,7 @@ class TrackingHooks:
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
         """Record the node's parameters under flat names."""
+        self._node_begun = True
         if (folder := self._run.tracked) is None:
             return
         folder.record.params |= facts.flat_parameters(inputs)
@@ -173,6 +176,8 @@ class TrackingHooks:
         folder.record.model = folder.record.model or self._described
         if folder.record.tags.get("exit_reason") == "running":  # no better reason
             folder.record.tags["exit_reason"] = reason
+        if status != "FINISHED" and not (self._node_begun or folder.record.params):
+            status = DROPPED  # nothing has been recorded
         folder.end(DROPPED if self._run.reused and folder.earlier else status)
         self._program.finish()
         if folder.record.status == DROPPED:
