@@ -114,6 +114,8 @@ def test_another_file_is_refused(made, tmp_path, pipeline):
         "the rows were made from numbers.csv, and raw_texts is now reviews.csv with "
         "other contents or another name: run kedro run, or set raw_texts back"
     )
+    found = doctor_on_tokens(project.catalog, project.settings)
+    assert (found.status, found.finding) == ("warn", project.refusal(pipeline))
     project.run(split, tokenize, pipeline)
     assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
 
@@ -183,6 +185,10 @@ def test_equal_content_is_trained_on(made, tmp_path, caplog, change):
         shutil.copytree(data, tmp_path / "copy")
         data = tmp_path / "copy"
     project = Project(data, raw)
+    before = {f: f.read_bytes() for f in data.rglob("*") if f.is_file()}
+    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+    assert before == {f: f.read_bytes() for f in data.rglob("*") if f.is_file()}
+    caplog.clear()
     with caplog.at_level(logging.INFO, "flatout"):
         project.run(train)
         reads = caplog.text.count("comparing its contents")

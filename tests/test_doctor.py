@@ -155,7 +155,8 @@ def test_tokens_made_with_other_parameters(tmp_path: Path):
     then = Settings(tokenize={"max_length": 320})
     key = ContentKey(token_options(then.model, then.tokenize))
     write_whole(tmp_path, key, lambda _: {})
-    assert data.tokens(catalog, then).finding == "they match the parameters of tokenize"
+    found = data.tokens(catalog, then).finding
+    assert found == "they match the parameters and the data"
     found = data.tokens(catalog, Settings(tokenize={"max_length": 128}))
     assert (found.status, found.finding, found.fix) == (
         "warn",

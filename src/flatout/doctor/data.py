@@ -20,6 +20,7 @@ from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options
+from flatout.project.data.origin import data_fault
 from flatout.project.fitting import raw_entry
 
 SHOWN_LABELS = 8
@@ -93,16 +94,18 @@ def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Find
 
 
 def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
-    """Check whether the token rows on disk were created with the current parameters."""
+    """Check whether the token rows on disk were created with the current parameters and
+    data."""
     source = catalog.get("train_tokens")
     if not source.exists():
         return Finding("tokens", "ok", "none yet: kedro run creates them")
     key = stored_key(source.path) if isinstance(source, KeyedArrowDataset) else None
     if key is None:
         return Finding("tokens", "ok", "present, without a key: used as they are")
-    changes = changed_options(key, settings)
-    if not changes:
-        return Finding("tokens", "ok", "they match the parameters of tokenize")
-    text = "made with other parameters (then -> now): " + "; ".join(changes)
-    fix = "kedro run --pipelines=tokenize, or set the parameters back"
-    return Finding("tokens", "warn", text, fix)
+    if changes := changed_options(key, settings):
+        text = "made with other parameters (then -> now): " + "; ".join(changes)
+        fix = "kedro run --pipelines=tokenize, or set the parameters back"
+        return Finding("tokens", "warn", text, fix)
+    if fault := data_fault(catalog, settings, notes=False):
+        return Finding("tokens", "warn", fault)
+    return Finding("tokens", "ok", "they match the parameters and the data")

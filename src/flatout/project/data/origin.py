@@ -61,9 +61,12 @@ def stale_fault(
     return rows_fault(catalog, settings) if "train_rows" in inputs else None
 
 
-def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
+def data_fault(
+    catalog: DataCatalog, settings: Settings, *, notes: bool = True
+) -> str | None:
     """Return why the rows to train on do not match the raw data. Returns None if they
-    match, or if the rows or the raw data are not on this machine."""
+    match, or if the rows or the raw data are not on this machine. If `notes` is True,
+    the result of comparing contents is stored."""
     if settings.train.rows != "tokens":
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):
@@ -71,7 +74,7 @@ def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
             "the tokens were created from different rows than the last split: run "
             "kedro run, or kedro run --pipelines=tokenize"
         )
-    return rows_fault(catalog, settings)
+    return rows_fault(catalog, settings, notes=notes)
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
@@ -110,7 +113,9 @@ def _is_stale(catalog: DataCatalog, split: str) -> bool:
     return None not in (digest, key) and key.fields.get("rows") != digest  # type: ignore[union-attr]
 
 
-def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
+def rows_fault(
+    catalog: DataCatalog, settings: Settings, *, notes: bool = True
+) -> str | None:
     """Return why the split's rows do not match the raw data or the parameters, or None
     if they match."""
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
@@ -137,7 +142,7 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     if now is None or stored_facts(folder).get(ORIGIN) == now:
         return None
     same = _same_content(catalog.get(raw), raw, key, columns)
-    if same:
+    if same and notes:
         note_facts(folder, {ORIGIN: now})
     if same is not False:
         return None
