@@ -272,6 +272,18 @@ def test_what_somebody_knows_better_counts(tmp_path):
     assert "which needs labels" in done.output
 
 
+@pytest.mark.parametrize("names", [("label", "category"), ("mood", "topic")])
+def test_a_second_column_that_may_be_the_label_is_named(tmp_path, names):
+    first, second = names
+    row = lambda n: {"id": n, "text": text(), first: n % 3, second: "ab"[n % 2]}  # noqa: E731
+    file = write(tmp_path / "t.csv", row)
+    done = init(tmp_path, file)
+    assert f"; '{second}' may be labels too (--label-column)" in done.output
+    assert written(tmp_path)[1]["split"]["label_column"] == first
+    done = init(tmp_path, file, f"--label-column={second}", "--force")
+    assert "may be labels too" not in done.output
+
+
 def test_nothing_is_replaced_unasked(tmp_path):
     file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])
     parameters = tmp_path / "local/parameters.yml"

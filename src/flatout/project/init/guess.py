@@ -186,10 +186,12 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
         del rest[column]
     found: Labels | None
     if label:
-        found = _labels({label: rest[label]}) if label in rest else None
+        rest = {label: rest[label]} if label in rest else {}
+        found = _labels(rest)
     else:  # by the column name, or else by its values
         usual = {n: v for n, v in rest.items() if n.strip().casefold() in LABELS}
-        found = _labels(usual) or _labels(rest) or (UNLABELLED, None, "no label")
+        rest = usual if _labels(usual) else rest
+        found = _labels(rest) or (UNLABELLED, None, "no label")
     if found is None:
         raise RawTextsError(
             f"{label!r} is not a label column: it is the text, or contains neither "
@@ -198,6 +200,10 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
     task, own, why = found
     split |= {"label_columns": own} if isinstance(own, list) else {}
     split["label_column"] = None if isinstance(own, list) else own
+    chosen = own if isinstance(own, list) else [own]
+    others = [n for n, v in rest.items() if n not in chosen and _labels({n: v})]
+    if others:
+        why += f"; {listed(others)} may be labels too (--label-column)"
     length = _length([str(value) for value in columns[text]])
     return Guess(task, split, length, f"{text} is the text, {why}")
 
