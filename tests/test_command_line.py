@@ -103,6 +103,19 @@ def test_a_command_that_is_gone_names_what_does_its_work():
     assert done.exit_code == 2 and "kedro flatout ui shows the runs" in done.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["init", "a.csv", "--yes"], "init --yes was removed in this version. init"),
+        (["parameters", "--markdown=a.md"], "parameters --markdown was removed in"),
+    ],
+)
+def test_an_option_that_is_gone_names_what_does_its_work(arguments, said):
+    done = CliRunner().invoke(flatout, arguments)
+    assert done.exit_code == 2
+    assert f"Error: {said}" in done.output
+
+
 def test_rows_shows_at_least_one_row():
     done = CliRunner().invoke(flatout, ["rows", "--step=1", "--most=-3"])
     assert done.exit_code == 2

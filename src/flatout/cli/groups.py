@@ -65,21 +65,37 @@ def context_at(env: str | None, data_dir: str | None) -> KedroContext:
 
 
 REMOVED = {
+    "benchmark --force": "kedro flatout init FILE --force writes the settings first",
+    "benchmark --label-column": "kedro flatout init FILE has this option",
+    "benchmark --text-column": "kedro flatout init FILE has this option",
     "best": "kedro run --pipelines=sweep writes conf/best",
     "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
     "compile-cache": "archive the cache with tar as docs/guides/gpus.md describes",
+    "init --yes": "init asks nothing any more; --task names the task",
     "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings",
+    "parameters --markdown": "docs/parameters.md lists all parameters",
 }
-"""Removed commands of earlier versions or their plugins, with replacements."""
+"""Removed commands and options of earlier versions or their plugins, with
+replacements."""
 
 
 class FlatoutGroup(click.Group):
-    """Command group that names the replacement if a removed command is used."""
+    """Command group that names the replacement if a removed command or option is
+    used."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in REMOVED:
-            ctx.fail(f"{cmd_name} was removed in this version. {REMOVED[cmd_name]}")
+        _check_removed(ctx, cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        for option in args[1:]:
+            _check_removed(ctx, f"{args[0]} {option.partition('=')[0]}")
+        return super().resolve_command(ctx, args)
+
+
+def _check_removed(ctx: click.Context, name: str) -> None:
+    if name in REMOVED:
+        ctx.fail(f"{name} was removed in this version. {REMOVED[name]}")
 
 
 @click.group(name="flatout", cls=FlatoutGroup)
