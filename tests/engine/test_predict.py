@@ -313,13 +313,14 @@ def test_shards_of_json_lines_are_one_after_another(saved, tmp_path):
     rows = texts(6)
     for name, part in (("a", rows[:3]), ("b", rows[3:])):
         lines = [json.dumps({"text": text}) for text in part]
-        lines[1] = "{"
+        lines[1:] = "{", '{"text": 7}'
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     frame = predicted(saved(), TextFiles(tmp_path))
     assert frame["source"].tolist() == ["a.jsonl"] * 3 + ["b.jsonl"] * 3
     assert frame["row"].tolist() == [0, 1, 2, 0, 1, 2]
     assert frame["reason"].str.startswith("not valid JSON").tolist()[1::3] == [True] * 2
-    assert frame["label"].isna().tolist() == [False, True, False] * 2
+    assert frame["reason"].tolist()[2::3] == ["text is a number, not text"] * 2
+    assert frame["label"].isna().tolist() == [False, True, True] * 2
 
 
 def test_a_model_of_another_task_is_refused(saved):

@@ -57,8 +57,7 @@ class Program:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        missing = self._missing_parts()
-        if missing:
+        if missing := self._missing_parts():
             self._warn_missing(missing)
         return missing
 

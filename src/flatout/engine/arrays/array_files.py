@@ -27,6 +27,7 @@ from flatout.engine.arrays.sources import (
     rows_between,
 )
 from flatout.engine.data.columns import column_faults, listed
+from flatout.engine.data.rows import with_broken_rows
 from flatout.engine.parameters import ArraySettings, ImageSettings
 
 HDF5 = (".h5", ".hdf5", ".hdf")
@@ -93,7 +94,7 @@ class ArrayFiles:
         if not chosen:
             raise ArraysError(f"{file}: no column but the label {self.label!r}")
         for read in table.batches([*chosen, *([label] if label else [])]):
-            batch, broken = tables.with_broken_rows(read)
+            batch, broken = with_broken_rows(read)
             inputs = {name: batch.columns[name] for name in chosen}
             values, faults = tables.samples(file, replace(batch, columns=inputs))
             labels = tables.labels(batch, label) if label else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,6 @@ def table(file: Path) -> TextFiles:
     with file.open("rb") as opened:
         head = opened.readline(HEAD_BYTES).decode(errors="replace")
     return TextFiles(file, Format(delimiter=max(DELIMITERS, key=head.count)))
-
-
-def with_broken_rows(batch: RawBatch) -> tuple[RawBatch, dict[int, str]]:
-    """Return `batch` with missing values in place of each broken row, and a mapping
-    from the index of each broken row to the reason."""
-    reasons = {fault.row: fault.reason for fault in reversed(batch.broken)}
-    rows = np.union1d(batch.rows, np.array([*reasons], np.int64))
-    broken = np.isin(rows, [*reasons])
-    places = pa.array(np.searchsorted(batch.rows, rows), mask=broken)
-    columns = {name: column.take(places) for name, column in batch.columns.items()}
-    faults = {n: reasons[int(rows[n])] for n in np.flatnonzero(broken).tolist()}
-    return replace(batch, rows=rows, columns=columns, broken=[]), faults
 
 
 def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, str]]:

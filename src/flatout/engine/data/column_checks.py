@@ -67,7 +67,7 @@ def python_values(batch: RawBatch, name: str, faults: Faults) -> list[Any]:
     return values
 
 
-def value_of(scalar: Any, bad: str | None = None) -> Any:
+def value_of(scalar: Any, bad: Any = None) -> Any:
     """Return an Arrow scalar as a Python object, or `bad` if it is not valid UTF-8."""
     try:
         return scalar.as_py()
@@ -136,20 +136,11 @@ def valid_utf8(array: Any, name: str, faults: Faults) -> Any:
         is_bytes = any(test(array.type) for test in BYTES)
         return array.cast(pa.large_binary()).cast(pa.string()) if is_bytes else array
     except pa.ArrowInvalid:
-        values = [
-            _decoded(value) for value in array.cast(pa.large_binary()).to_pylist()
-        ]
+        texts = array.cast(pa.large_binary()).view(pa.large_string())
+        values = [value_of(one, False) for one in texts]
         bad = [value is False for value in values]
         faults.add(name, bad, "is not valid UTF-8")
         return pa.array(values, pa.large_string(), mask=np.array(bad))
-
-
-def _decoded(value: bytes | None) -> str | bool | None:
-    """Return the decoded text, None if `value` is None, or False if it is not UTF-8."""
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return False
 
 
 def read_label(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:

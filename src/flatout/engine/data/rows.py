@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -57,6 +57,23 @@ class CheckedBatch:
     """The rejected rows as a RecordBatch with REJECTED_SCHEMA."""
     splits: npt.NDArray[np.int8]
     """Index of each row's given split in SPLITS (N,), or -1 if none is given."""
+
+
+def with_broken_rows(batch: RawBatch) -> tuple[RawBatch, dict[int, str]]:
+    """Return `batch` with missing values in place of each broken row, and a mapping
+    from the index of each broken row to the reason."""
+    if not batch.broken:
+        return batch, {}
+    reasons = {fault.row: fault.reason for fault in reversed(batch.broken)}
+    rows = np.union1d(batch.rows, np.array([*reasons], np.int64))
+    broken = np.isin(rows, [*reasons])
+    places = pa.array(np.searchsorted(batch.rows, rows), mask=broken)
+    columns = {name: column.take(places) for name, column in batch.columns.items()}
+    kinds = {name: np.zeros(len(rows), np.uint8) for name in batch.kinds}
+    for name, found in kinds.items():
+        found[~broken] = batch.kinds[name]
+    faults = {n: reasons[int(rows[n])] for n in np.flatnonzero(broken).tolist()}
+    return replace(batch, rows=rows, columns=columns, kinds=kinds, broken=[]), faults
 
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:

@@ -22,6 +22,7 @@ from flatout.engine.data.raw_texts import (
     RawTexts,
     RawTextsError,
 )
+from flatout.engine.data.rows import with_broken_rows
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.parameters import PredictSettings
 from flatout.engine.predict.predictor import Predictor
@@ -87,9 +88,10 @@ def _wanted(settings: PredictSettings) -> list[str]:
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
-def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
-    """Return all rows of `batch`, even unreadable ones, as a table of
+def _checked(given: RawBatch, settings: PredictSettings, form: str) -> Any:
+    """Return all rows of a batch, even unreadable ones, as a table of
     `window_schema`."""
+    batch, broken = with_broken_rows(given)
     texts, faults = {}, Faults()
     pair = settings.text_pair_column
     columns = {"text": str(settings.text_column)} | (
@@ -98,8 +100,8 @@ def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
     for name, column in columns.items():
         read = read_words if form == "words" else read_text
         texts[name] = read(batch, column, faults)
-    given = [faults.reasons.get(row, (None, None)) for row in range(len(batch.rows))]
-    reason = pa.array([why for _, why in given], pa.string())
+    reasons = {row: why for row, (_, why) in faults.reasons.items()} | broken
+    reason = pa.array(map(reasons.get, range(len(batch.rows))), pa.string())
     arrays = {
         "source": pa.repeat(batch.source, len(batch.rows)),
         "row": pa.array(batch.rows),
@@ -107,8 +109,7 @@ def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
         **{n: pc.if_else(reason.is_null(), t, None) for n, t in texts.items()},
         "reason": reason,
     }
-    table = pa.table(arrays, schema=window_schema(settings))
-    return _with_broken(table, batch) if batch.broken else table
+    return pa.table(arrays, schema=window_schema(settings))
 
 
 def _id_of(batch: RawBatch, name: str) -> Any:
@@ -120,19 +121,6 @@ def _id_of(batch: RawBatch, name: str) -> Any:
             f"predict.id_column: {name!r} of predict_texts is {kind}, which has no "
             "form as text; choose a column of texts or numbers, or null"
         ) from error
-
-
-def _with_broken(table: Any, batch: RawBatch) -> Any:
-    reasons = {b.row: b.reason for b in reversed(batch.broken)}
-    rows = {
-        "source": pa.repeat(batch.source, len(reasons)),
-        "row": pa.array(reasons, pa.int64()),
-        "reason": pa.array(reasons.values(), pa.string()),
-    }
-    empty = pa.nulls(len(reasons), pa.string())
-    columns = [rows.get(name, empty) for name in table.column_names]
-    broken = pa.table(columns, schema=table.schema)
-    return pa.concat_tables([table, broken]).sort_by("row")
 
 
 class TextEncoder:
