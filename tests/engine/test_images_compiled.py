@@ -17,6 +17,7 @@ from flatout.engine.models.compilation import OneShape, compiled
 from flatout.engine.models.model import TaskModel
 from flatout.engine.ops.attention import PADDED
 from flatout.engine.ops.dropout import Noise
+from flatout.engine.ops.folded_convolution import fold
 from flatout.engine.ops.patches import PatchProduct, replace_patches
 from flatout.engine.train.setup.assemble import build_model
 from tests.engine.test_images import CONVNEXT, RESNET, VIT, job_of
@@ -113,6 +114,29 @@ def test_only_convolutions_without_overlap_become_products():
     assert replace_patches(nn.ModuleList(layers)) == 2
     for layer, result in zip(layers, wanted, strict=True):
         torch.testing.assert_close(layer(pixels), result)
+
+
+@pytest.mark.parametrize("size", [(20, 14), (21, 14)], ids=["even", "odd"])
+def test_a_folded_convolution_has_the_plain_result_and_gradient(size):
+    plain = nn.Conv2d(3, 6, 7, stride=2, padding=3)
+    layer = copy.deepcopy(plain)
+    assert fold(layer)
+    pixels = torch.randn(2, 3, *size)
+    found = torch.compile(layer, backend="eager")(pixels)
+    wanted = plain(pixels)
+    torch.testing.assert_close(found, wanted)
+    scale = torch.randn_like(wanted)
+    (found * scale).sum().backward()
+    (wanted * scale).sum().backward()
+    for own, other in zip(layer.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_only_strided_convolutions_on_few_channels_are_folded():
+    usual = {"kernel_size": 7, "stride": 2, "padding": 3}
+    others = [{"kernel_size": 5}, {"stride": 1}, {"padding": 2}, {"dilation": 2}]
+    layers = [nn.Conv2d(3, 6, **usual | other) for other in others]
+    assert not any(map(fold, [*layers, nn.Conv2d(8, 6, **usual)]))
 
 
 def test_the_last_layer_computes_one_token(tmp_path):

@@ -26,6 +26,7 @@ from flatout.engine.families._family import (
     Schedule,
 )
 from flatout.engine.families._modeling.crops import cropped
+from flatout.engine.ops.folded_convolution import fold
 from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -229,3 +230,9 @@ class ResNet(_Vision):
     model_types = frozenset({"resnet"})
     samples = _Normed()
     attends = False
+
+    def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
+        """Also compute the first convolution on four times as many channels."""
+        super().fuse(model, plan)
+        fold(model.base_model.embedder.embedder.convolution)
+        return {}
