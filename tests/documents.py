@@ -115,7 +115,7 @@ def commands(path: Path) -> list[Line]:
 
 
 def table_cells(path: Path, header: str) -> list[Line]:
-    """Return the first column of all tables whose first heading is `header`."""
+    """Return the first column of all tables whose heading begins with `header`."""
     found: list[Line] = []
     inside = False
     for line in fences_and_prose(path)[1]:
@@ -123,10 +123,10 @@ def table_cells(path: Path, header: str) -> list[Line]:
             inside = False
             continue
         cell = line.text.split("|")[1].strip()
-        if cell == header:
+        if cell.startswith(header):
             inside = True
         elif inside and set(cell) - set("- :"):
-            found.append(Line(cell.strip("`"), line.file, line.number))
+            found.append(Line(cell, line.file, line.number))
     return found
 
 

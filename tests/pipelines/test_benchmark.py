@@ -1,4 +1,4 @@
-"""The benchmark pipeline: wiring, nodes as functions, a real run, files that stay."""
+"""The benchmark pipeline: nodes as functions, a real run, files that stay."""
 
 from __future__ import annotations
 
@@ -138,26 +138,6 @@ SUMMARY = {
     },
     "profile": None,
 }
-
-
-def test_wiring():
-    pipeline = create_pipeline()
-    parameters = {"runtime", "model", "tokenize", "train", "benchmark"}
-    assert pipeline.inputs() == {
-        "train_tokens",
-        "validation_tokens",
-        "test_tokens",
-        "tokenizer",
-        "label_names",
-        *(f"params:{name}" for name in parameters),
-    }
-    assert pipeline.all_outputs() == {
-        "benchmark_trials",
-        "benchmark_summary",
-        "benchmark_ladder",
-        "benchmark_report",
-        "tuned_parameters",
-    }
 
 
 def test_a_page():

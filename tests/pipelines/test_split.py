@@ -1,4 +1,4 @@
-"""The split pipeline: wiring, every kind of input, bad input's texts."""
+"""The split pipeline: every kind of input, bad input's texts."""
 
 from __future__ import annotations
 
@@ -61,12 +61,6 @@ def catalog_of(folder, raw_texts, task="sequence-classification", **split):
 def run(catalog):
     SequentialRunner().run(create_pipeline(), catalog)
     return {name: catalog[name].load() for name in SPLITS}
-
-
-def test_what_goes_in_and_comes_out():
-    pipeline = create_pipeline()
-    assert pipeline.inputs() == {"raw_texts", "params:split", "params:model.task"}
-    assert pipeline.outputs() == {"rejected_rows", "split_report", *SPLITS}
 
 
 def test_the_node_is_a_plain_function():

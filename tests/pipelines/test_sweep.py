@@ -29,26 +29,6 @@ RATE, BATCH = "train.learning_rate", "train.global_batch_size"
 GRID = f"sweep.grid.{RATE}=1e-3 1e-2,sweep.grid.{BATCH}=16"
 
 
-def test_wiring():
-    pipeline = create_pipeline()
-    parameters = {"runtime", "model", "tokenize", "train", "sweep"}
-    assert pipeline.inputs() == {
-        "train_tokens",
-        "validation_tokens",
-        "test_tokens",
-        "tokenizer",
-        "label_names",
-        "this_run",
-        *(f"params:{name}" for name in parameters),
-    }
-    assert pipeline.all_outputs() == {
-        "sweep_trials",
-        "sweep_best",
-        "best_parameters",
-        "sweep_comparison",
-    }
-
-
 def killed_after_a_trial(arguments: list[str], logs: Path) -> int:
     """Kill the sweep hard when the first answer is there; the status it ended with."""
     process = warm.start(arguments, logs.parents[1] / "log", PROJECT, {})
