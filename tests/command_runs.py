@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.command_checks import COMMANDS
 from tests.documents import PROJECT
+from tests.projects import copied_conf
 
 NOT_RUN = {
     r"make (run|compare|test|slow|check|lint|format|docs)": "installs into .venv "
@@ -116,8 +117,7 @@ RUN = [command for command in EVERY if reason(command) is None]
 def small_project(folder: Path, data: Path) -> Path:
     """The project with a copy of `data`; the settings of conf/test are its user's own,
     and what its benchmark has found."""
-    others = shutil.ignore_patterns("local", "tuned")
-    shutil.copytree(PROJECT / "conf", folder / "conf", ignore=others)
+    copied_conf(folder)
     for name in ("local", "tuned"):
         shutil.copytree(PROJECT / "conf" / "test", folder / "conf" / name)
     for name in ("pyproject.toml", ".telemetry"):

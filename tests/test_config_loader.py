@@ -17,13 +17,13 @@ from flatout.project.config_loader import (
 )
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT, kedro
+from tests.projects import copied_conf
 
 
 @pytest.fixture
 def conf(tmp_path):
     """The project's conf with a user's own data, model and tracking server in local."""
-    folder = tmp_path / "conf"
-    shutil.copytree(PROJECT / "conf", folder, ignore=shutil.ignore_patterns("local"))
+    folder = copied_conf(tmp_path)
     write(
         folder / "local/catalog.yml",
         {"raw_texts": {"type": "pandas.CSVDataset", "filepath": "mine.csv"}},

@@ -19,6 +19,7 @@ from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
 from flatout.engine.tokenizing.token_recipes import token_options
 from tests.conftest import kedro
+from tests.projects import ran
 
 CHECKS = [
     *("parameters", "versions", "device", "GPU memory", "compiler", "threads"),
@@ -28,9 +29,8 @@ CHECKS = [
 
 
 def test_a_row_a_check_as_json(tmp_path):
-    done = kedro("doctor", "--env=test", "--json", f"--params=data_dir={tmp_path}")
-    assert done.returncode == 0, done.stdout
-    rows = json.loads(done.stdout.splitlines()[-1])
+    said = ran("doctor", "--env=test", "--json", f"--params=data_dir={tmp_path}")
+    rows = json.loads(said.splitlines()[-1])
     assert [row["check"] for row in rows] == CHECKS
     assert {tuple(row) for row in rows} == {("check", "status", "finding", "fix")}
     found = {row["check"]: row for row in rows}

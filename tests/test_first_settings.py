@@ -17,7 +17,7 @@ import yaml
 from click.testing import CliRunner
 
 from flatout import cli
-from tests.conftest import PROJECT, kedro
+from tests.projects import copied_conf, ran
 
 CHANCE = random.Random(0)
 WORDS = "the cat sat on a mat and ran away from home very fast indeed".split()
@@ -328,14 +328,12 @@ def test_what_holds_no_texts_is_refused(tmp_path, name, said):
 
 @pytest.mark.process
 def test_what_it_writes_trains(tmp_path, empty_store):
-    conf = tmp_path / "conf"
+    conf = copied_conf(tmp_path)
     (tmp_path / "data").mkdir()
     shutil.copy(empty_store, tmp_path / "data")
-    shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
     assert init(conf, write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])).output
     params = f"data_dir={tmp_path / 'data'},train.max_steps=2"
-    done = kedro("run", f"--conf-source={conf}", f"--params={params}")
-    assert done.returncode == 0, done.stdout
+    ran("run", f"--conf-source={conf}", f"--params={params}")
     report = json.loads((tmp_path / "data/08_reporting/split_report.json").read_text())
     assert sum(report["rows_out"].values()) > 40
     names = json.loads((tmp_path / "data/06_models/label_names.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from flatout import cli
 from flatout.cli.grid import grid_parameters
 from flatout.engine.parameters import parse_settings
 from flatout.project.init.settings import other_kind
-from tests.conftest import PROJECT, kedro
+from tests.conftest import kedro
+from tests.projects import copied_conf
 from tests.test_first_settings import KINDS, write
 
 ASKED = (
@@ -125,8 +125,7 @@ def test_what_cannot_be_measured_is_refused(arguments, said, monkeypatch, tmp_pa
 def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path, monkeypatch):
     """One that the check of parameters refuses, so that nothing is measured."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it for good
-    conf = tmp_path / "conf"
-    shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
+    conf = copied_conf(tmp_path)
     file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])
     where = (f"--conf-source={conf}", f"--data-dir={tmp_path / 'data'}")
     (conf / "base/parameters_detect.yml").write_text("detect: {none: 1}")

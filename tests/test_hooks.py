@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 
 import pytest
 from kedro.framework.cli.project import run
 from kedro.framework.project import pipelines
-from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.pipeline import Node, Pipeline
 
@@ -20,6 +18,7 @@ from flatout.project.mlflow_options import login, mlflow_options
 from flatout.project.parameters.checks import check_machine, check_run
 from flatout.settings import HOOKS
 from tests.conftest import PROJECT
+from tests.projects import context_of, copied_conf
 
 RUNNERS = ("SequentialRunner", "ParallelRunner", "ThreadRunner")
 
@@ -64,18 +63,18 @@ def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
         check_run(settings, run_params, Pipeline([Node(identity, "a", "b")]))
 
 
+def context_with(folder, mlflow, credentials="", **parameters):
+    """The context of an environment with these files."""
+    conf = copied_conf(folder)
+    (conf / "own").mkdir()
+    (conf / "own/mlflow.yml").write_text(mlflow)
+    (conf / "own/credentials.yml").write_text(credentials)
+    return context_of("own", conf_source=conf, runtime_params=parameters)
+
+
 def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
-    bootstrap_project(PROJECT)
-    conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
-    (conf / "null").mkdir()
     text = "server:\n  mlflow_tracking_uri: null\n"
-    (conf / "null/mlflow.yml").write_text(text)
-    context = KedroSession.create(
-        PROJECT,
-        env="null",
-        conf_source=conf,
-        runtime_params={"data_dir": str(tmp_path)},
-    ).load_context()
+    context = context_with(tmp_path, text, data_dir=str(tmp_path))
     store = f"sqlite:///{tmp_path}/mlflow.db"
     assert mlflow_options(context).store == store
 
@@ -91,38 +90,26 @@ def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
     ],
 )
 def test_a_key_of_mlflow_that_is_not_read_is_refused(tmp_path, line, said):
-    bootstrap_project(PROJECT)
-    conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
-    (conf / "own").mkdir()
-    (conf / "own/mlflow.yml").write_text(f"tracking:\n  {line}\n")
     with pytest.raises(SettingsError, match=said):
-        KedroSession.create(PROJECT, env="own", conf_source=conf).load_context()
+        context_with(tmp_path, f"tracking:\n  {line}\n")
 
 
 def test_a_login_is_read_from_the_credentials(tmp_path):
-    bootstrap_project(PROJECT)
-    conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
-    (conf / "own").mkdir()
-    (conf / "own/mlflow.yml").write_text("server: {credentials: mine}\n")
     text = "mine: {MLFLOW_TRACKING_USERNAME: me}\n"
-    (conf / "own/credentials.yml").write_text(text)
-    session = KedroSession.create(PROJECT, env="own", conf_source=conf)
-    context = session.load_context()
+    context = context_with(tmp_path, "server: {credentials: mine}\n", text)
     found = login(context, mlflow_options(context))
     assert found == {"MLFLOW_TRACKING_USERNAME": "me"}
 
 
 def test_suggested_commands_have_the_options_of_the_run(tmp_path):
     """As Kedro's and our own command line read them back."""
-    bootstrap_project(PROJECT)
-    conf = str(shutil.copytree(PROJECT / "conf", tmp_path / "my conf"))
+    conf = str(copied_conf(tmp_path / "my own"))
     data = str(tmp_path / "my data")
     plain, other = Run(), Run()
-    plain.begin(KedroSession.create(PROJECT).load_context())
+    plain.begin(context_of())
     assert (plain.run_options, plain.data_option) == ("", "")
     given = {"runtime_params": {"data_dir": data, "train": {"epochs": 2}}}
-    session = KedroSession.create(PROJECT, env="test", conf_source=conf, **given)
-    other.begin(session.load_context())
+    other.begin(context_of("test", conf_source=conf, **given))
     read = run.make_context("run", shlex.split(other.run_options)).params
     assert (read["env"], read["conf_source"]) == ("test", conf)
     assert read["params"] == {"data_dir": data}
@@ -162,12 +149,9 @@ def test_a_command_that_srun_starts_several_times_is_refused(monkeypatch):
 
 
 def test_environment_is_set_as_the_parameters_say(monkeypatch):
-    bootstrap_project(PROJECT)
     for name in ("MKL_THREADING_LAYER", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "before")
-    KedroSession.create(
-        PROJECT, runtime_params={"runtime": {"threads": 3}}
-    ).load_context()
+    context_of(runtime_params={"runtime": {"threads": 3}})
     assert os.environ["MKL_THREADING_LAYER"] == "GNU"
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
     assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "3"

@@ -7,13 +7,11 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-import yaml
 from transformers import AutoTokenizer
 
 from flatout.datasets import TextFiles
@@ -22,9 +20,9 @@ from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import parse_settings
 from flatout.engine.tasks import columns_of
-from tests import warm
-from tests.conftest import PROJECT, kedro
+from tests.conftest import PROJECT
 from tests.own_family import ToyForSequenceClassification
+from tests.projects import copied_conf, interrupted, ran, write_environment
 
 pytestmark = pytest.mark.process
 
@@ -66,24 +64,10 @@ def conf(frame, tmp_path_factory) -> Path:
     frame.assign(label=frame["label"].map(json.dumps)).to_csv(
         folder / "own.csv", index=False
     )
-    others = shutil.ignore_patterns("local", "tuned")
-    shutil.copytree(PROJECT / "conf", folder / "conf", ignore=others)
-    local = folder / "conf/own"
-    shutil.copytree(PROJECT / "conf/test", local)
-    known = yaml.safe_load((local / "parameters.yml").read_text())
-    (local / "parameters.yml").write_text(yaml.dump(merged(known, PARAMETERS)))
     file = str(folder / "own.jsonl")
     entry = {"type": "flatout.datasets.TextFiles", "filepath": file}
-    (local / "catalog.yml").write_text(yaml.dump({"raw_texts": entry}))
+    write_environment(copied_conf(folder), "own", PARAMETERS, {"raw_texts": entry})
     return folder / "conf"
-
-
-def merged(known: dict, added: dict) -> dict:
-    result = {**known, **added}
-    for name in known.keys() & added.keys():
-        if isinstance(added[name], dict):
-            result[name] = merged(known[name], added[name])
-    return result
 
 
 def command(conf: Path, data: Path, *options: str) -> list[str]:
@@ -92,9 +76,7 @@ def command(conf: Path, data: Path, *options: str) -> list[str]:
 
 
 def run(*arguments) -> str:
-    done = kedro(*command(*arguments), PYTHONPATH=str(PROJECT))
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return ran(*command(*arguments), PYTHONPATH=str(PROJECT))
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +168,10 @@ def test_it_goes_on_bit_for_bit(finished, conf, tmp_path):
     kept = shutil.ignore_patterns("08_reporting", "checkpoints", "model", "last_model")
     shutil.copytree(finished, tmp_path / "data", ignore=kept)
     arguments = command(conf, tmp_path / "data", "--pipelines=train")
-    variables = {"PYTHONPATH": str(PROJECT)}
-    process = warm.start(arguments, tmp_path / "output", PROJECT, variables)
-    points = tmp_path / "data/08_reporting/train_metrics.jsonl"
-    while process.poll() is None and "grad_norm" not in _text(points):
-        time.sleep(0.01)
-    process.send_signal(15)
-    assert process.wait() == 143, (tmp_path / "output").read_text()
+    points, log = tmp_path / "data/08_reporting/train_metrics.jsonl", tmp_path / "log"
+    trains = lambda: points.is_file() and "grad_norm" in points.read_text()  # noqa: E731
+    status = interrupted(arguments, log, trains, 15, PYTHONPATH=str(PROJECT))
+    assert status == 143, log.read_text()
     run(conf, tmp_path / "data", "--pipelines=train")
     histories = [
         pd.read_csv(data / "08_reporting/train_history.csv")
@@ -200,10 +179,6 @@ def test_it_goes_on_bit_for_bit(finished, conf, tmp_path):
     ]
     exact = ["step", "loss", "learning_rate", "grad_norm"]
     assert histories[0][exact].equals(histories[1][exact])
-
-
-def _text(file: Path) -> str:
-    return file.read_text() if file.is_file() else ""
 
 
 @pytest.mark.slow

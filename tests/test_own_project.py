@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ from flatout.project.command_line import CommandError, check_pipelines
 from flatout.project.config_loader import loader_of
 from flatout.project.fitting import fit_pipelines, short_names
 from flatout.project.hooks.clock import phase_of
-from tests import warm
 from tests.conftest import PROJECT, kedro
+from tests.projects import interrupted, ran
 
 PAGE = PROJECT / "docs/own_project.md"
 FILE = re.compile(r"^`((?:src|conf)/\S+)`.*?\n```\w+\n(.*?)```", re.M | re.S)
@@ -109,16 +108,6 @@ def build(folder: Path) -> Path:
     return own
 
 
-def interrupted(own: Path, *arguments: str) -> None:
-    """Kill a training when it has its first checkpoint."""
-    process = warm.start(["run", *arguments], own / "log", own, {})
-    while not list(own.glob("data/06_models/checkpoints/step*")):
-        assert process.poll() is None, (own / "log").read_text()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait(60)
-
-
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_project_from_the_starter_trains_resumes_and_is_packaged(tmp_path):
@@ -126,9 +115,9 @@ def test_a_project_from_the_starter_trains_resumes_and_is_packaged(tmp_path):
     reports = own / "data/08_reporting"
     longer = "train.max_steps=60,train.epochs=20,train.checkpoint.every_steps=5"
     params = f"--params={longer}"
-    interrupted(own, params)
-    done = kedro("run", params, cwd=own)
-    assert done.returncode == 0, done.stdout
+    saved = lambda: list(own.glob("data/06_models/checkpoints/step*"))  # noqa: E731
+    interrupted(["run", params], own / "log", saved, signal.SIGKILL, own)
+    ran("run", params, cwd=own)
     report = json.loads((reports / "train_report.json").read_text())
     assert report["steps"] == 60
     assert report["resumed_from_step"] >= 5
@@ -137,26 +126,22 @@ def test_a_project_from_the_starter_trains_resumes_and_is_packaged(tmp_path):
 
     tokens = own / "data/05_model_input/train_tokens"
     before = {f: f.stat().st_mtime_ns for f in tokens.rglob("*.arrow")}
-    done = kedro("run", "--env=large", "--pipelines=train", cwd=own)
-    assert done.returncode == 0, done.stdout
+    ran("run", "--env=large", "--pipelines=train", cwd=own)
     for folder, size in (("model", 32), ("large/model", 64)):
         config = json.loads((own / f"data/06_models/{folder}/config.json").read_text())
         assert config["hidden_size"] == size
     assert {f: f.stat().st_mtime_ns for f in tokens.rglob("*.arrow")} == before
 
     goes_on = "model.name_or_path=data/06_models/model,data_dir=data_new"
-    done = kedro("run", f"--params={goes_on},review.good_loss=0", cwd=own)
-    assert done.returncode == 0, done.stdout
+    ran("run", f"--params={goes_on},review.good_loss=0", cwd=own)
     assert (own / "data_new/06_models/model/model.safetensors").is_file()
     verdict = json.loads((reports / "verdict.json").read_text())
     assert verdict["is_good"] is False
 
-    done = kedro("run", "--runner=ThreadRunner", "--to-nodes=split_rows", cwd=own)
-    assert done.returncode == 0, done.stdout
+    ran("run", "--runner=ThreadRunner", "--to-nodes=split_rows", cwd=own)
     done = kedro("run", "--runner=ThreadRunner", "--from-nodes=train_model", cwd=own)
     assert done.returncode == 2
     assert "cannot run in a ParallelRunner or ThreadRunner" in done.stdout
-    done = kedro("package", cwd=own)
-    assert done.returncode == 0, done.stdout
+    ran("package", cwd=own)
     names = sorted(path.name for path in (own / "dist").iterdir())
     assert names == ["conf-mine.tar.gz", "mine-0.1-py3-none-any.whl"]

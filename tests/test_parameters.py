@@ -7,21 +7,17 @@ import shutil
 
 import pytest
 import yaml
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.project.command_line import CommandError
-from flatout.project.config_loader import ProjectConfigLoader, loader_of
+from flatout.project.config_loader import loader_of
 from flatout.project.parameters import table as tables
-from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT, kedro
+from tests.projects import context_of, copied_conf, ran
 
 
-def context_of(environment: str | None = None, **parameters):
-    bootstrap_project(PROJECT)
-    session = KedroSession.create(PROJECT, env=environment, runtime_params=parameters)
-    return session.load_context()
+def loader(environment: str | None = None, **parameters):
+    return loader_of(context_of(environment, runtime_params=parameters))
 
 
 SHOWN = {
@@ -67,7 +63,7 @@ def test_base_shows_the_parameters_that_matter():
 
 
 def test_nodes_and_mlflow_get_every_parameter_all_the_same():
-    context = context_of("local", train={"log_every": 7})
+    context = context_of("local", runtime_params={"train": {"log_every": 7}})
     given, known = context.config_loader["parameters"], Settings().model_dump()
     unset = {"data_dir", "tuned", "pipelines"}
     assert leaves(given) >= leaves(known) - unset
@@ -78,15 +74,15 @@ def test_nodes_and_mlflow_get_every_parameter_all_the_same():
 
 def test_a_misspelt_parameter_that_base_does_not_list_is_refused():
     with pytest.raises(SettingsError, match=r"did you mean train\.loader\.num_workers"):
-        context_of("local", train={"loader": {"num_worker": 2}})
+        loader("local", train={"loader": {"num_worker": 2}})
     with pytest.raises(SettingsError, match=r"train\.log_every: should be"):
-        context_of("local", train={"log_every": 0})
+        loader("local", train={"log_every": 0})
 
 
 def test_the_page_of_all_parameters_is_current():
     script = runpy.run_path(str(PROJECT / "docs/parameters_page.py"))
     page = (PROJECT / "docs/parameters.md").read_text(encoding="utf-8")
-    made = script["page"](loader_of(context_of()))
+    made = script["page"](loader())
     assert made == page, "make it again: python docs/parameters_page.py"
     assert [p.path for p in script["described"]() if not p.meaning] == []
 
@@ -95,7 +91,7 @@ def test_the_page_of_all_parameters_is_current():
 def shown():
     """Words of each line about `train`."""
     given = {"log_every": 9, "strategy": "grouped"}
-    text = tables.table(loader_of(context_of("test", train=given)), "train")
+    text = tables.table(loader("test", train=given), "train")
     return [line.split() for line in text.splitlines()]
 
 
@@ -116,24 +112,12 @@ def test_a_parameter_is_shown_with_its_source(shown, path, value, source):
 
 def test_all_parameters_fit_100_columns_with_their_values():
     grid = {"train.learning_rate": [1e-5 * n for n in range(1, 30)]}
-    shown = tables.table(loader_of(context_of("test", sweep={"grid": grid})), None)
+    shown = tables.table(loader("test", sweep={"grid": grid}), None)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 100
     place = next(i for i, line in enumerate(lines) if line.startswith("sweep.grid "))
     assert lines[place].split() == ["sweep.grid", "command", "line"]
     assert lines[place + 1].startswith('    {"train.learning_rate": [1e-05, ')
-
-
-def test_the_users_own_settings_count_below_those_that_say_how_to_train(tmp_path):
-    """conf/slow lies over conf/local, which lies over conf/base."""
-    for name in ("base", "local", "slow"):
-        (tmp_path / name).mkdir()
-        text = f"train: {{log_every: 3, {name}_only: 1}}"
-        (tmp_path / name / "parameters.yml").write_text(text)
-    found = ProjectConfigLoader(str(tmp_path), env="slow", **CONFIG_LOADER_ARGS)
-    places = ["conf/base", "conf/local", "conf/slow", "command line"]
-    assert list(found.layers()) == places
-    assert found.layers()["conf/local"] == {"train": {"log_every": 3, "local_only": 1}}
 
 
 def test_a_group_that_does_not_exist_is_answered_with_the_nearest():
@@ -144,7 +128,7 @@ def test_a_group_that_does_not_exist_is_answered_with_the_nearest():
 @pytest.fixture
 def conf(tmp_path):
     """The project's, with an environment `rows` like `test` that only splits."""
-    folder = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
+    folder = copied_conf(tmp_path)
     shutil.copytree(folder / "test", folder / "rows")
     with (folder / "rows/parameters.yml").open("a") as file:
         file.write("\npipelines: [split]\n")
@@ -153,12 +137,10 @@ def conf(tmp_path):
 
 def test_an_environment_names_the_pipelines_of_a_bare_run(conf, data):
     options = (f"--conf-source={conf}", f"--params=data_dir={data}")
-    done = kedro("run", "--env=rows", *options)
-    assert done.returncode == 0, done.stdout
+    ran("run", "--env=rows", *options)
     assert (data / "03_primary/train_rows").is_dir()
     assert not (data / "05_model_input").exists()
-    done = kedro("run", "--env=rows", "--pipelines=tokenize", *options)  # asked: wins
-    assert done.returncode == 0, done.stdout
+    ran("run", "--env=rows", "--pipelines=tokenize", *options)  # asked: wins
     assert (data / "05_model_input/train_tokens").is_dir()
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from mlflow import MlflowClient
 
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.places import check_store, project_path, tracking_store, use_project
 from flatout.project.config_loader import with_absolute_paths
 from tests.command_runs import small_project
-from tests.conftest import kedro
+from tests.projects import ran, runs_of
 
 CODE = """
 import sys
@@ -40,12 +39,11 @@ def test_a_session_started_elsewhere_writes_into_its_project(tmp_path, data):
     project = small_project(tmp_path / "my project #1 ä", data)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    done = kedro("-c", CODE, str(project), cwd=elsewhere)
-    assert done.returncode == 0, done.stdout
+    ran("-c", CODE, str(project), cwd=elsewhere)
     assert not [*elsewhere.iterdir()]
     for name in WRITTEN:
         assert (project / "data" / name).exists(), name
-    [run] = MlflowClient(f"sqlite:///{project}/data/mlflow.db").search_runs(["1"])
+    [run] = runs_of(project / "data")
     assert run.info.status == "FINISHED"
     place = unquote(run.info.artifact_uri).removeprefix("file://")
     assert place.startswith(str(project / "data/mlartifacts"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import os
 import re
 import shlex
 import shutil
@@ -18,7 +16,6 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 from kedro.framework.project import pipelines
-from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
@@ -26,11 +23,11 @@ from flatout.engine.parameters import parse_settings
 from flatout.pipeline_registry import DEFAULT
 from flatout.project.sessions import ProjectSession
 from flatout.tracking.follow import sync
-from tests import warm
 from tests.command_runs import EVERY, NOT_RUN, RUN, small_project
 from tests.conftest import PROJECT, kedro, started
 from tests.engine import benches
 from tests.notebook import cells_of
+from tests.projects import context_of, interrupted, ran, runs_of
 
 pytestmark = pytest.mark.process
 
@@ -70,11 +67,10 @@ def finished(tmp_path_factory, corpus: Path, empty_store: Path) -> Run:
     """A `kedro run --env=test` in a folder of its own."""
     data = started(tmp_path_factory.mktemp("data") / "data", corpus, empty_store)
     begin_s = time.perf_counter()
-    done = kedro("run", "--env=test", f"--params=data_dir={data}")
+    output = ran("run", "--env=test", f"--params=data_dir={data}")
     elapsed_s = time.perf_counter() - begin_s
-    assert done.returncode == 0, done.stdout
     sync(data / "08_reporting/tracking")  # a busy machine may need more than 20 s
-    return Run(data, done.stdout, elapsed_s)
+    return Run(data, output, elapsed_s)
 
 
 @pytest.fixture
@@ -87,11 +83,6 @@ def tokens(finished: Run, empty_store: Path, tmp_path: Path) -> Path:
         shutil.copytree(finished.data / name, data / name)
     shutil.rmtree(data / "06_models" / "checkpoints")
     return data
-
-
-def context_of(environment: str):
-    bootstrap_project(PROJECT)
-    return KedroSession.create(PROJECT, env=environment).load_context()
 
 
 def test_a_run_leaves_the_files_that_scripts_rely_on(finished):
@@ -154,15 +145,13 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
 
 def test_the_saved_model_predicts(finished, store, tmp_path):
     """A row for each of the test split, as plain transformers answers them."""
-    import pandas as pd
     from datasets import load_from_disk
     from transformers import pipeline
 
     for name in ("03_primary/test_rows", "06_models/model"):
         shutil.copytree(finished.data / name, tmp_path / name)
     arguments = ("--env=test", f"--params=data_dir={tmp_path}")
-    done = kedro("run", "--pipelines=predict", *arguments)
-    assert done.returncode == 0, done.stdout
+    ran("run", "--pipelines=predict", *arguments)
     texts = list(load_from_disk(tmp_path / "03_primary/test_rows")["text"])
     found = pd.read_parquet(tmp_path / "07_model_output/predictions.parquet")
     assert found["row"].tolist() == list(range(len(texts)))
@@ -195,8 +184,7 @@ def test_a_checkpoint_keeps_its_own_sizes(finished):
 
 def test_the_run_is_in_the_tracking_store(finished):
     client = MlflowClient(f"sqlite:///{finished.data}/mlflow.db")
-    experiment = client.get_experiment_by_name("flatout")
-    [run] = client.search_runs([experiment.experiment_id])
+    [run] = runs_of(finished.data)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "docstrings_bert-2x32_lr1e-3"
     for metric in LIVE_METRICS:
@@ -247,7 +235,7 @@ def test_the_model_is_in_the_registry(finished):
     uri = f"sqlite:///{finished.data}/mlflow.db"
     client = MlflowClient(uri, uri)
     champion = client.get_model_version_by_alias("flatout", "champion")
-    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
+    [run] = runs_of(finished.data)
     assert champion.run_id == run.info.run_id
     assert champion.tags["token_key"] == run.data.tags["token_key"]
     mlflow.set_tracking_uri(uri)
@@ -277,9 +265,7 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
     assert "Differences (all " in done.stdout
 
     verdict = json.loads((tokens / "08_reporting/guard.json").read_text())
-    client = MlflowClient(f"sqlite:///{tokens}/mlflow.db")
-    experiment = client.get_experiment_by_name("flatout").experiment_id
-    [run] = client.search_runs([experiment])
+    [run] = runs_of(tokens)
     assert (verdict["state"], verdict["baseline"]) == ("slow", baseline["run_id"])
     assert {difference["name"] for difference in verdict["differences"]} >= {
         "runtime.attention",
@@ -310,15 +296,13 @@ def test_the_same_command_again_trains_and_registers_nothing(finished, tmp_path)
 
     for _ in range(2):
         arguments = ("--env=test", "--pipelines=train", f"--params=data_dir={data}")
-        done = kedro("run", *arguments)
-        assert done.returncode == 0, done.stdout
-        assert "this training run has already finished" in " ".join(done.stdout.split())
+        said = " ".join(ran("run", *arguments).split())
+        assert "this training run has already finished" in said
     assert model.read_bytes() == weights
     assert (report.read_text(), points.read_text()) == (before, logged)
     client = MlflowClient(*2 * [f"sqlite:///{data}/mlflow.db"])
     assert len(client.search_model_versions("name='flatout'")) == 1
-    experiment = client.get_experiment_by_name("flatout").experiment_id
-    [run] = client.search_runs([experiment])
+    [run] = runs_of(data)
     assert run.data.tags["exit_reason"] == "finished"
 
 
@@ -332,8 +316,7 @@ def small(finished: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_of_the_documents_as_it_stands(small, command):
     program, *words = shlex.split(command)
     arguments = ["run", *words] if program == "flatout" else words
-    done = kedro(*arguments, cwd=small)
-    assert done.returncode == 0, done.stdout
+    ran(*arguments, cwd=small)
 
 
 def test_a_command_that_is_not_run_as_it_stands_has_a_reason():
@@ -354,9 +337,8 @@ def test_the_notebook_shows_what_the_run_left(finished, tmp_path):
     pd.DataFrame([trial.as_row()]).to_csv(table, index=False)
     words = ("-m", "tests.notebook", "notebooks/review.ipynb")
     given = f"data_dir = {str(data)!r}"
-    done = kedro(*words, given, NOTEBOOK_FIGURES, MPLBACKEND="Agg")
-    assert done.returncode == 0, done.stdout
-    assert json.loads(done.stdout.strip().splitlines()[-1]) == {
+    said = ran(*words, given, NOTEBOOK_FIGURES, MPLBACKEND="Agg")
+    assert json.loads(said.strip().splitlines()[-1]) == {
         "samples": 128,
         "steps": [2, 4, 6, 8],
         "classes": 4,
@@ -390,30 +372,20 @@ def test_a_run_that_fails_before_its_first_node_has_nothing_to_send(data):
 
 def test_a_dead_tracking_server_hurts_nobody(tokens, store):
     dead = dead_server()
-    done = kedro(
-        "run",
-        "--env=test",
-        "--pipelines=train",
-        f"--params=data_dir={tokens}",
-        MLFLOW_TRACKING_URI=dead,
-    )
-    assert done.returncode == 0, done.stdout
-    assert f"MLflow at {dead} does not respond" in done.stdout
-    assert "guard: the first run of this work" in done.stdout
-    sync = f"`kedro flatout sync --data-dir={tokens}` sends it"
-    assert sync in " ".join(done.stdout.split())
+    asked = ("run", "--env=test", "--pipelines=train", f"--params=data_dir={tokens}")
+    said = " ".join(ran(*asked, MLFLOW_TRACKING_URI=dead).split())
+    assert f"MLflow at {dead} does not respond" in said
+    assert "guard: the first run of this work" in said
+    assert f"`kedro flatout sync --data-dir={tokens}` sends it" in said
     lines = (tokens / "08_reporting/train_metrics.jsonl").read_text().splitlines()
     logged = [p["step"] for p in map(json.loads, lines) if "train_loss" in p["metrics"]]
     assert logged == [2, 4, 6, 8]
 
-    sent = kedro("flatout", "sync", f"--data-dir={tokens}", f"--tracking-uri={store}")
-    assert sent.returncode == 0, sent.stdout
-    client = MlflowClient(store)
-    experiment = client.get_experiment_by_name("flatout")
-    [run] = client.search_runs([experiment.experiment_id])
+    ran("flatout", "sync", f"--data-dir={tokens}", f"--tracking-uri={store}")
+    [run] = runs_of(store)
     assert run.info.status == "FINISHED"
-    steps = {m.step for m in client.get_metric_history(run.info.run_id, "train_loss")}
-    assert steps == {2, 4, 6, 8}
+    sent = MlflowClient(store).get_metric_history(run.info.run_id, "train_loss")
+    assert {point.step for point in sent} == {2, 4, 6, 8}
     assert run.data.params["train.global_batch_size"] == "16"
 
 
@@ -421,16 +393,14 @@ def test_split_has_a_run_of_its_own(finished, store, tmp_path):
     others = shutil.ignore_patterns("mlflow.db", "mlartifacts", "06_models")
     shutil.copytree(finished.data, tmp_path, ignore=others, dirs_exist_ok=True)
     arguments = ("--env=test", "--pipelines=split", f"--params=data_dir={tmp_path}")
-    done = kedro("run", *arguments)
-    assert done.returncode == 0, done.stdout
-    client = MlflowClient(store)
-    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
+    ran("run", *arguments)
+    [run] = runs_of(store)
     assert run.info.run_name.startswith("data")
     report = json.loads((finished.data / "08_reporting/split_report.json").read_text())
     rows = f"| split_rows_train | {report['rows_out']['train']} |"
     assert rows in run.data.tags["mlflow.note.content"]
     # None of the training before it.
-    assert not client.list_artifacts(run.info.run_id)
+    assert not MlflowClient(store).list_artifacts(run.info.run_id)
 
 
 def test_bad_parameters_end_a_run_before_it_begins(tmp_path):
@@ -511,8 +481,7 @@ def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
     for name in ("conf", "src"):  # viz builds into its project
         shutil.copytree(PROJECT / name, tmp_path / name)
     shutil.copy(PROJECT / "pyproject.toml", tmp_path)
-    done = kedro("viz", "build", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
+    ran("viz", "build", cwd=tmp_path)
     shown = json.loads((tmp_path / "build/api/main").read_text())
     names = {pipeline["id"] for pipeline in shown["pipelines"]}
     assert {
@@ -561,39 +530,29 @@ def interrupted_run(data: Path, signum: int) -> int:
     def count() -> int:
         return points.read_text().count('"train_loss"') if points.exists() else 0
 
-    before = count()
+    enough = count() + 5
     command.append(f"--params=data_dir={data},{LONGER}")
-    process = warm.start(command, data / "log", PROJECT, {})
-    try:
-        while count() < before + 5 and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signum)
-        return process.wait(60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    return interrupted(command, data / "log", lambda: count() >= enough, signum)
 
 
 @pytest.mark.process
 def test_a_killed_and_a_stopped_run_go_on_in_the_same_mlflow_run(tokens: Path):
     assert interrupted_run(tokens, signal.SIGKILL) == -signal.SIGKILL
     assert interrupted_run(tokens, signal.SIGTERM) == 143
-    client = MlflowClient(f"sqlite:///{tokens / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("flatout")
-    (stopped,) = client.search_runs([experiment.experiment_id])
+    [stopped] = runs_of(tokens)
     assert stopped.info.status == "KILLED"
     assert stopped.data.tags["exit_reason"] == "interrupted"
     assert stopped.data.tags["strategy"] == "packed"  # of `auto`; it has no report
     arguments = ("run", "--pipeline=train", "--env=test")
-    done = kedro(*arguments, f"--params=data_dir={tokens},{LONGER}")
-    assert done.returncode == 0, done.stdout
-    assert "resuming from step" in done.stdout
-    (run,) = client.search_runs([experiment.experiment_id])
+    said = ran(*arguments, f"--params=data_dir={tokens},{LONGER}")
+    assert "resuming from step" in said
+    [run] = runs_of(tokens)
     assert run.info.run_id == stopped.info.run_id
     assert run.info.status == "FINISHED"
     assert run.data.tags["exit_reason"] == "finished"
     assert int(run.data.tags["resumed_from_step"]) >= 3
     assert {"token_key", "work_key", "guard"} <= set(run.data.tags)
+    client = MlflowClient(f"sqlite:///{tokens}/mlflow.db")
     history = client.get_metric_history(run.info.run_id, "train_loss")
     assert [point.step for point in history] == list(range(2, 61, 2))
     checkpoints = tokens / "06_models" / "checkpoints"

@@ -24,9 +24,10 @@ from flatout.engine.parameters import parse_settings
 from flatout.project.saved_model import write_own_card
 from flatout.tracking.logged_models import log_text_model
 from tests import warm
-from tests.conftest import PROJECT, kedro
+from tests.conftest import PROJECT
 from tests.engine.test_export import CLASSES, TEXTS, Made
 from tests.hub import Hub
+from tests.projects import ran
 from tests.servers import free_port, wait_for
 
 NEW = {"public": False, "force": False}
@@ -166,11 +167,10 @@ def test_a_model_is_pushed_and_read_back(data, tmp_path):
     known = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_right"}
     known |= {"HF_HUB_DISABLE_XET": "1"}
     asked = ("--params", f"data_dir={data}")
-    listed = kedro("flatout", "push", "me/two", "--dry-run", *asked, **known)
-    assert listed.returncode == 0 and "model.safetensors" in listed.stdout
+    listed = ran("flatout", "push", "me/two", "--dry-run", *asked, **known)
+    assert "model.safetensors" in listed
     assert not server.asked
-    done = kedro("flatout", "push", "me/two", *asked, **known)
-    assert done.returncode == 0, done.stdout
+    ran("flatout", "push", "me/two", *asked, **known)
     for name, content in server.files["me/two"].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)

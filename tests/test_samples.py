@@ -17,8 +17,9 @@ from sklearn import metrics
 from transformers import pipeline
 
 from flatout.tracking.follow import sync
-from tests.conftest import PROJECT, kedro
+from tests.conftest import PROJECT
 from tests.engine.test_images import pictures
+from tests.projects import ran, runs_of
 
 pytestmark = pytest.mark.process
 ASKED = (
@@ -38,8 +39,7 @@ def finished(tmp_path_factory, empty_store) -> Path:
     (raw / "light/odd.png").unlink(missing_ok=True)
     Image.fromarray(noise).save(raw / "light/odd.png")
     asked = "--pipelines=images,train,evaluate,predict"
-    done = kedro("run", "--env=images", asked, f"--params=data_dir={data},{ASKED}")
-    assert done.returncode == 0, done.stdout
+    ran("run", "--env=images", asked, f"--params=data_dir={data},{ASKED}")
     sync(data / "08_reporting/tracking")  # a busy machine may need more than 20 s
     return data
 
@@ -63,9 +63,7 @@ def test_figures_are_those_of_the_predictions(finished):
 def test_mlflow_has_the_sheet_and_the_model(finished):
     store = f"sqlite:///{finished}/mlflow.db"
     client = MlflowClient(store, store)
-    [experiment] = [e for e in client.search_experiments() if e.name == "flatout"]
-    runs = client.search_runs([experiment.experiment_id])
-    [run] = [r for r in runs if "test_accuracy" in r.data.metrics]
+    [run] = [r for r in runs_of(store) if "test_accuracy" in r.data.metrics]
     files = {a.path for a in client.list_artifacts(run.info.run_id)}
     assert "wrong_images.png" in files
     version = client.get_model_version_by_alias("flatout", "champion")
@@ -106,12 +104,8 @@ def test_kedro_viz_shows_the_sheet(finished):
 def test_the_guard_compares_a_second_training_with_the_first(finished):
     """The last of these tests: it leaves another model."""
     params = f"--params=data_dir={finished},{ASKED},train.resume=never"
-    done = kedro("run", "--env=images", "--pipelines=train", params)
-    assert done.returncode == 0, done.stdout
-    store = f"sqlite:///{finished}/mlflow.db"
-    client = MlflowClient(store, store)
-    [experiment] = [e for e in client.search_experiments() if e.name == "flatout"]
-    runs = client.search_runs([experiment.experiment_id], order_by=["start_time"])
+    ran("run", "--env=images", "--pipelines=train", params)
+    runs = sorted(runs_of(finished), key=lambda run: run.info.start_time)
     trained = [run for run in runs if "guard" in run.data.tags]
     first, second = (run.data.tags["guard"] for run in trained)
     assert first == "first"

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import os
 import re
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 import datasets
 import pandas as pd
 import pytest
 import yaml
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
-from mlflow import MlflowClient
 
 from flatout.datasets import CsvTable, KeptTable, TunedParameters
 from flatout.engine.benchmark.outcome import BenchmarkError
@@ -41,9 +35,8 @@ from flatout.reports.markdown import time_text
 from flatout.reports.report import ladder_text, report_text
 from flatout.tracking.outcomes import record_node_outputs
 from flatout.tracking.record import RunRecord
-from tests import warm
-from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
+from tests.projects import context_of, copied_conf, interrupted, ran, runs_of
 
 TRIAL = {
     "trial_id": "001",
@@ -374,8 +367,7 @@ def test_a_grid_from_the_command_line(data):
         f"data_dir={data},benchmark.mode=grid,benchmark.batch_sizes=16 64,"
         "benchmark.min_window_s=0,runtime.threads=1"
     )
-    done = kedro("run", "--env=test", "--pipelines=benchmark", f"--params={parameters}")
-    assert done.returncode == 0, done.stdout
+    said = ran("run", "--env=test", "--pipelines=benchmark", f"--params={parameters}")
     folder = data / "08_reporting"
     with (folder / "benchmark_trials.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -390,34 +382,20 @@ def test_a_grid_from_the_command_line(data):
     recommended = summary["picks"]["recommended"]["trial_id"]
     assert recommended in ("001", "002")
     pick = rf"^\W*recommended\W+{recommended}\b"  # a row of the table
-    assert re.search(pick, done.stdout, re.MULTILINE), done.stdout
-    assert "Bound by: " in done.stdout
+    assert re.search(pick, said, re.MULTILINE), said
+    assert "Bound by: " in said
     gained = summary["tuned"]["gained"]
     assert recommended == "002" or not gained
     advice = (
         "Train with them: kedro run" if gained else "No measured settings are faster"
     )
-    assert advice in " ".join(done.stdout.split())
+    assert advice in " ".join(said.split())
     tuned = yaml.safe_load((data / "tuned" / "parameters.yml").read_text())
     assert (
         tuned["train"]["batching"] == {"001": "packed", "002": "grouped"}[recommended]
     )
     assert "# Benchmark: grid" in (folder / "benchmark_report.md").read_text()
     assert_nested_runs(data)
-
-
-def interrupted_sweep(parameters: str, log: Path) -> int:
-    """Start a sweep and type Ctrl-C once it has shown a trial; its status."""
-    command = ["run", "--env=test", "--pipelines=benchmark", f"--params={parameters}"]
-    process = warm.start(command, log, PROJECT, {})
-    try:
-        while "] ok" not in log.read_text() and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        return process.wait(60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.process
@@ -428,7 +406,10 @@ def test_a_sweep_ended_by_ctrl_c_says_what_it_keeps(data, tmp_path):
     )
     log = tmp_path / "log"
     log.touch()
-    assert interrupted_sweep(parameters, log) == 128 + signal.SIGINT
+    command = ["run", "--env=test", "--pipelines=benchmark", f"--params={parameters}"]
+    has_a_trial = lambda: "] ok" in log.read_text()  # noqa: E731
+    status = interrupted(command, log, has_a_trial, signal.SIGINT)
+    assert status == 128 + signal.SIGINT
     assert (
         "Interrupted: the measured trials are kept; the same command continues with "
         "the rest"
@@ -437,33 +418,26 @@ def test_a_sweep_ended_by_ctrl_c_says_what_it_keeps(data, tmp_path):
 
 
 def assert_nested_runs(data: Path) -> None:
-    client = MlflowClient(f"sqlite:///{data}/mlflow.db")
-    [experiment] = client.search_experiments(filter_string="name = 'flatout'")
-    runs = client.search_runs([experiment.experiment_id])
-    parents = {run.data.tags.get("mlflow.parentRunId") for run in runs}
-    [parent] = parents - {None}
-    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId")]
+    runs = {run.info.run_id: run for run in runs_of(data)}
+    nested = [r for r in runs.values() if "mlflow.parentRunId" in r.data.tags]
     statuses = sorted(run.info.status for run in nested)
     assert statuses == ["FAILED", *["FINISHED"] * 2]
-    top = client.get_run(parent)
+    [parent] = {run.data.tags["mlflow.parentRunId"] for run in nested}
+    top = runs[parent]
     assert top.data.metrics["recommended_samples_per_s"] > 0
     assert top.data.tags["bound_by"]
 
 
 def test_the_tuned_environment_is_one_that_kedro_trains_with(tmp_path):
-    shutil.copytree(PROJECT / "conf", tmp_path / "conf")
-    tuned = tmp_path / "conf" / "tuned" / "parameters.yml"
-    tuned.parent.mkdir(exist_ok=True)
+    conf = copied_conf(tmp_path)
+    tuned = conf / "tuned/parameters.yml"
+    tuned.parent.mkdir()
     tuned.write_text(
         "train:\n  token_budget: 1024\n  loader: {num_workers: 1}\n"
         "tuned: {device: H200}\n"
     )
-    bootstrap_project(PROJECT)
-    with KedroSession.create(
-        PROJECT, env="tuned", conf_source=str(tmp_path / "conf")
-    ) as session:
-        parameters = session.load_context().config_loader["parameters"]
-    settings = parse_settings(parameters)
+    context = context_of("tuned", conf_source=str(conf))
+    settings = parse_settings(context.config_loader["parameters"])
     assert settings.train.token_budget == 1024
     assert settings.train.loader.prefetch_factor == 2
     assert settings.tuned == {"device": "H200"}

@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 from transformers import AutoModel, AutoTokenizer
 
-from tests.conftest import PROJECT, kedro
+from tests.projects import copied_conf, ran, write_environment
 
 pytestmark = pytest.mark.process
 
@@ -49,27 +48,13 @@ def folder(tmp_path_factory, empty_store) -> Path:
         )
     lines = "".join(f"{json.dumps(row)}\n" for row in rows)
     (folder / "pairs.jsonl").write_text(lines)
-    others = shutil.ignore_patterns("local", "tuned")
-    shutil.copytree(PROJECT / "conf", folder / "conf", ignore=others)
-    local = folder / "conf/test"
-    known = yaml.safe_load((local / "parameters.yml").read_text())
-    for name, group in PARAMETERS.items():
-        known[name] = {**known.get(name, {}), **group}
-    (local / "parameters.yml").write_text(yaml.dump(known))
-    entry = {
-        "type": "flatout.datasets.TextFiles",
-        "filepath": str(folder / "pairs.jsonl"),
-    }
+    file = str(folder / "pairs.jsonl")
+    entry = {"type": "flatout.datasets.TextFiles", "filepath": file}
     entries = {"raw_texts": entry, "predict_texts": entry}
-    (local / "catalog.yml").write_text(yaml.dump(entries))
-    done = kedro(
-        "run",
-        "--env=test",
-        f"--conf-source={folder / 'conf'}",
-        "--pipelines=split,tokenize,train,evaluate,predict,mine",
-        f"--params=data_dir={folder / 'data'},predict.text_column=query",
-    )
-    assert done.returncode == 0, done.stdout
+    write_environment(conf := copied_conf(folder), "test", PARAMETERS, entries)
+    asked = f"--params=data_dir={folder / 'data'},predict.text_column=query"
+    pipelines = "--pipelines=split,tokenize,train,evaluate,predict,mine"
+    ran("run", "--env=test", f"--conf-source={conf}", pipelines, asked)
     return folder
 
 

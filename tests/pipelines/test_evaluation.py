@@ -12,8 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline
 from kedro.runner import SequentialRunner
@@ -34,10 +32,10 @@ from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
 from flatout.project.hooks import DataHooks, Run
-from tests.conftest import PROJECT
 from tests.engine.families import LABEL_NAMES, VOCABULARY, built, task_of
 from tests.engine.remote_code import write_model
 from tests.pipelines.tokens import write_tokens
+from tests.projects import context_of
 
 SPECIAL = replace(VOCABULARY, special_token_ids=(0, 3, 4))
 """What the tokenizer of `write_tokens` says."""
@@ -59,11 +57,9 @@ def saved_model(data: Path, family: str, task: str) -> Path:
 
 def evaluate(data: Path, task: str = CLASSES, split: str = "test", **runtime):
     """Run the pipeline; the catalog has what came of it."""
-    bootstrap_project(PROJECT)
     asked = {"data_dir": str(data), "model": {"task": task}, "runtime": runtime}
     asked |= {"evaluate": {"split": split, "wrong_rows": 3}}
-    session = KedroSession.create(PROJECT, env="test", runtime_params=asked)
-    catalog = session.load_context().catalog
+    catalog = context_of("test", runtime_params=asked).catalog
     SequentialRunner().run(create_pipeline(), catalog)
     return catalog
 
@@ -332,10 +328,8 @@ def test_own_code_of_a_model_runs_only_where_this_run_trained_it(
 ):
     folder = write_model(tmp_path / "own")
     entry = TransformersModel(filepath=str(folder))
-    bootstrap_project(PROJECT)
     asked = {"model": {"trust_remote_code": trusted, "name_or_path": str(folder)}}
-    session = KedroSession.create(PROJECT, env="test", runtime_params=asked)
-    (run := Run()).begin(session.load_context())
+    (run := Run()).begin(context_of("test", runtime_params=asked))
     hooks, catalog = DataHooks(run), DataCatalog({"model": entry})
     hooks.after_catalog_created(catalog, {})
     made = {"train": train.create_pipeline(), "evaluate": create_pipeline()}

@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -21,21 +20,12 @@ from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
 from flatout.project.parameters.checks import check_run
 from flatout.reports.tuned import best_text
-from tests import warm
-from tests.conftest import PROJECT, kedro
+from tests.conftest import kedro
 from tests.pipelines.tokens import write_tokens
+from tests.projects import interrupted, ran, runs_of
 
 RATE, BATCH = "train.learning_rate", "train.global_batch_size"
 GRID = f"sweep.grid.{RATE}=1e-3 1e-2,sweep.grid.{BATCH}=16"
-
-
-def killed_after_a_trial(arguments: list[str], logs: Path) -> int:
-    """Kill the sweep hard when the first answer is there; the status it ended with."""
-    process = warm.start(arguments, logs.parents[1] / "log", PROJECT, {})
-    while not list(logs.glob("*/answer.json")) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    return process.wait(60)
 
 
 @pytest.mark.process
@@ -46,14 +36,15 @@ def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
     logs = data / "08_reporting" / "sweep_logs"
     asked = f"data_dir={data},runtime.threads=1,train.max_steps=3,{GRID}"
     arguments = ["run", "--env=test", "--pipelines=sweep", f"--params={asked}"]
-    assert killed_after_a_trial(arguments, logs) == -signal.SIGKILL
-    [first] = logs.glob("*/answer.json")
+    answers = lambda: list(logs.glob("*/answer.json"))  # noqa: E731
+    killed = interrupted(arguments, data / "log", answers, signal.SIGKILL)
+    assert killed == -signal.SIGKILL
+    [first] = answers()
     answer, written_ns = json.loads(first.read_text()), first.stat().st_mtime_ns
 
-    done = kedro(*arguments)
-    assert done.returncode == 0, done.stdout
+    said = ran(*arguments)
     assert first.stat().st_mtime_ns == written_ns
-    assert len(list(logs.glob("*/answer.json"))) == 2
+    assert len(answers()) == 2
     assert not list(logs.glob("*/training")), "weights of trials are not kept"
     with (data / "08_reporting/sweep_trials.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -72,7 +63,7 @@ def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
     assert best["trial_id"] == lowest["trial_id"]
     assert best["settings"] == {RATE: float(lowest[RATE]), BATCH: int(lowest[BATCH])}
     assert best["command"] == "kedro run --pipelines=train --env=best"
-    assert best["command"] in " ".join(done.stdout.split())
+    assert best["command"] in " ".join(said.split())
     written = yaml.safe_load((data / "best/parameters.yml").read_text())
     assert written["train"] == {
         "learning_rate": float(lowest[RATE]),
@@ -85,9 +76,7 @@ def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
 def assert_nested_runs(data: Path, best: dict) -> None:
     """One parent that finished, one that was killed; two trainings under the first."""
     client = MlflowClient(f"sqlite:///{data}/mlflow.db")
-    [experiment] = client.search_experiments(filter_string="name = 'flatout'")
-    runs = client.search_runs([experiment.experiment_id])
-    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    nested = [run for run in runs_of(data) if "mlflow.parentRunId" in run.data.tags]
     [parent_id] = {run.data.tags["mlflow.parentRunId"] for run in nested}
     parent = client.get_run(parent_id)
     assert parent.info.status == "FINISHED"

@@ -8,27 +8,23 @@ import traceback
 import datasets
 import numpy as np
 import pytest
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 from transformers import AutoTokenizer
 
 from flatout.engine.train.step import Stepper
 from flatout.pipelines.train import create_pipeline
-from tests.conftest import PROJECT
 from tests.engine.families import token_rows
 from tests.pipelines.tokens import write_tokens
+from tests.projects import context_of
 
 
 def trained(tmp_path, task, family, label_names=()):
     """The folder of reports, of two steps on random rows."""
-    bootstrap_project(PROJECT)
     asked = {
         "data_dir": str(tmp_path),
         "model": {"task": task, "config": {"model_type": family}},
         "train": {"max_steps": 2, "distributed": {"num_processes": 1}},
     }
-    session = KedroSession.create(PROJECT, env="test", runtime_params=asked)
-    catalog = session.load_context().catalog
+    catalog = context_of("test", runtime_params=asked).catalog
     folder = write_tokens(tmp_path) / "06_models/tokenizer"
     node = create_pipeline().only_nodes("train_model").nodes[0]
     tokens = datasets.Dataset(token_rows(task, 24).table)
