@@ -8,6 +8,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
+from argparse import Namespace
 from collections.abc import Callable
 from functools import cache
 
@@ -125,16 +126,17 @@ def check_pip(words: list[str]) -> None:
 def check_torchrun(words: list[str]) -> None:
     from torch.distributed.run import get_args_parser
 
-    options = get_args_parser().parse_args(words)
-    assert options.module
-    check_python(["-m", options.training_script, *options.training_script_args])
+    check_launched(get_args_parser().parse_args(words))
 
 
 def check_accelerate(words: list[str]) -> None:
     from accelerate.commands.launch import launch_command_parser
 
     assert words[0] == "launch"
-    options = launch_command_parser().parse_args(words[1:])
+    check_launched(launch_command_parser().parse_args(words[1:]))
+
+
+def check_launched(options: Namespace) -> None:
     assert options.module
     check_python(["-m", options.training_script, *options.training_script_args])
 
@@ -169,17 +171,10 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "sbatch": check_file,
     "kubectl": check_file,
     "sky": check_file,
-    "databricks": lambda words: None,
-    "uv": lambda words: None,
     "docker": check_docker,
-    "nvidia-smi": lambda words: None,
     "source": check_source,
-    "tar": lambda words: None,
-    "curl": lambda words: None,
-    "mlflow": lambda words: None,
-    "git": lambda words: None,
-    "cd": lambda words: None,
 }
+UNCHECKED = {"databricks", "uv", "nvidia-smi", "tar", "curl", "mlflow", "git", "cd"}
 
 
 def check_command(text: str) -> None:
@@ -194,8 +189,9 @@ def check_command(text: str) -> None:
         place = words.index("&&")
         check_command(shlex.join(words[place + 1 :]))
         words = words[:place]
-    assert words[0] in CHECKS, f"unknown program {words[0]}"
-    CHECKS[words[0]](words[1:])
+    if words[0] not in UNCHECKED:
+        assert words[0] in CHECKS, f"unknown program {words[0]}"
+        CHECKS[words[0]](words[1:])
 
 
 @cache

@@ -21,8 +21,8 @@ NOT_RUN = {
     r"pip install .*": "downloads packages; CI installs with the same constraints",
     r"docker .*": "needs docker; tests/test_packaging.py follows the Dockerfile",
     r"nvidia-smi": "needs an NVIDIA GPU",
-    r"(sbatch|kubectl|uv tool|sky|databricks) .*|kedro package": "needs a cluster, or "
-    "a package apart; tests/test_clusters.py reads the files",
+    r"(sbatch|kubectl|uv tool|sky|databricks) .*": "needs a cluster, or a package "
+    "apart; tests/test_clusters.py reads the files",
     r".*checkpoint\.mirror=.*": "tests/engine/test_mirror.py::"
     "test_a_new_machine_goes_on_from_the_mirror",
     r".*predict\.shard=.*": "tests/engine/test_predict.py::"

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from tests.golden.engine import (
     RuntimeSettings,
     set_up,
 )
+from tests.warm import Fork
 
 
 def fork_two(
@@ -71,7 +71,7 @@ def _forget() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-class Forked:
+class Forked(Fork):
     """`python -m MODULE ...` in a fork of this process. It serves as its
     `subprocess.Popen`, with errors in its output; ranks that it starts are forks too.
     """
@@ -83,7 +83,6 @@ class Forked:
         stdout: IO[Any] | int | None = None,
         **_: Any,
     ) -> None:
-        self.returncode: int | None = None
         self.stdout: IO[bytes] | None = None
         output = None
         if isinstance(stdout, int):  # PIPE
@@ -91,25 +90,11 @@ class Forked:
             self.stdout = os.fdopen(reading, "rb")
         elif stdout is not None:
             output = os.dup(stdout.fileno())
-        self.pid = os.fork()
+        super().__init__(os.fork())
         if not self.pid:
             _become(args, env, output)
         if output is not None:
             os.close(output)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
-        return self.returncode
-
-    def wait(self, timeout: float = 240) -> int:
-        end_s = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > end_s:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            time.sleep(0.01)
-        return int(self.returncode or 0)
 
 
 FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})

@@ -1,18 +1,14 @@
-"""The guard around a training: its baseline is a file, and it speaks twice."""
+"""The guard compares a training with its baseline while it goes on."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from pathlib import Path
 
 import pandas as pd
-import pytest
 
-from flatout.engine.guard import (
-    SlowRunError,
-    read_runs,
-)
 from flatout.engine.parameters import parse_settings
 from flatout.project.guard import Guard
 from flatout.tracking import RunFolder, RunRecord
@@ -20,48 +16,25 @@ from flatout.tracking.follow import Follower
 from flatout.tracking.store import process_tags
 
 
-@pytest.fixture
-def training(tmp_path):
+def begun(folder: Path) -> tuple[Guard, RunFolder]:
     """The guard of a tracked training that has begun, and its folder."""
-
-    def begin(**guard):
-        record = RunRecord(f"sqlite:///{tmp_path}/none.db", "flatout", "now")
-        record.tags = {**process_tags(), "token_key": "t", "device": "H200"}
-        record.points = str(tmp_path / "points.jsonl")
-        folder = RunFolder(tmp_path / "runs" / "now", record)
-        parameters = {"model": {"config": {"model_type": "bert"}}, "guard": guard}
-        parameters["paths"] = {"metrics": str(tmp_path / "points.jsonl")}
-        guarding = Guard(parse_settings(parameters))
-        guarding.start(folder)
-        return guarding, folder
-
-    return begin
+    points = str(folder / "points.jsonl")
+    record = RunRecord(f"sqlite:///{folder}/none.db", "flatout", "now")
+    record.tags = {**process_tags(), "token_key": "t", "device": "H200"}
+    record.points = points
+    model = {"config": {"model_type": "bert"}}
+    guarding = Guard(parse_settings({"model": model, "paths": {"metrics": points}}))
+    guarding.start(run := RunFolder(folder / "runs" / "now", record))
+    return guarding, run
 
 
-def ended(begun, rate: float) -> None:
-    guarding, folder = begun
-    guarding.trained(folder, pd.DataFrame({"samples_per_s": [rate] * 5}))
-    guarding.ended()
-
-
-def test_a_second_training_is_compared_with_the_first(training, tmp_path, caplog):
-    ended(training(), 1000.0)
-    begun = _, folder = training(on_slow="fail")
-    with pytest.raises(SlowRunError, match="300 samples/s in the median window, 30 %"):
-        ended(begun, 300.0)
-    assert folder.record.tags["guard"] == "slow"
-    assert folder.record.figures["guard_rate_pct"] == pytest.approx(30)
-    verdict = json.loads((tmp_path / "guard.json").read_text())
-    assert (verdict["state"], verdict["baseline"]) == ("slow", "now")
-    states = [run.tags["guard"] for run in read_runs(tmp_path / "runs.jsonl")]
-    assert states == ["first", "slow"]
-
-
-def test_a_training_hears_that_it_is_slow_while_it_goes_on(training, tmp_path, caplog):
+def test_a_training_hears_that_it_is_slow_while_it_goes_on(tmp_path, caplog):
     """At its fifth window behind the warm-up; once, whatever comes later."""
     caplog.set_level(logging.WARNING)
-    ended(training(), 1000.0)
-    _, folder = training()
+    first, folder = begun(tmp_path)
+    first.trained(folder, pd.DataFrame({"samples_per_s": [1000.0] * 5}))
+    first.ended()
+    _, folder = begun(tmp_path)
     follower = Follower(folder)
     with (tmp_path / "points.jsonl").open("w") as file:
         for step in range(1, 9):

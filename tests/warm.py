@@ -81,12 +81,12 @@ class Process:
             self.returncode = ask(do="poll", pid=self.pid)
         return self.returncode
 
-    def wait(self, timeout_s: float = 240) -> int:
-        end = time.monotonic() + timeout_s
+    def wait(self, timeout: float = 240) -> int:
+        end = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > end:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout_s)
-            time.sleep(0.03)
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.02)
         return int(self.returncode or 0)
 
     def kill(self) -> None:
