@@ -187,25 +187,21 @@ def test_columns_and_task_are_those_of_the_file(tmp_path, name):
     )
 
 
-def test_a_table_that_windows_wrote_is_read(tmp_path):
+@pytest.mark.parametrize(
+    ("encoding", "delimiter", "words"),
+    [("cp1252", ";", "\u201cgood\u201d"), ("cp949", ",", "배송이 빠르고 좋은 상품")],
+)
+def test_a_table_that_windows_wrote_is_read(tmp_path, encoding, delimiter, words):
     file = tmp_path / "reviews.csv"
-    rows = [f"\u201c{text()}\u201d;{n % 5}" for n in range(60)]
-    file.write_bytes("\n".join(["review;stars", *rows]).encode("cp1252"))
+    rows = [f"{words} {text()}{delimiter}{n % 5}" for n in range(60)]
+    whole = "\n".join([f"review{delimiter}stars", *rows])
+    file.write_bytes(whole.encode(encoding))
     done = init(tmp_path, file)
     assert done.exit_code == 0, done.output
     catalog, parameters = written(tmp_path)
     entry = catalog["raw_texts"]
-    assert (entry["encoding"], entry["delimiter"]) == ("cp1252", ";")
+    assert (entry["encoding"], entry.get("delimiter", ",")) == (encoding, delimiter)
     assert parameters["split"] == {"text_column": "review", "label_column": "stars"}
-
-
-def test_a_table_of_a_korean_windows_is_read(tmp_path):
-    file = tmp_path / "reviews.csv"
-    rows = [f"배송이 빠르고 좋은 상품 {text()},{n % 5}" for n in range(60)]
-    file.write_bytes("\n".join(["review,stars", *rows]).encode("cp949"))
-    done = init(tmp_path, file)
-    assert done.exit_code == 0, done.output
-    assert written(tmp_path)[0]["raw_texts"]["encoding"] == "cp949"
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])

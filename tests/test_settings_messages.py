@@ -64,14 +64,6 @@ def test_all_faults_come_in_one_message():
             "number or should be 'auto' (got 'soon')",
         ),
         (
-            {"trian": {}},
-            "trian: unknown parameter; did you mean train?",
-        ),
-        (
-            {"learning_rate": 3},
-            "learning_rate: unknown parameter; did you mean train.learning_rate?",
-        ),
-        (
             {"train": {"seed": 3}},
             "train.seed: unknown parameter; did you mean runtime.seed or split.seed?",
         ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import textwrap
-import time
 from dataclasses import dataclass
 
 import datasets
@@ -24,8 +24,7 @@ from flatout.datasets import (
 )
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
-from tests import warm
-from tests.conftest import PROJECT
+from tests.projects import interrupted
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
@@ -179,12 +178,9 @@ def test_a_killed_writer_leaves_the_old_rows_and_no_rubbish(tmp_path):
     dataset.save(recipe(10))
     log = tmp_path.with_name(f"{tmp_path.name} log")
     arguments = ["-c", textwrap.dedent(KILLED), str(tmp_path / "tokens")]
-    process = warm.start(arguments, log, PROJECT, {})
-    while "halfway" not in (log.read_text() if log.exists() else ""):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    log.touch()
+    halfway = lambda: "halfway" in log.read_text()  # noqa: E731
+    assert interrupted(arguments, log, halfway, signal.SIGKILL) == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2  # the half-written folder is beside
     assert len(dataset.load()) == 10
     dataset.save(recipe(20))

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.checkpoints.checkpoint_folder import RESULT, step_folders
-from flatout.engine.machine.watchdog import Beat, read_beats
+from flatout.engine.machine.watchdog import read_beats
 from tests.forks import Forked
 from tests.tools.victim import BEATS, OUTCOME, TEMPORARY, Victim
 
@@ -56,12 +56,9 @@ class Drill:
     preloaded: bool = False
     """Fork from this process, which has imported everything. Fast, for tests."""
     faults: Counter[str] = field(default_factory=Counter)
-    moments: Counter[str] = field(default_factory=Counter)
     resumable: int = 0
     """Number of starts that found a checkpoint, and should have resumed from it."""
     resumed: int = 0
-    first_step_s: list[float] = field(default_factory=list)
-    """Time from the start of each command to its first new step."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -110,13 +107,10 @@ class Drill:
                 else:
                     attempt.finish()
                 return
-            self.first_step_s.append(attempt.age_s)
             time.sleep(self.random.uniform(0, LONGEST_FAULT_FREE_S))
-            moment = attempt.moment()
             if attempt.ended:
                 return
             self.faults[fault] += 1
-            self.moments[moment] += 1
             self._do(fault, attempt, folder)
         finally:
             attempt.kill()
@@ -132,7 +126,7 @@ class Drill:
             raise DrillError(f"{told}\n{attempt.output}")
 
     def _do(self, fault: str, attempt: Attempt, folder: Path) -> None:
-        logger.info("%s at step %s (%s)", fault, attempt.step, attempt.moment())
+        logger.info("%s at step %s", fault, attempt.step)
         if fault == "term":
             attempt.send(signal.SIGTERM)
             status = attempt.wait()
@@ -170,15 +164,13 @@ class Drill:
             raise DrillError(f"{folder}: points differ or repeat: {different}")
 
     def report(self) -> str:
-        slowest = max(self.first_step_s, default=0.0)
+        counts = ", ".join(f"{n} {name}" for name, n in self.faults.most_common())
         return (
-            f"{sum(self.faults.values())} faults ({_counts(self.faults)}) in "
+            f"{sum(self.faults.values())} faults ({counts}) in "
             f"{len(list(self.folder.glob('round-*')))} trainings of "
             f"{self.victim.max_steps} steps on {self.victim.world_size} rank(s); "
-            f"{self.resumed} resumes of {self.resumable}; "
-            f"moments: {_counts(self.moments)}; first new step after at most "
-            f"{slowest:.1f} s; weights, losses and gradient norms equal bit for bit, "
-            "every point written once"
+            f"{self.resumed} resumes of {self.resumable}; weights, losses and gradient "
+            "norms equal bit for bit, every point written once"
         )
 
 
@@ -217,8 +209,10 @@ class Attempt:
 
     @property
     def step(self) -> int:
-        beat = self._beat()
-        return beat.step if beat else 0
+        """Return the step of rank 0: this command, or a process that it has started."""
+        places = [self.folder / BEATS, *self.folder.glob(f"{TEMPORARY}/*/{BEATS}")]
+        beats = [beat for place in places for beat in read_beats(place)]
+        return beats[0].step if beats else 0
 
     def wait_for_step(self) -> bool:
         """Wait for the first new step. Return False if the run ends before."""
@@ -229,14 +223,6 @@ class Attempt:
                 return True
             time.sleep(0.002)
         raise DrillError(f"no step within {LONGEST_ATTEMPT_S:.0f} s\n{self.output}")
-
-    def moment(self) -> str:
-        """Return what the run is doing now."""
-        hidden = [path.name for path in (self.folder / "run").glob(".tmp-*")]
-        if any("step-" in name for name in hidden):
-            return "writing a checkpoint"
-        beat = self._beat()
-        return beat.phase if beat else "start"
 
     def finish(self) -> None:
         """Wait for the end. Raises DrillError if the run fails."""
@@ -268,13 +254,6 @@ class Attempt:
         while not self.ended:
             time.sleep(0.005)
 
-    def _beat(self) -> Beat | None:
-        """Return the heartbeat of rank 0: this command, or a process that it has
-        started."""
-        places = [self.folder / BEATS, *self.folder.glob(f"{TEMPORARY}/*/{BEATS}")]
-        beats = [beat for place in places for beat in read_beats(place)]
-        return beats[0] if beats else None
-
 
 def _points(folder: Path) -> list[tuple[int, str, str]]:
     """Return (step, metric, value) of all points in the file except timings."""
@@ -292,10 +271,6 @@ def _first_difference(found: Any, expected: Any) -> str:
         pairs = zip(found, expected, strict=False)
         found, expected = next((p for p in pairs if p[0] != p[1]), (found, expected))
     return f"{found} instead of {expected}"
-
-
-def _counts(counter: Counter[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counter.most_common())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
