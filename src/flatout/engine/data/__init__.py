@@ -1,5 +1,4 @@
-"""Reads raw texts, rejects invalid rows with a reason, and assigns the others to
-splits.
+"""Read raw texts, reject invalid rows with a reason, and assign the others to splits.
 
 `readers/` and `sessions/` read files, and `raw_texts.py` defines their common output.
 `columns.py` maps columns to their roles, `column_checks.py` and `forms.py` read their

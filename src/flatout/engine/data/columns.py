@@ -1,5 +1,5 @@
-"""Map raw columns to their roles, and explain which columns named in the parameters are
-missing or probably wrong."""
+"""Map raw columns to their roles, and report columns in the parameters that are missing
+or probably wrong."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FIRST_COLUMNS = {
     "pairs": "anchor_column",
     "ranking": "query_column",
 }
-"""For each form of rows, the `split` parameter that names the main text column."""
+"""For each form of rows, the `split` parameter that sets the main text column."""
 COMPARED = {
     "pairs": ("needs pairs", "positive"),
     "ranking": ("ranks passages", "passage"),
 }
-"""Forms that compare two texts. Each has a phrase that describes its tasks in error
-messages, and the name of its second column."""
+"""Forms that compare two texts. Each has a phrase about its tasks for error messages,
+and a name for its second text."""
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
@@ -39,7 +39,7 @@ NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
 
 @dataclass(frozen=True)
 class Columns:
-    """The raw column names by role. None means that the rows have no such column."""
+    """The raw column names by role. A role is None if the rows have no such column."""
 
     text: str
     text_pair: str | None
@@ -116,17 +116,17 @@ class Columns:
 
     @property
     def has_labels(self) -> bool:
-        """Whether rows have labels or targets in addition to their text."""
+        """Return whether rows have labels or targets in addition to their text."""
         return self.label is not None or bool(self.flags)
 
     @property
     def has_classes(self) -> bool:
-        """Whether the label of each row is the name of a single class."""
+        """Return whether the label of each row is the name of a single class."""
         return self.label is not None and pa.types.is_string(self.label_type)
 
     @property
     def has_names(self) -> bool:
-        """Whether each label is a class name or a list of class names."""
+        """Return whether each label is a class name or a list of class names."""
         return self.has_classes or (self.has_labels and _is_names(self.label_type))
 
     @property
@@ -150,7 +150,7 @@ class Columns:
 
     def check_present(self, raw: RawTexts) -> None:
         """Raise RawTextsError if columns are missing or contradict each other. The
-        message names the missing and the existing columns."""
+        message lists the missing and the existing columns."""
         second = "passage" if self.form == "ranking" else "text_pair"
         wanted = {
             f"split.{FIRST_COLUMNS.get(self.form, 'text_column')}": self.text,

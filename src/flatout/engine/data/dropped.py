@@ -1,4 +1,5 @@
-"""Leave out the rows in `split.drop_rows`, given by number or by text hash."""
+"""Leave out the rows in `split.drop_rows`, which are given by number or by text
+hash."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from flatout.engine.parameters.faults import first_line
 
 Given = Sequence[int] | str
 KNOWN = 0.5
-"""Minimum fraction of the rows in the given file that must also be in the raw data."""
+"""Fraction of the rows in the file that must also be in the raw data."""
 
 
 def drop_key(given: Given) -> Any:

@@ -1,4 +1,4 @@
-"""Rows whose split is given by their catalog entry or by a column."""
+"""Read rows whose split is given by their catalog entry or by a column."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SplitTexts:
                 yield replace(batch, source=source, split=SPLIT_CODES[name])
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Return a digest of all splits and their names."""
+        """Return a digest of the names and rows of all splits."""
         found = {name: part.digest(columns) for name, part in self.parts.items()}
         return json.dumps(found, sort_keys=True)
 

@@ -1,5 +1,5 @@
-"""Check the labels of all rows, and report the frequency of each label and the texts
-that occur with several labels."""
+"""Check the labels of all rows, and report how often each label occurs and which texts
+have several labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN_TEXTS = 3
 
 
 def ordered_names(names: Sequence[str]) -> list[str]:
-    """Return the label names in numeric order if all are finite numbers, otherwise in
+    """Sort label names: in numeric order if all are finite numbers, otherwise in
     alphabetical order. Names of equal numbers, such as 01 and 1, keep their order."""
     for number in (int, _finite):  # int is exact even for long numbers.
         try:

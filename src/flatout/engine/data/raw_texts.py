@@ -26,7 +26,7 @@ BATCH_BYTES = 64 << 20
 
 
 class RawTextsError(ValueError):
-    """Raised if raw data is unreadable. The message names the place and suggests a
+    """Raised if raw data is unreadable. The message gives the location and suggests a
     fix."""
 
 

@@ -26,7 +26,7 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Data about the N usable rows, which needs about 41 bytes of memory per row."""
+    """Data about the N usable rows, which takes about 41 bytes of memory per row."""
 
     exact: Hashes
     """Hash of each row's content as words of 64 bits, of shape (N, words). Duplicate
@@ -51,7 +51,7 @@ class RowFacts:
 
     @property
     def are_given(self) -> bool:
-        """Whether the data gives the split of each row."""
+        """Return whether the data provides the split of each row."""
         return bool(self.given)
 
     def at(self, row: int) -> tuple[str, int]:
@@ -131,7 +131,7 @@ def _set_of(labels: list[Any]) -> tuple[str, ...]:
 def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
     """Return hashes of the exact texts (N, 2) and of the normalised texts (N,)."""
     texts = _texts(table)
-    # Only the anchor is hashed, so that all pairs of an anchor are in one split.
+    # Hash only the anchor, so that all pairs with the same anchor are in one split.
     near = [xxhash.xxh3_64_intdigest(normalised_text(text).encode()) for text in texts]
     if "passages" in table.schema.names:
         lists = table.column("passages").to_pylist()

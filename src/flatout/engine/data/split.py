@@ -46,8 +46,7 @@ class SplitError(ValueError):
 
 class SplitPlan(ABC):
     """Assigns each row to a split. On first access, the raw rows are read in a single
-    pass, and the usable rows are written to a spool file, from which they are later
-    read."""
+    pass, and the usable rows are written to a temporary file for later passes."""
 
     def __init__(
         self,
@@ -72,11 +71,12 @@ class SplitPlan(ABC):
     @property
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """The split report: the result of `row_counts` and facts about the data."""
+        """The split report, which contains the result of `row_counts` and facts about
+        the data."""
 
     def prepare(self, folder: Path) -> None:
-        """Set the folder for the spool file. The folder is on the same disk as the
-        output, because this disk has enough space."""
+        """Set the folder for the spool file. It is on the same disk as the output,
+        which must have enough space for the rows in any case."""
         self._folder = folder
 
     @cached_property
@@ -217,7 +217,7 @@ def assign_splits(facts: RowFacts, settings: SplitSettings) -> Codes:
     drawn = [code for code in range(3) if code == 0 or code not in facts.given]
     bounds = np.cumsum([shares[code] for code in drawn])
     places = scrambled(hashes, settings.seed).astype(np.float64) / 2.0**64
-    # The last split gets the remaining rows, whatever the sum of the fractions is.
+    # The last split gets all remaining rows, even if the fractions do not add up to 1.
     whole = bounds[-1] if facts.are_given else 1.0
     at = np.searchsorted(bounds[:-1] / whole, places, side="right")
     codes: Codes = np.array(drawn, np.int8)[at]

@@ -185,8 +185,8 @@ class ReportRecipe(PlanRecipe):
 def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
-    """Return the recipes of rejected_rows, the rows of the three splits and
-    split_report, by catalog entry name."""
+    """Return the recipes of rejected_rows, of the rows of the three splits and of
+    split_report, keyed by catalog entry name."""
     columns = columns.among(raw.column_names)
     plan = TextSplit(raw, columns, settings)
     fields = {
@@ -208,11 +208,11 @@ def plan_split(
 def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
     """Return the options that, together with the raw data, determine the rows."""
     options = settings.model_dump(mode="json", exclude={"drop_rows"})
-    if settings.drop_rows:  # Keys of earlier versions do not have this field.
+    if settings.drop_rows:  # Keys of earlier versions lack this field.
         options["drop_rows"] = drop_key(settings.drop_rows)
     if not columns.label:
         options["label_column"] = None
-    if not settings.folds:  # Keys of earlier versions do not have this field.
+    if not settings.folds:  # Keys of earlier versions lack this field.
         del options["folds"]
     kind = str(columns.label_type) if columns.has_labels else None
     return {"label_type": kind, "form": columns.form, **options}

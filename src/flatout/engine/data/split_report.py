@@ -33,9 +33,9 @@ def split_report(
     *,
     repeats: bool = False,
 ) -> dict[str, Any]:
-    """Return the report as a dict. `repeats` must be True if the same text may occur in
-    several rows and splits. Raises AssertionError if a row is not accounted for, or if
-    a text or a group is unexpectedly in two splits."""
+    """Return the report as a dict. Set `repeats` if the same text may occur in several
+    rows and splits. Raises AssertionError if a row is not accounted for, or if a text
+    or a group is unexpectedly in two splits."""
     report = {
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),

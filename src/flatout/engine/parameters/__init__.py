@@ -1,8 +1,8 @@
 """All parameters of flatout with their types, bounds and units.
 
-Each group of the parameters files has its own Pydantic model. Unknown keys in a group
-are rejected. All errors are reported at once, each with its path and the closest valid
-name (:func:`parse_settings`).
+Each parameter group has its own Pydantic model, which rejects unknown keys.
+:func:`parse_settings` reports all errors together, each with its path and the closest
+valid name.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def in_role(role: str, model: type[SettingsModel] = Settings) -> tuple[str, ...]
 
 @cache
 def reported(model: type[SettingsModel] = Settings) -> dict[str, str]:
-    """Map the report keys that contain final values to the paths of the parameters."""
+    """Map each report key that contains the final value of a parameter to the
+    parameter's path."""
     found = ((path, _fact(field, "reported")) for path, field in fields_of(model))
     return {name: path for path, name in found if name}
 

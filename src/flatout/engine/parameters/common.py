@@ -80,7 +80,7 @@ class SettingsModel(BaseModel):
         return value
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with the given values, whose keys are paths such as
+        """Return a copy with the given values, keyed by paths such as
         `loader.num_workers`. The values are not validated."""
         found: dict[str, Any] = {}
         for path, value in values.items():
@@ -122,8 +122,8 @@ def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def set_by_path(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set `values`, whose keys are paths as in `by_path`, in `tree`. Missing groups are
-    created. Return `tree`."""
+    """Set `values`, keyed by path as in `by_path`, in `tree` and return `tree`. Missing
+    groups are created."""
     for path, value in values.items():
         *parents, last = path.split(".")
         level = tree

@@ -78,14 +78,14 @@ class SplitSettings(SettingsModel):
     """Column that names the split of each row: train, validation (val, dev, eval) or
     test."""
     on_leak: Literal["report", "drop"] = "report"
-    """Whether training rows whose texts also occur in other user-provided splits are
-    only reported or also dropped."""
+    """What to do with training rows whose text also occurs in another split that the
+    user provides: only `report` them, or also `drop` them."""
     keep_duplicates: bool = False
-    """Keep rows that duplicate an earlier row, such as sessions of a log. A text can
-    then be in two splits, unless all of its rows belong to one group."""
+    """Keep rows with the same text as an earlier row, which are common in logs. The
+    same text can then be in two splits, unless all of its rows belong to one group."""
     drop_rows: RowNumbers = []
-    """Raw rows to leave out, given by their numbers or as the suspect_rows.parquet of
-    an audit, whose rows are found by their texts."""
+    """Raw rows to leave out: their numbers, or the file suspect_rows.parquet of an
+    audit, whose rows are matched by their texts."""
     fractions: Fractions = Fractions()
     folds: int | None = Field(None, ge=2, le=100)
     """Number of folds for `kedro run --pipelines=crossvalidate`. Each row is a test row
@@ -125,9 +125,9 @@ class TokenizeSettings(SettingsModel):
     engine: Literal["local", "ray"] = parameter("local", EXECUTION, MACHINE)
     """Tokenize on all cores of this machine or on a Ray cluster (extra `ray`)."""
     mirror: str | None = parameter(None, EXECUTION, MACHINE)
-    """URL to which token rows are copied, such as s3://bucket/tokens or any other that
-    fsspec supports. A machine without token rows downloads the rows that have the same
-    key."""
+    """URL to which token rows are copied, such as s3://bucket/tokens or any other URL
+    that fsspec supports. A machine without token rows downloads the copy that has the
+    same content key."""
 
 
 class EvaluateSettings(SettingsModel):
@@ -138,8 +138,8 @@ class EvaluateSettings(SettingsModel):
     wrong_rows: int = Field(100, ge=0)
     """Number of wrong predictions with the largest losses to save with their texts."""
     calibrate: bool = False
-    """Fit a temperature on the validation split, so that probabilities match the
-    accuracy (Guo et al. 2017), and save the temperature to the model's folder."""
+    """Fit a temperature on the validation split so that predicted probabilities match
+    the accuracy (Guo et al. 2017), and save it in the model's folder."""
 
 
 class ArraySettings(SettingsModel):
@@ -172,10 +172,11 @@ class DetectSettings(SettingsModel):
     """Detection of abnormal sessions (`kedro run --env=deeplog --pipelines=detect`)."""
 
     top_keys: int = Field(9, ge=1)
-    """Number of most likely keys (g in the paper). A session is abnormal if one of its
-    keys is not among the most likely keys at its position."""
+    """Number of most likely keys (g in the DeepLog paper). A session is abnormal if one
+    of its keys is not among the most likely keys at its position."""
     min_end_probability: float = Field(1e-3, ge=0, lt=1)
-    """Minimum probability of the end of a normal session. 0 disables the test."""
+    """Minimum predicted probability that a normal session ends where it does. 0
+    disables this check."""
     label_column: str | None = "label"
     """Column that marks sessions as normal or abnormal, or null if there is none."""
 

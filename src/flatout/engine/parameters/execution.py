@@ -1,4 +1,5 @@
-"""Process parameters: device, loader, checkpoints, ranks, paths, tracking and guard."""
+"""Parameters of the training process: device, loader, checkpoints, ranks, paths,
+tracking and guard."""
 
 from __future__ import annotations
 
@@ -29,15 +30,16 @@ VARIABLES = {
 
 
 class RuntimeSettings(SettingsModel):
-    """The process and its device. `environment` is set before torch is imported."""
+    """Settings of the process and its device. The variables in `environment` are set
+    before torch is imported."""
 
     seed: int = Field(42, ge=0, lt=2**32)
     """Seed of the weight initialisation, dropout and the order of the rows."""
     deterministic: bool = parameter(False, EXECUTION)
     """Make results on one device reproducible bit for bit. This is slower on a GPU."""
     precision: Precision | Auto = parameter("auto", reported="precision")
-    """Compute dtype. Weights and optimizer state stay in fp32. `auto` uses bf16 if the
-    device is fast at it."""
+    """Compute dtype. Weights and optimizer state stay in fp32. `auto` uses bf16 on
+    devices where it is fast."""
     residual: Literal["auto", "fp32", "bf16"] = parameter("auto", reported="residual")
     """Dtype of the residual stream under bf16 autocast. `auto` uses bf16 on a GPU."""
     tf32: bool = parameter(True, EXECUTION)
@@ -50,7 +52,8 @@ class RuntimeSettings(SettingsModel):
         "auto", EXECUTION, reported="attention"
     )
     """Attention kernel: `eager` or `sdpa` for padded batches, `varlen` (PyTorch's flash
-    kernel) for packed batches. `auto` uses the fastest kernel with the same results."""
+    kernel) for packed batches. `auto` uses the fastest kernel that gives the same
+    results."""
     memory_limit_gib: float | None = parameter(None, EXECUTION, gt=0)
     """Limit on the GPU memory used by PyTorch, for example to simulate a smaller GPU.
     If null, all memory that other programs leave free can be used."""
@@ -85,23 +88,24 @@ class CheckpointSettings(SettingsModel):
     """When and where to save checkpoints, from which a run can resume."""
 
     every_steps: int | None = Field(None, ge=1)
-    """Steps between checkpoints. If null, only time and interruptions trigger
-    saving."""
+    """Steps between checkpoints. If null, only `every_minutes` and interruptions
+    trigger a checkpoint."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
     """Minutes between checkpoints; the first is saved after one minute. If null, no
     checkpoint is triggered by time."""
     keep: int = parameter(2, MACHINE, ge=1)
     """Number of most recent checkpoints to keep, in addition to the best one."""
     mirror: str | None = parameter(None, MACHINE)
-    """URL to which checkpoints are copied, such as s3://bucket/run or any other that
-    fsspec supports. A new machine with an empty folder resumes from this URL."""
+    """URL to which checkpoints are copied, such as s3://bucket/run or any other URL
+    that fsspec supports. A new machine with an empty folder resumes from this URL."""
 
 
 class DistributedSettings(SettingsModel):
     """Training on several devices and machines."""
 
     num_processes: Count | Auto = parameter("auto", MACHINE, UNTIMED)
-    """Processes on this machine. `auto` uses one per GPU, or only one without a GPU."""
+    """Number of processes on this machine. `auto` uses one per GPU, or a single process
+    without a GPU."""
     num_machines: int = Field(1, ge=1)
     """Number of machines that train together. Each of them runs the same command."""
     machine_rank: int = parameter(0, MACHINE, UNTIMED, ge=0)
@@ -115,11 +119,12 @@ class DistributedSettings(SettingsModel):
     bucket_mib: Count | Literal["all"] = 25
     """MiB of gradients that are all-reduced together (ddp). `all` reduces all gradients
     after the backward pass, as CUDA graphs always do. With fast GPU links, `all` is
-    faster, because communication takes multiprocessors from matmuls."""
+    faster, because overlapping communication takes multiprocessors away from matrix
+    multiplications."""
     timeout_s: float = Field(600, gt=0)
     """Seconds that a collective operation may take before the job is aborted."""
     heartbeat_timeout_s: float = parameter(300, MACHINE, gt=0)
-    """Number of seconds without a step after which a rank counts as hung."""
+    """Number of seconds without a step after which a rank is considered to hang."""
 
     @model_validator(mode="after")
     def _rendezvous(self) -> DistributedSettings:
@@ -154,8 +159,8 @@ class TrackingSettings(SettingsModel):
     system_metrics: bool = True
     """Log CPU, memory, disk, network and GPU usage as `system/` metrics every 10 s."""
     registered_model: str | None = "flatout"
-    """Name of the model in the registry. The alias champion marks the settings that no
-    other settings beat by more than noise on the latest data."""
+    """Name of the model in the registry. The alias `champion` marks the version whose
+    settings no other settings beat by more than noise on the latest data."""
 
 
 class GuardSettings(SettingsModel):
@@ -166,9 +171,10 @@ class GuardSettings(SettingsModel):
     """Compare each run's speed with that of the fastest earlier run of the same
     work."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
-    """Below this percentage of the baseline's samples/s, a run counts as slow."""
+    """Percentage of the baseline's samples/s below which a run is reported as slow."""
     healthy_high_pct: float = Field(120, ge=100)
-    """Above this percentage of the baseline's samples/s, a run is the new baseline."""
+    """Percentage of the baseline's samples/s above which a run becomes the new
+    baseline."""
     on_slow: Literal["warn", "fail"] = "warn"
     """What to do after a slow run. `fail` raises an error after all results are
     saved."""

@@ -1,4 +1,4 @@
-"""Rewrites Pydantic's errors in terms of the parameters files."""
+"""Rewrite Pydantic's errors in terms of the parameters files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.engine.parameters.common import SettingsError, SettingsModel, field
 from flatout.engine.parameters.other_names import HERE, REMOVED, RENAMED
 
 NEAR = 0.8
-"""Minimum difflib ratio for a name to count as a misspelling."""
+"""Minimum difflib ratio for a name to be treated as a misspelling."""
 
 
 def first_line(error: BaseException) -> str:
@@ -31,8 +31,8 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
-    """Return one line for each path. Messages for the branches of a union are joined by
-    `or`."""
+    """Return one line for each faulty path. Messages for the branches of a union are
+    joined by `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for fault in errors:

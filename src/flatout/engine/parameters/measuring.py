@@ -47,14 +47,15 @@ class SlowHabits(SettingsModel):
 
 
 class BenchmarkSettings(SettingsModel):
-    """What `kedro run --pipelines=benchmark` measures, and for how long."""
+    """Settings of `kedro run --pipelines=benchmark`: what it measures, and for how
+    long."""
 
     mode: BenchmarkMode = "tune"
-    """Kind of measurement, see docs/pipelines/benchmark.md."""
+    """Kind of measurement (see docs/pipelines/benchmark.md)."""
     batch_sizes: Annotated[list[Count], LISTED] = Field([8, 16, 32], min_length=1)
     """Grid: global batch sizes in samples."""
     num_workers: Annotated[list[CountOrZero], LISTED] = Field([0, 1], min_length=1)
-    """Grid: numbers of loader processes."""
+    """Grid: numbers of loader workers."""
     precisions: Annotated[list[Precision | Auto], LISTED] = Field(
         ["auto"], min_length=1
     )
@@ -74,7 +75,8 @@ class BenchmarkSettings(SettingsModel):
     warmup_steps: int = Field(3, ge=1)
     """Number of steps before the first window. They are not measured."""
     repeats: int = Field(3, ge=1)
-    """Number of windows, or of alternations between two trials. The median is used."""
+    """Number of windows, or of pairs of windows if two trials alternate. The median is
+    used."""
     min_window_s: float = Field(1.0, ge=0)
     """Minimum duration of a window in seconds. Shorter windows repeat their steps."""
     max_window_s: float = Field(2.5, gt=0)
@@ -83,7 +85,8 @@ class BenchmarkSettings(SettingsModel):
     """Minutes after which `tune` mode stops exploring and confirms its results. `auto`
     is 5, or 15 with a GPU, because each trial compiles the model there."""
     max_minutes: float | None = Field(None, gt=0)
-    """Minutes after which no new trial starts, in any mode. The next run continues."""
+    """Minutes after which no new trial starts, in any mode. The next run continues the
+    benchmark."""
     trial_timeout_s: float = Field(300, gt=0)
     """Maximum duration of a trial in seconds. A longer trial is stopped."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
@@ -97,7 +100,7 @@ class BenchmarkSettings(SettingsModel):
     resume: bool = True
     """Continue a stopped search instead of repeating its trials."""
     folder: str = "data/08_reporting/benchmark_logs"
-    """Folder with the request, log and result of each trial, by mode."""
+    """Folder for the specification, log and result of each trial, by mode."""
 
 
 MAX_COMBINATIONS = 10_000
@@ -124,18 +127,19 @@ class SweepRange(SettingsModel):
 
 
 class SweepSettings(SettingsModel):
-    """Runs that differ in some settings, which are named by path (train.epochs)."""
+    """Runs that differ in some settings, given by paths such as train.epochs."""
 
     storage: str = "data/08_reporting/sweep.db"
-    """Queue of the trials: a SQLite file for one command, or a database server for
-    several machines, such as `postgresql://user@host/name`."""
+    """Storage of the queued trials: a SQLite file for a single command, or a database
+    server for several machines, such as `postgresql://user@host/name`."""
     study: str = "sweep"
-    """Name of the queue in its storage. Machines that share a sweep use the same
+    """Name of the study in the storage. Machines that share a sweep use the same
     name."""
     sampler: Literal["grid", "tpe"] = "grid"
     """`grid` tries every combination; with `tpe`, Optuna chooses the combinations."""
     pruner: Literal["none", "hyperband", "median"] = "none"
-    """Optuna's rule for ending a trial whose metrics are worse than other trials'."""
+    """Optuna pruner, which ends a trial whose metrics are worse than those of other
+    trials."""
     grid: dict[str, list[SweptValue]] = {
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
@@ -143,7 +147,7 @@ class SweepSettings(SettingsModel):
     """Values of each setting. `grid` tries all combinations, and `tpe` tries some of
     them."""
     ranges: dict[str, SweepRange] = {}
-    """`tpe` sampler: bounds for a setting, instead of a list of values."""
+    """`tpe` sampler: bounds of each setting, instead of a list of values."""
     seeds: int | None = Field(None, ge=2)
     """Number of seeds (preferably 3 or more) with which each setting of the grid is
     trained on the same rows. A table compares the settings. If null, each setting is
@@ -157,8 +161,8 @@ class SweepSettings(SettingsModel):
     """GPUs per trial, each with one rank. Without a GPU, the number of ranks per
     trial."""
     heartbeat_s: float = Field(30.0, gt=0)
-    """Seconds between messages that tell the server that a trial is running. After
-    three missed messages, another machine takes over the trial."""
+    """Seconds between heartbeats, which show the server that a trial is running. After
+    three missed heartbeats, another machine takes over the trial."""
     trial_timeout_s: float | None = Field(None, gt=0)
     """Maximum duration of a trial in seconds. A longer trial is stopped; the others
     continue."""
@@ -177,7 +181,8 @@ class SweepSettings(SettingsModel):
         """Flatten nested groups from --params to dotted names; null drops a setting."""
         if not isinstance(value, Mapping):
             return value
-        # A null can be nested, following the dotted name in conf/base.
+        # The null of a setting may be inside of nested groups, although conf/base uses
+        # dotted names.
         swept = list(_swept(value))
         dropped = {path for path, values in swept if values is None}
         return {path: values for path, values in swept if path not in dropped}

@@ -1,4 +1,5 @@
-"""Custom parts, which parameters name by a dotted path such as my_parts.my_metric."""
+"""Import and check custom parts, which parameters specify by a dotted path such as
+my_parts.my_metric."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ def _call_fault(part: Any, call: Call) -> str:
 
 
 def override_faults(own: type, base: type) -> Iterator[str]:
-    """Yield why each method of `own` that overrides one of `base` cannot be called with
-    the arguments of `base`."""
+    """Yield a reason for each method of `own` that overrides one of `base` but cannot
+    be called with the same arguments."""
     for name, function in vars(base).items():
         given = inspect.getattr_static(own, name)
         if given is function or not isinstance(given, (FunctionType, staticmethod)):

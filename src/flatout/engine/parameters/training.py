@@ -74,7 +74,8 @@ class ModelSettings(SettingsModel):
 
     @property
     def applied_config(self) -> dict[str, Any]:
-        """`config` for a model from scratch, or `overrides` for a checkpoint."""
+        """The `config` of a model trained from scratch, or the `overrides` of a
+        checkpoint."""
         return self.config if self.name_or_path is None else self.overrides
 
     @model_validator(mode="after")
@@ -127,7 +128,8 @@ class TrainSettings(SlowHabits):
     """Number of samples per optimizer step, over all ranks and micro-batches."""
     token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
     """Maximum number of tokens in a micro-batch on one device, including padding.
-    `auto` depends on memory, with at most 65,536 on a GPU and 8,192 without one."""
+    `auto` depends on the available memory and is at most 65,536 on a GPU and 8,192
+    without one."""
     epochs: float = parameter(3, UNTIMED, gt=0)
     """Number of passes over the train rows, e.g. 0.5. Ignored if `max_steps` is set."""
     max_steps: int | None = parameter(None, UNTIMED, ge=1)
@@ -135,7 +137,8 @@ class TrainSettings(SlowHabits):
     skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
     """Training rows to leave out: row numbers, or a file of them (text with one number
     per line, or Parquet with a column `row`). Global batches that contain them become
-    smaller. A change on resume applies to the remaining steps."""
+    smaller. If the list changes before a run resumes, the change applies to the
+    remaining steps."""
     learning_rate: float = Field(5e-5, gt=0)
     """Peak learning rate, which is reached at the end of the warm-up."""
     learning_rate_at_batch: Count | None = None
@@ -183,7 +186,8 @@ class TrainSettings(SlowHabits):
     log_every: int = parameter(20, EXECUTION, ge=1)
     """Number of steps between log entries of throughput and metrics."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
-    """Steps between updates of the training accuracy, which is stored on the device."""
+    """Steps between updates of the training accuracy, which is computed on the
+    device."""
     audit: bool = parameter(False, EXECUTION)
     """Record on the device how well each training row is learned, and write rows with
     suspect labels to suspect_rows.parquet (tasks with one class per row)."""

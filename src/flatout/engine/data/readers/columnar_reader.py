@@ -1,7 +1,7 @@
 """Read Parquet and Arrow files.
 
-pyarrow.dataset is not used because it cannot read Arrow streams, and because five
-options must be set before it uses as little memory as `ParquetFile`.
+pyarrow.dataset is not used because it cannot read Arrow streams, and because it needs
+five options to use as little memory as `ParquetFile`.
 """
 
 from __future__ import annotations

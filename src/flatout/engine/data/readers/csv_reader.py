@@ -1,5 +1,6 @@
-"""Read CSV files. All values are read as text, so NA, null and nan are not missing, and
-the label 007 stays 007. Rows with a wrong number of fields are reported."""
+"""Read CSV files. All values are read as text, so that NA, null and nan are not treated
+as missing and the label 007 stays 007. Rows with a wrong number of fields are
+reported."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ class CsvReader(FileReader):
         found = pacsv.open_csv(
             stream.stream,
             read_options=pacsv.ReadOptions(
-                use_threads=False,  # Otherwise, pyarrow gives broken rows no number.
+                use_threads=False,  # Otherwise, pyarrow does not number broken rows.
                 block_size=block_bytes,
                 column_names=list(names) if names else None,
             ),
@@ -135,8 +136,10 @@ class CsvReader(FileReader):
         )
 
     def _note(self, row: Any, broken: list[BrokenRow]) -> str:
-        """Record a row with a wrong number of fields, as one broken row per line."""
-        # str.splitlines also splits at U+2028 and the like, which do not end a row.
+        """Record a row with a wrong number of fields. Each of its lines becomes a
+        broken row."""
+        # str.splitlines also splits at characters such as U+2028, which do not end a
+        # row.
         lines = re.split(r"\r\n|\r|\n", row.text)
         reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
         if len(lines) > 1:
@@ -148,8 +151,9 @@ class CsvReader(FileReader):
 
 
 def _whole_records(batch: Any, pattern: str) -> int:
-    """Count the fields that seem to contain a whole row. This happens if a quote inside
-    a text opens a quoted field, which then contains all rows up to the next quote."""
+    """Count the fields that seem to contain a whole row, which happens if a quote
+    inside a text opens a quoted field: it then contains all rows up to the next
+    quote."""
     count = 0
     for column in batch.columns if pattern else ():
         lines = pc.match_substring(column, "\n")
@@ -161,7 +165,7 @@ def _whole_records(batch: Any, pattern: str) -> int:
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
     """Return the row numbers (count,) of the parsed rows, starting at `start`, and the
-    number of the row after them. The numbers of broken rows are skipped."""
+    number of the row that follows them. The numbers of broken rows are skipped."""
     gaps = sorted({fault.row for fault in broken if fault.row >= start})
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]

@@ -59,8 +59,8 @@ def _is_one_mark(value: Any) -> bool:
 
 
 class Utf8:
-    """A stream that is converted to UTF-8. `marks` is the number of times that `mark`
-    has occurred in the stream so far."""
+    """A stream that is converted to UTF-8. `marks` counts how often `mark` has occurred
+    in the stream so far."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0
@@ -90,7 +90,8 @@ class FileReader(ABC):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
     def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
-        """Open the file as UTF-8. If `keep_bad` is True, invalid UTF-8 is kept."""
+        """Open the file as UTF-8. If `keep_bad` is True, bytes that are not valid UTF-8
+        are kept."""
         encoding = codecs.lookup(self.form.encoding).name
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
@@ -116,7 +117,7 @@ class FileReader(ABC):
             raise self.fail(error, self.advice_for(error, advice)) from error
 
     def advice_for(self, error: Exception, advice: str) -> str:
-        """Return the advice for `error`; `advice` is the default."""
+        """Return the advice for `error`, which is `advice` by default."""
         return advice
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:
@@ -154,8 +155,8 @@ def add_bytes(state: Any, file: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Context manager that re-raises errors when opening a file or folder as
-    RawTextsError with the name of the file or folder and a suggested fix."""
+    """Context manager that turns errors when opening a file or folder into a
+    RawTextsError, which contains its name and a suggested fix."""
     try:
         yield
     except FileNotFoundError as error:

@@ -57,7 +57,7 @@ class RemoteFiles:
 
     def fetch(self) -> Path:
         """Download new and changed files. Return the local folder, or the path of the
-        file if the URL names a single file. Raises RawTextsError if the download
+        file if the URL is that of a single file. Raises RawTextsError if the download
         fails."""
         with self._errors():
             store, found, is_file = self._find()
@@ -88,8 +88,8 @@ class RemoteFiles:
             return {}
 
     def _find(self) -> tuple[Any, dict[str, str], bool]:
-        """Return the file system, the remote path of each file by its name relative to
-        the URL, and whether the URL names a single file."""
+        """Return the file system, a mapping from each file's name relative to the URL
+        to its remote path, and whether the URL is that of a single file."""
         from fsspec.core import url_to_fs
 
         store, root = url_to_fs(self.url, **self.options)

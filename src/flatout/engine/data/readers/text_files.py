@@ -74,7 +74,7 @@ class TextFiles:
 
     @cached_property
     def _columns(self) -> dict[Path, list[str]]:
-        """Column names by shard. All shards' names are read before the first row."""
+        """Column names by shard. They are read for all shards before the first row."""
         return {shard: self._columns_of(shard) for shard in self.files}
 
     def _check_shards(self, wanted: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class TextFiles:
         Raises RawTextsError if a file cannot be read or lacks one of the columns."""
         self._check_shards(columns)
         form = vars(self.form).copy()
-        if self.form.kind is None:  # Keys of earlier versions have no `kind`.
+        if self.form.kind is None:  # Keys of earlier versions lack `kind`.
             del form["kind"]
         state = xxhash.xxh3_128(json.dumps([list(columns), form]).encode())
         for shard in self.files:

@@ -84,7 +84,7 @@ ENTRY = "conf/local/catalog.yml"
 
 @dataclass(frozen=True)
 class LogColumns:
-    """Columns of a structured log. The defaults are those of loghub's HDFS log."""
+    """Columns of a structured log. The defaults fit loghub's HDFS log."""
 
     key: str = "EventId"
     session: str = "Content"

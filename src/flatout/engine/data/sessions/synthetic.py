@@ -1,7 +1,8 @@
-"""Synthetic sessions, some of them abnormal, that imitate the logs of file system
+"""Generate sessions, some of them abnormal, that imitate the logs of file system
 blocks.
 
-Their names and keys mark them as synthetic. They do not represent a real log.
+Session names and keys show that the data is synthetic. It does not represent a real
+log.
 """
 
 from __future__ import annotations
