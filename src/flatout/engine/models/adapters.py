@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 MERGED = "merged"
-"""The subfolder of an adapter's folder that holds the merged model."""
+"""The subfolder of an adapter's folder that contains the merged model."""
 MARK = "flatout_merged_adapter"
 """The config key that marks a merged model."""
 PREFIX = "base_model.model."
@@ -48,9 +48,9 @@ def add_adapter(
     model: Any, settings: ModelSettings, task: Task, new: Sequence[str] = ()
 ) -> None:
     """Add an adapter to `model` and freeze everything except the adapter and the head.
-    If `model.lora` is off, do nothing. `new` holds the names of weights that the
-    checkpoint lacks. Raises SettingsError if a target matches no layer, or if the model
-    cannot have an adapter."""
+    If `model.lora` is off, do nothing. `new` lists the weights that the checkpoint
+    lacks. Raises SettingsError if a target matches no layer, or if the model cannot
+    have an adapter."""
     lora = settings.lora
     if lora.rank is None:
         return
@@ -59,7 +59,7 @@ def add_adapter(
     targets = _targets(model, lora)
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
-    from transformers.pytorch_utils import Conv1D  # GPT-2's, with transposed weights
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer
 
     config = LoraConfig(
         r=lora.rank,
@@ -224,7 +224,7 @@ def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 def save_model(model: Any, folder: Path, weights: Any = None) -> None:
     """Save `model` with `save_pretrained`. For an adapter, also save the model's
-    config, which holds the labels, because peft does not save it. `weights` is the
+    config, which contains the labels, because peft does not save it. `weights` is the
     gathered state dict of a sharded model."""
     model.save_pretrained(folder, state_dict=weights)
     if has_adapter(model):

@@ -201,8 +201,8 @@ def _with_adapter(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """Return the class that `config` names, or the Auto class that loads the code in
-    the folder, or None if there is neither of them."""
+    """Return the class named in `config`, the Auto class that loads custom code from
+    the folder, or None if there is neither."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own

@@ -24,15 +24,15 @@ and the last layer have their own graphs, and so do batches of a single row or t
 
 LAYERS_A_PART = 3
 """The number of layers whose compilation for one shape takes as long as that of one
-block for all shapes. ViT-S/16 (12 layers) took 77 s and ResNet-50 (16 layers) took 101
-s, including imports, the first step and ten parallel compilations. Compiled as blocks
-for all shapes, they took 34 s and 139 s (H200, 2026-11-24)."""
+block for all shapes. ViT-S/16 (12 layers) took 77 s for one shape and 34 s as blocks,
+and ResNet-50 (16 layers) took 101 s and 139 s. The times include imports, the first
+step and ten parallel compilations (H200, 2026-11-24)."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
-    """Compile the model's blocks in place, with one dynamic graph for identical
-    blocks, because the number of tokens differs from step to step. A model that names
-    no blocks, or whose samples all have the same shape, is compiled as a whole."""
+    """Compile the model's blocks in place. Identical blocks share one dynamic graph,
+    because the number of tokens differs from step to step. A model that lists no
+    blocks, or whose samples all have the same shape, is compiled as a whole."""
     _configure()
     if model.family.samples.one_shape:
         return OneShape(model, backend)
@@ -64,7 +64,7 @@ def blocks(model: Any) -> list[nn.Module]:
 
 def distinct_parts(model: Any) -> int:
     """Return how many distinct parts of a Hugging Face model are compiled: its kinds of
-    blocks, or its layers if it names no blocks and is compiled as one graph. In a graph
+    blocks, or its layers if it lists no blocks and is compiled as one graph. In a graph
     for a single shape, LAYERS_A_PART layers count as one part."""
     family = family_of(model.config)
     if family.samples.one_shape:

@@ -1,5 +1,6 @@
-"""Compute the memory that a training run needs, either from the model's config alone or
-from allocated tensors and measured forward and backward passes."""
+"""Compute the memory that a training run needs. The result is based either on the
+model's config alone, or on allocated tensors and measured forward and backward
+passes."""
 
 from __future__ import annotations
 

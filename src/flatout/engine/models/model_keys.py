@@ -61,9 +61,9 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
     kind, keys = str(settings.config["model_type"]), settings.config.keys() - COMMON
     is_known = is_of_transformers(kind)
     import_own(settings)
-    if keys <= INHERITED and is_known:  # saves a second of imports
+    if keys <= INHERITED and is_known:  # avoids the import of transformers
         return []
-    if not is_known:  # saves ten seconds: families import torch
+    if not is_known:  # avoids the slow import of torch
         families()  # registers their model types with transformers
     from transformers import CONFIG_MAPPING
 

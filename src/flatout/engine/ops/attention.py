@@ -4,9 +4,9 @@ transformers accepts registered attention functions. They receive q, k and v of 
 (1, heads, P, head_dim) and every extra keyword argument of the model. The function in
 this module reads `cu_seqlens` and limits each token's attention to its own row. On a
 GPU, it calls PyTorch's flash-attention kernel (Dao 2023) directly, because the public
-`varlen_attn` has no dropout, with which many models are trained. For short rows or
-windows, it uses a Triton kernel with narrow tiles (kernels/row_attention/). On a CPU,
-it processes one row at a time (row_by_row.py).
+function `varlen_attn` does not support dropout. For short rows or windows, it uses a
+Triton kernel with narrow tiles (kernels/row_attention/). On a CPU, it processes one row
+at a time (row_by_row.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PACKED = "flatout_packed"
 ROWS = "flatout_rows"
 """Attention without padding on a GPU, with the kernel chosen by row length."""
 PADDED = "flatout_sdpa"
-"""transformers' SDPA. Its mask is built without reading from the device, because
-reading would make the host wait at every step."""
+"""The SDPA of transformers, except that its mask is built without reading from the
+device. Reading would make the host wait at every step."""
 ROWS_MAX_LENGTH = 512
 """The maximum row length, in tokens, at which narrow tiles are faster than the
-128-token tiles of flash attention. Measured for rows of up to 320 tokens."""
+128-token tiles of flash attention. It was measured for rows of up to 320 tokens."""
 ROWS_MAX_WINDOW = 256
 """The maximum window, in tokens, at which narrow tiles are faster than those of flash
 attention for any row length."""
@@ -80,7 +80,8 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     """Return the attention output (1, P, H, D) for a query (1, H, P, D), key and value
     (1, G, P, D).
 
-    `kwargs` holds the model's arguments `cu_seqlens` (R + 1,) int32 and `max_seqlen`.
+    `kwargs` contains the model's arguments `cu_seqlens` (R + 1,) int32 and
+    `max_seqlen`.
     """
     causal = is_causal(module, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -105,7 +106,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 
 
 def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Return whether tokens attend only to earlier tokens. `given` holds the keyword
+    """Return whether tokens attend only to earlier tokens. `given` contains the keyword
     arguments for attention. The argument `is_causal`, if given, overrides the module's
     attribute."""
     wanted = given.get("is_causal")

@@ -1,9 +1,8 @@
 """Fused feed-forward and output blocks for BERT.
 
-The operations between two matmuls are memory-bound. These operations are either bias
-and GELU, or bias, dropout, residual and LayerNorm. One kernel computes each group, and
-another kernel computes all gradients of the group (kernels/bias_gelu.py and
-residual_norm.py).
+The operations between two matmuls are memory-bound. They are either bias and GELU, or
+bias, dropout, residual and LayerNorm. One kernel computes each group, and another
+kernel computes all gradients of the group (kernels/bias_gelu.py and residual_norm.py).
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
     for module in outputs:
         module.__class__ = _Output
         module.noise, module.carry = noise, carry
-        # A narrowed residual holds only the targets, so it is not a block's output.
+        # A narrowed residual contains only targets, so it is not a block's output.
         module.takes = not hasattr(module, "target_index")
         module.gives = module is not outputs[-1]
     model.base_model.encoder.register_forward_pre_hook(carry.begin)

@@ -54,8 +54,8 @@ class _BertAttention(nn.Module):
         past_key_values: Any = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """Return the new states (1, P, N) for `hidden_states` (1, P, N). `packed` holds
-        `cu_seqlens` (R + 1,) and `max_seqlen`."""
+        """Return the new states (1, P, N) for `hidden_states` (1, P, N). `packed`
+        contains `cu_seqlens` (R + 1,) and `max_seqlen`."""
         product = joined_product((self.query, self.key, self.value), hidden_states)
         heads = product.view(product.shape[1], 3 * self.num_attention_heads, -1)
         return _attended(self, heads, self.dropout.p, packed), None
@@ -170,8 +170,7 @@ def _norms(attention: Any) -> list[Any]:
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of all standard layers. Return the number of these
-    layers."""
+    """Replace the attention of all standard layers, and return their number."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
@@ -179,14 +178,15 @@ def fuse_bert(model: Any) -> int:
 
 
 def fuse_distilbert(model: Any) -> int:
-    """Like `fuse_bert`, for DistilBERT."""
+    """Replace the attention of DistilBERT in the same way as `fuse_bert`."""
     layers = [layer.attention for layer in model.base_model.transformer.layer]
     fitting = [m for m in layers if _joins(m, m.q_lin, m.k_lin, m.v_lin)]
     return _replace(fitting, _DistilBertAttention, model.config.n_heads)
 
 
 def fuse_decoder(model: Any) -> int:
-    """Like `fuse_bert`, for decoders whose rotary embeddings cover the whole head."""
+    """Replace the attention of decoders in the same way as `fuse_bert`, if their rotary
+    embeddings cover the whole head."""
     if not _rotates_whole_heads(model):
         return 0
     found = [layer.self_attn for layer in model.base_model.layers]
@@ -210,7 +210,7 @@ def fuse_gates(model: Any) -> int:
 
 
 def fuse_encoder(model: Any) -> int:
-    """Like `fuse_bert`, for ModernBERT."""
+    """Replace the attention of ModernBERT in the same way as `fuse_bert`."""
     fitting = [layer.attn for layer in model.base_model.layers if is_plain(layer.attn)]
     for attention in fitting:
         attention.scaling = attention.head_dim**-0.5

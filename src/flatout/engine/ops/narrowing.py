@@ -34,8 +34,8 @@ def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
 
 
 def narrow_last_gated_layer(model: Any) -> tuple[nn.Module, ...]:
-    """Like `narrow_last_layer`, for ModernBERT, whose layers apply a norm before
-    attention and before the feed-forward part."""
+    """Make the last layer of ModernBERT gather the targets, as in `narrow_last_layer`.
+    Its layers apply a norm before attention and before the feed-forward part."""
     layer = model.base_model.layers[-1]
     if not hasattr(layer, "target_index"):
         if not is_plain(layer, layer.attn):

@@ -16,7 +16,8 @@ from flatout.engine.ops.dropout import drawn_mask
 
 
 class Rule(NamedTuple):
-    """Which tokens attend to each other, and the score scale and dropout rate."""
+    """Defines which tokens attend to each other, the scale of the scores and the
+    dropout rate."""
 
     scale: float
     dropout: float

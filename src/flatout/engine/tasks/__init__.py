@@ -54,7 +54,7 @@ PAIRED = (
     ("anchor", "positive", "embedding", "pairs"),
     ("query", "passage", "reranking", "ranking"),
 )
-"""Pairs of text columns, with the task that reads each pair and its row form."""
+"""The task for each pair of text columns, and the form of its rows."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",
@@ -75,8 +75,8 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of the task `name`. Raises SettingsError, whose message suggests
-    the nearest names, if there is no such task."""
+    """Return the class of the task `name`. Raises SettingsError with suggestions if
+    there is no such task."""
     if "." in name:
         return _own_class(name)
     if name not in task_names():
@@ -124,7 +124,7 @@ def make_task(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
 ) -> Task:
-    """Create the task that `settings` names. Raises SettingsError if there is no such
+    """Create the task named in `settings`. Raises SettingsError if there is no such
     task, or TaskError if the task does not fit the vocabulary."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 

@@ -139,8 +139,8 @@ def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
     second, has_score = _first((sample[:, None] == sample) & (place == -1))
     cosines = (vectors * vectors[second]).sum(1)
     scores = bits.to(torch.int32).view(torch.float32)
-    # Mask before squaring: the bits of a hash may be NaN, which would spread to the
-    # gradient.
+    # Mask before squaring. Some values are bits of a hash, which may be NaN and would
+    # make the gradient NaN.
     errors = (cosines - scores).where((place == 0) & has_score, 0.0)
     return errors.square().sum()
 

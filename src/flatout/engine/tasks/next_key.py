@@ -2,9 +2,8 @@
 
 DeepLog (Du et al. 2017) calls a session abnormal if one of its keys is not among the g
 likeliest continuations, that is, if the rank of its worst key is g or more. The paper
-does not model the end of a session. A model trained without ends ranks the end at
-random among the unseen keys, so the end is judged by its probability instead of its
-rank.
+does not model the end of a session. If a model was trained without ends, its ranking of
+the end is random, so ends are scored by their probability instead of their rank.
 """
 
 from __future__ import annotations

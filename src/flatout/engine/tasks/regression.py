@@ -42,8 +42,8 @@ class Regression(Task):
         return Numbers()
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return the columns of `Task.judge`. Any prediction that differs from its
-        label is wrong."""
+        """Return the columns of `Task.judge`. A prediction is wrong unless it equals
+        its label."""
         found = logits.squeeze(-1)
         return {
             "loss": (found - labels).square(),

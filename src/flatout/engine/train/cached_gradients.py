@@ -29,8 +29,8 @@ Part = tuple[Tensor, Tensor, Tensor]
 
 
 def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """Combine the parts of all ranks into the logits and labels (S, ...) of a global
-    batch, in order. `count` is the number of targets S. Padding has position S."""
+    """Return the logits and labels (S, ...) of a global batch in order of position,
+    combined over all ranks. S is `count`. Padding has the position S."""
     logits, labels, places = (torch.cat(list(own)) for own in zip(*parts, strict=True))
     found = []
     for values in (logits.float(), labels):
@@ -44,8 +44,8 @@ def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, T
 
 
 class CachedGradients:
-    """The loss of a global batch and its gradient with respect to the logits, from
-    which the backward pass of each micro-batch starts."""
+    """Computes the loss of a global batch and its gradient with respect to the logits.
+    Iterating over an instance yields the input of each micro-batch's backward pass."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CachedGradients:
         no_sync: Callable[[], AbstractContextManager[Any]],
         draw: Callable[[], None],
     ) -> None:
-        """`draw` draws new random numbers (for dropout) before each forward pass."""
+        """`draw` is called before each forward pass, to draw new dropout masks."""
         self._runtime, self._draw = runtime, draw
         self._micro_batches = batch.micro_batches
         self._states: list[list[Tensor]] = []

@@ -1,4 +1,4 @@
-"""Compute the loss and metrics of a split, longest rows first to reduce padding."""
+"""Compute the loss and metrics of a split. Long rows come first, to reduce padding."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Sums:
         self.judge(logits, labels)
 
     def add_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the targets to the loss only. `judge` updates the metrics separately."""
+        """Add the targets to the loss only. The metrics are updated by `judge`."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
 
@@ -157,8 +157,8 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """Update the metrics, and add the loss over all rows of `batch`. The loss is added
-    on the main rank only, because `Sums.read` sums it over ranks."""
+    """Update the metrics and add the loss over all rows of `batch`. Only the main rank
+    adds the loss, because `Sums.read` sums it over ranks."""
     parts: list[Part] = []
     for micro in batch.micro_batches:
 

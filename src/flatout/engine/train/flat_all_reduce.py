@@ -1,8 +1,9 @@
 """Sum the gradients of all ranks after the backward pass, with a single all-reduce.
 
-DDP reduces gradients during the backward pass. That hides a slow interconnect, but it
-occupies multiprocessors that matmuls need. All ranks would also have to capture their
-CUDA graphs at the same step, but each rank meets new shapes at different steps.
+DDP reduces gradients during the backward pass. This hides the latency of a slow
+interconnect, but it occupies multiprocessors that matmuls need. With DDP, all ranks
+would also have to capture CUDA graphs at the same step, although each rank encounters
+new shapes at different steps.
 """
 
 from __future__ import annotations

@@ -161,9 +161,9 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """Log metrics, evaluate the model and save a checkpoint, each only if it is due
-    after the step of `batch`. Raises Interrupted if a signal was received, and
-    NonFiniteError if the loss or a gradient was not finite."""
+    """Log metrics, evaluate the model and save a checkpoint, if they are due after the
+    step of `batch`. Raises Interrupted if a signal was received, and NonFiniteError if
+    the loss or a gradient was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -233,7 +233,7 @@ def evaluate_split(
         resolved = replace(trainer.resolved, token_budget=budget)
         planner = make_planner(job.settings, runtime, resolved)
         collator = make_collator(job, runtime, resolved, model.model.config)
-        # Code compiled for training does not fit, and recompiling is not worthwhile.
+        # Code compiled for training cannot be reused, and recompiling takes too long.
         with torch.compiler.set_stance("force_eager"):
             return evaluate(model, rows, planner, collator, runtime, own, most_rows)
 

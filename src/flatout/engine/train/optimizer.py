@@ -26,7 +26,7 @@ Groups = list[dict[str, Any]]
 def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
-    """Create the optimizer that `train.optimizer` names, with weight decay on matrices
+    """Create the optimizer named by `train.optimizer`, with weight decay on matrices
     only. `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
     optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
@@ -50,8 +50,8 @@ def build_optimizer(
 
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Create the custom optimizer that `train.optimizer` names. Raises SettingsError if
-    that fails or the result does not work as an optimizer."""
+    """Create the custom optimizer named by `train.optimizer`. Raises SettingsError if
+    this fails or the result does not work as an optimizer."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
     given = {id(p) for group in groups for p in group["params"]}
@@ -192,8 +192,9 @@ class Updater:
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run one update. Return the gradient norm before clipping, and whether norm
-        and loss are finite, both as scalar tensors. `scale` is the fp16 loss scale."""
+        """Run one update. Return the gradient norm before clipping, and whether the
+        norm and the loss are finite, both as scalar tensors. `scale` is the fp16 loss
+        scale."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):  # the model is sharded over the ranks

@@ -23,9 +23,10 @@ logger = logging.getLogger(__name__)
 PARAMETER = "train.compute_metrics"
 CALLBACKS = "train.callbacks"
 OF_DATA = (ValueError, ArithmeticError)
-"""Errors that a correct function may raise on a few rows, e.g. rows of one class."""
+"""Errors that a correct function may raise for few rows, e.g. if all have one class."""
 NAME = re.compile(r"[\w\-. :/]+", re.ASCII)
-"""Metric names that MLflow accepts. It rejects a whole batch for one invalid name."""
+"""Matches metric names that MLflow accepts. It rejects a whole batch of metrics if one
+name is invalid."""
 TAKEN = ("train_", "validation_", "test_", "learning_rate", "grad_norm", "loader_")
 """The prefixes of flatout's own metrics."""
 NAME_RULE = "use letters, digits, spaces and _ - . : / in the name of a metric"

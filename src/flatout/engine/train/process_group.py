@@ -48,7 +48,7 @@ class ProcessGroup:
 
         timeout = timedelta(seconds=settings.timeout_s)
         size = settings.bucket_mib
-        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # "all": no DDP
+        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # no DDP if "all"
         # DDP does not support static_graph with gradient accumulation (no_sync).
         ddp = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True,
@@ -129,8 +129,8 @@ class ProcessGroup:
         return found
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raise SettingsError if `facts` differ between ranks. The message names a rank
-        and how its values differ from those of rank 0."""
+        """Raise SettingsError if `facts` differ between ranks. The message reports the
+        first rank that differs from rank 0, and the values that differ."""
         gathered = self.all_gather(dict(facts))
         for rank, other in enumerate(gathered):
             if differences := differing(gathered[0], other):

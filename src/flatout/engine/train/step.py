@@ -248,7 +248,7 @@ class _LossScale:
 
     GROWTH_INTERVAL = 2000
     FLOOR = 1.0
-    """If a step overflows even at this scale, the scale is not the cause."""
+    """The minimum scale. An overflow at this scale must have another cause."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.scale = torch.full((), 2.0**16, device=runtime.device)
@@ -329,7 +329,7 @@ class _StepGraphs:
     def _record(self, work: Callable[[], None]) -> Any:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # Other threads (pinning, copies) may make calls that a capture forbids.
+        # Other threads that pin or copy memory may make calls that a capture forbids.
         with torch.cuda.graph(
             graph, pool=self._pool, capture_error_mode="thread_local"
         ):

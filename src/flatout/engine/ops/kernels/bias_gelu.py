@@ -16,10 +16,11 @@ from flatout.engine.ops.kernels.operators import operator, wrap_triton
 ROWS, COLUMNS = 16, 128
 """The size of a tile in tokens and columns."""
 PROGRAMS = 1056
-"""Eight programs per multiprocessor of an H200. Four or sixteen are slower."""
+"""The number of programs, eight per multiprocessor of an H200. Four or sixteen per
+multiprocessor are slower."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
-"""The forward pass computes no sums, so more programs and wider tiles are faster
-(H200)."""
+"""The tile width and number of programs of the forward pass. It computes no sums, so
+more programs and wider tiles are faster (H200)."""
 
 
 def splits(

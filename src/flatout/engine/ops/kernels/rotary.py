@@ -5,9 +5,9 @@ Before attention, decoders apply an RMSNorm to each head (Qwen3) and rotary embe
 these operations, and for the sum over query heads that share a KV head, took 22 of the
 185 ms of a training step (24,600 tokens of Qwen3-0.6B's shape, H200).
 
-In the shapes below, P is the number of tokens, H of query heads, G of KV heads, and D
-the head dimension. Each element of a head's first half is rotated with the element at
-the same position in its second half.
+In the shapes below, P is the number of tokens, H the number of query heads, G the
+number of KV heads, and D the head dimension. Each element of a head's first half is
+rotated with the element at the same position in its second half.
 """
 
 from __future__ import annotations

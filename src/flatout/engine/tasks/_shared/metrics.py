@@ -1,6 +1,7 @@
 """Evaluation metrics, accumulated as sums on the device.
 
-Metrics that sort values keep all values and gather them once, at the end.
+Metrics that need sorted values, such as the AUC, keep all values and gather them once,
+at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calibration: how well probabilities match outcomes, and how to correct them.
 
-Logits (N, L) with 0/1 labels (N, L) stand for L independent labels with a sigmoid each.
-Logits (N, C) with labels (N,) stand for C classes with a softmax. All computations use
+Logits (N, L) with 0/1 labels (N, L) belong to L independent labels with a sigmoid each.
+Logits (N, C) with labels (N,) belong to C classes with a softmax. All computations use
 fp64.
 """
 
@@ -23,7 +23,7 @@ NARROWEST = 1e-12
 """The smallest distance allowed between a threshold and 0 or 1."""
 Floats = npt.NDArray[np.float64]
 Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
-"""Probabilities (N, L) and booleans (N, L) that tell whether each label is true."""
+"""Probabilities (N, L), and booleans (N, L) that are true if the label applies."""
 
 
 def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:

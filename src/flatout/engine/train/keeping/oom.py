@@ -58,10 +58,10 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
 def evaluate_within_memory(
     trainer: Trainer, rows: SplitRows, evaluate: Callable[[int], Found]
 ) -> Found:
-    """Call `evaluate` with the maximum number of tokens per micro-batch. `rows` may be
-    longer than the training rows. If memory runs out, the call is repeated with half as
-    many tokens, and finally without CUDA graphs. Training steps fit and keep their
-    token budget. Raises OutOfMemory under the same conditions as `shrink`."""
+    """Call `evaluate` with the maximum number of tokens per micro-batch. If memory runs
+    out, because `rows` may be longer than the training rows, repeat the call with half
+    as many tokens, and finally without CUDA graphs. The token budget of training steps
+    does not change. Raises OutOfMemory under the same conditions as `shrink`."""
     how = "out of memory in an evaluation"
     while True:
         most = min(trainer.resolved.token_budget, trainer.evaluation_budget)

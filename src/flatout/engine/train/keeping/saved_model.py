@@ -33,7 +33,8 @@ class SaveError(OSError):
 
 def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
     """Save the model to `folder` with `save_pretrained`, atomically. All ranks must
-    call this, and wait until it is saved. Raises SaveError on all ranks on failure."""
+    call this function, which returns after the model is saved. If saving fails, raises
+    SaveError on all ranks."""
     fault, is_main = None, trainer.runtime.ranks.is_main
     weights = _gathered(trainer.model.model, is_main)
     if is_main:
@@ -48,15 +49,15 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
 
 
 def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
-    """Gather all weights in the host memory of the main rank, with tied weights shared.
-    Return None if the model is not sharded."""
+    """Return all weights in the host memory of the main rank, with tied weights shared,
+    or None if the model is not sharded."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
         return None
     whole: dict[int, Tensor] = {}
     for tensor in state.values():
         if id(tensor) not in whole:
-            gathered = whole_tensor(tensor)  # all ranks join, one keeps the result
+            gathered = whole_tensor(tensor)  # a collective operation
             whole[id(tensor)] = gathered.cpu() if is_main else torch.empty(0)
             del gathered  # free it before the next one
     return {name: whole[id(tensor)] for name, tensor in state.items()}
@@ -71,12 +72,12 @@ def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
     if has_adapter(model):
         targets = {name: t for name, t in targets.items() if t.requires_grad}
     if trainer.runtime.ranks.is_main:
-        values = {}  # by their names in the files, without building a model
+        values = {}  # read directly from the files, without building a model
         for file in sorted(folder.glob("*.safetensors")):
             values |= load_file(file)
         if has_adapter(model):
             values = {name: values[name_in_file(name)] for name in targets}
-        if values.keys() != targets.keys():  # e.g. separately saved experts
+        if values.keys() != targets.keys():  # e.g. experts are saved separately
             trusts = trainer.job.settings.model.trust_remote_code
             values = named_tensors(load_pretrained(folder, trust_remote_code=trusts))
     fill_tensors(targets, values, trainer.runtime, control)

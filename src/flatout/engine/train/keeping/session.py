@@ -87,7 +87,7 @@ class Session:
         self._lock.release()
         self._signals.__exit__()
         if kind is None and self._signals.received:
-            # The work is done and saved; only the exit remains.
+            # The run is complete and saved, but the process must still exit.
             raise Interrupted(self._signals.received, "stopped after the last step")
 
     def resume(self) -> int:

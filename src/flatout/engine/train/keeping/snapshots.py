@@ -114,7 +114,7 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """Return the recorder's state, and Python numbers in the optimizer's state."""
+        """Return the states of the recorder and of non-tensor optimizer values."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))
@@ -124,7 +124,7 @@ class Snapshots:
         return {**self.recorder.state(), GROUPS: groups, NUMBERS: numbers}
 
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
-        whole = whole_tensor(tensor)  # gathered by all ranks, kept by one
+        whole = whole_tensor(tensor)  # a collective operation
         if not self.trainer.runtime.ranks.is_main:
             return torch.empty(0)
         if key not in self._buffers:
@@ -194,8 +194,8 @@ def _scale_tensors(trainer: Trainer) -> Named:
 
 
 def _gather_sums(trainer: Trainer) -> Tensor:
-    """Return each rank's sums of loss, hits and judged since the last logging step, as
-    a float64 tensor (ranks, 3)."""
+    """Return the fields `loss`, `hits` and `judged` of each rank's StepSums as a
+    float64 tensor (ranks, 3)."""
     sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
     mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
     if world_size == 1:
@@ -275,7 +275,7 @@ def _restore_numbers(trainer: Trainer, state: dict[str, Any]) -> None:
 
 def _load_state(checkpoint: Checkpoint) -> dict[str, Any]:
     text = (checkpoint.folder / STATE).read_text(encoding="utf-8")
-    # This name becomes a path, so use the one in the manifest, which was checked.
+    # Build the path from the manifest's file name, which has been validated.
     return {**json.loads(text), "best_folder": checkpoint.manifest.best}
 
 

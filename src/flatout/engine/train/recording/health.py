@@ -28,8 +28,9 @@ GRAD_NORM_BAND = (0.1, 10.0)
 """The range of median norms that cause no warning. Norms are usually 0.1 to 1.0. Larger
 norms are tolerated, because clipping bounds the updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
-"""On two cores, the wait was below 10 % without other programs, and 32 to 45 % with one
-other program. With it, one thread trained two to six times as fast as two threads."""
+"""The maximum percentage of time that threads may wait for cores without a warning. On
+two cores, it was below 10 % without other programs and 32 to 45 % with one, when one
+thread trained two to six times as fast as two threads."""
 LOADER_WAIT_LIMIT_PCT = 25.0
 """The percentage of step time that may be spent waiting for batches. On two cores that
 workers and steps share, 2 to 15 % is usual."""

@@ -123,9 +123,9 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
-    """Measure this GPU's matmul throughput, and return it with the percentage of it
-    that the run achieved. Both are None if memory is full, or on a CPU, where the
-    measurement takes seconds."""
+    """Measure this GPU's matmul throughput. Return it, and the percentage of it that
+    the run achieved. Both are None if memory is full, or on a CPU, where the
+    measurement would take seconds."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):

@@ -42,7 +42,7 @@ class Window:
     clean: bool
     """Whether nothing was compiled or captured during the window."""
     loader_s: float = 0.0
-    """The seconds that the loader's workers need to build that many batches."""
+    """The seconds that the loader's workers need to build the batches of the window."""
 
 
 class WindowClock:
@@ -89,7 +89,7 @@ class WindowClock:
 
     @property
     def compiles(self) -> int:
-        """The number of compilations and graph captures in this process and window."""
+        """The number of compilations and graph captures on this rank in the window."""
         return compile_clock.count - self._compiles
 
     def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
@@ -107,7 +107,7 @@ class WindowClock:
             steps=len(self._steps),
             **dict(zip(COUNTED, self._counts, strict=True)),
             wall_s=self._wall_s,
-            # Waiting does not count while the device is busy.
+            # Waiting only counts if the device is idle.
             wait_s=sum(
                 min(self._elapsed_s(before, begin), host_wait_s)
                 for before, begin, _, host_wait_s in self._steps
@@ -163,7 +163,7 @@ class CompileClock:
         self._in_first_step = self.count
 
     def add(self, seconds: float) -> None:
-        """Add the time of a similar event, such as the capture of a CUDA graph."""
+        """Add the time of other preparation, such as the capture of a CUDA graph."""
         self.seconds += seconds
         self.count += 1
 

@@ -149,7 +149,7 @@ def seeded_model(
             add_adapter(model, job.settings.model, job.task, new)
     freeze(model, job.settings.train.freeze)
     if job.task.pooling and getattr(model, "pooler", None) is not None:
-        model.pooler.requires_grad_(False)  # hidden states are pooled without it
+        model.pooler.requires_grad_(False)  # the task pools the hidden states itself
     return model
 
 

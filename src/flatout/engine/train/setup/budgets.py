@@ -27,13 +27,12 @@ TIGHT = 0.6
 """The fraction of memory above which fragmentation matters. On an H200, fragmentation
 took up to a third of the memory that steps used."""
 PLENTY = 1.5
-"""Memory is not measured if an estimate says that this multiple of the largest
-micro-batch fits."""
+"""Memory is not measured if this multiple of the largest micro-batch should fit."""
 FOLLOWED = 0.7
-"""The second measurement uses this fraction of the predicted budget."""
+"""The fraction of the predicted budget at which the second measurement is made."""
 FULL = 0.9
-"""If a measured pass has at least this fraction of the largest micro-batch, no larger
-pass is measured, because whole rows do not fill a micro-batch completely."""
+"""No larger pass is measured if a pass had at least this fraction of the tokens of the
+largest micro-batch. Whole rows rarely fill a micro-batch completely."""
 Point = tuple[int, float]
 """The number of tokens in a pass, and the bytes that the pass needs."""
 Measure = Callable[[int], Point | None]

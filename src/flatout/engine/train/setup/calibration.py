@@ -1,9 +1,9 @@
 """Choose the token budget that fits in GPU memory, by measuring passes of the model.
 
 The memory per token depends on kernels, precision, padding, frozen layers and
-recomputation. No formula covers all of these and custom models too, so forward and
-backward passes of a few sizes are measured before the first step. They do not change
-the run's random numbers and leave no gradients. Memory grows linearly with tokens.
+recomputation. As no formula covers all of these for every model, forward and backward
+passes of a few sizes are measured before the first step. They do not change the run's
+random numbers and leave no gradients. Memory grows linearly with tokens.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def fit(
     shards = runtime.ranks.world_size if sharded else 1
     room = ROOM * runtime.memory_within_reach
     guess = guessed_tokens(job.settings, model.model.config, room, shards)
-    if sharded:  # a pass would gather the weights of all ranks
+    if sharded:  # a pass would communicate with the other ranks
         return fit_from_estimate(wanted, bounds, guess)
-    linear = resolved.attention != "eager"  # eager stores every pair of tokens
+    linear = resolved.attention != "eager"  # eager attention is quadratic
     if guess and linear and is_plenty(guess, bounds):
         return Fit(wanted)
     with preserve_state(model, stepper):
@@ -89,7 +89,7 @@ def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
         finally:
             stepper.clear_gradients()
             model.train(was_training)
-            for buffer, was in buffers:  # statistics of BatchNorm
+            for buffer, was in buffers:  # e.g. the statistics of BatchNorm
                 buffer.copy_(was)
     if runtime.is_cuda:
         torch.cuda.empty_cache()
@@ -146,7 +146,7 @@ class Passes:
         device = self._stepper.runtime.device
         batch = self.batch(tokens)
         try:
-            self.run(batch)  # compiles, tunes, and leaves gradients
+            self.run(batch)  # compile, autotune and allocate gradients
             before = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
             self.run(batch)

@@ -12,16 +12,16 @@ PEAK_SHARE, COMPILED_SHARE = 0.31, 0.44
 """The fraction of the data sheet's peak that BERT-base reaches with 256 rows per step,
 uncompiled (5,553 samples/s) and compiled (7,821 samples/s)."""
 LAYER_SAVES_S = 0.12e-3
-"""The time that compiling saves per layer, regardless of the number of tokens. A layer
-takes 0.46 ms uncompiled and 0.34 ms compiled, in addition to its computation."""
+"""The time per layer that compiling saves, regardless of the number of tokens. Apart
+from computation, a layer takes 0.46 ms uncompiled and 0.34 ms compiled."""
 HOST_S = 2.2e-3
-"""The host's time to launch a layer, forward and backward. BERT-base takes 24 ms for 12
-layers (661 samples/s with 16 rows). Steps with less computation per layer wait for the
-host, compiled or not."""
+"""The time that the host needs to launch the forward and backward pass of a layer. For
+BERT-base, 12 layers take 24 ms (661 samples/s with 16 rows). If the device needs less
+time per layer, steps wait for the host, whether compiled or not."""
 PART_S = 9.0
-"""The time to compile a distinct part, and to start the compiler. BERT's two parts took
-24.5 s in total (H100, 16 cores). A warm disk cache would save most of this time, but is
-not considered, so that the choice can be repeated."""
+"""The time to compile one distinct part or to start the compiler. BERT's two parts took
+24.5 s in total (H100, 16 cores). A warm disk cache would save most of this time, but it
+is ignored, so that the choice can be repeated."""
 STEPS_A_SHAPE = 2
 """The number of slow steps per shape. The first step runs eagerly and the second one is
 captured. Each of them is as slow as a step without graphs."""

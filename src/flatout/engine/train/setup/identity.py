@@ -69,8 +69,9 @@ def _own_code(settings: Settings) -> dict[str, str]:
 
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
-    """Return the values that must be equal to reuse the result of a finished run: the
-    identity, skipped rows, settings of evaluation and audit, and flatout's version."""
+    """Return the values that must match before the result of a finished run is reused:
+    the identity, skipped rows, settings of evaluation and audit, and flatout's
+    version."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return (
         identity(job)

@@ -167,8 +167,8 @@ def check_rows(job: TrainJob) -> None:
 
 
 def without_targets(job: TrainJob) -> list[str]:
-    """Return a list with a warning if the model cannot learn from some rows because
-    they have only a prompt and no completion."""
+    """Return a list with a warning if some rows have no targets because they consist of
+    a prompt without a completion."""
     facts = job.train.facts
     if not (job.task.texts.completions and facts.num_unlabelled):
         return []

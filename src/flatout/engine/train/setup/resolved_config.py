@@ -90,8 +90,8 @@ def resolve(
 
 
 def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
-    """Return the batching strategy. If rows cannot be packed, the strategy falls back
-    to `grouped`, and the reason is returned as well."""
+    """Return the batching strategy and, if rows cannot be packed and `grouped` is used
+    instead, the reason."""
     wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
     if job.settings.train.rows != "tokens":  # all rows have the same length
         return "fixed", None
@@ -129,7 +129,8 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Return whether one all-reduce sums all gradients: if set, or with CUDA graphs."""
+    """Return whether to sum all gradients with one all-reduce. This is the case if the
+    settings request it or if CUDA graphs are used."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")
