@@ -1,4 +1,4 @@
-"""Gate for continuous integration: is training still as fast and as good as before?
+"""A gate for continuous integration that detects slower training or worse results.
 
 A few short runs, which differ only in their seed, are compared with a baseline file in
 git. On a CPU, the CPU time of one thread is measured relative to a fixed workload that
@@ -51,8 +51,8 @@ class Measured:
 
     steps: PositiveInt
     rates: Annotated[list[PositiveFloat], Field(min_length=1)]
-    """Each run's throughput: on a CPU, steps per duration of the fixed workload; on a
-    GPU, samples/s in the best window."""
+    """The throughput of each run: the samples/s of the best window on a GPU, or the
+    steps per duration of the fixed workload on a CPU."""
     losses: Annotated[list[float], Field(min_length=1)]
     """The validation loss at the end of each run."""
     params: dict[str, str]
@@ -75,7 +75,7 @@ class Measured:
 
 
 class Yardstick:
-    """Training callback that times each window and a fixed workload after it."""
+    """Training callback that times each window and then a fixed workload."""
 
     def __init__(self) -> None:
         width = 128
@@ -165,9 +165,8 @@ def check_comparable(now: Measured, before: Measured) -> None:
 
 
 def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
-    """Return a sentence about the throughput, and a list of problems. The list names
-    the metrics that are worse than the baseline by more than the noise, and the
-    settings that differ."""
+    """Return a sentence about the throughput, and a list of problems: metrics that are
+    worse than the baseline by more than the noise, and settings that differ."""
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     limit, faults = 1 - max(LEAST_RATE, noise), []

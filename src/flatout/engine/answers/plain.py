@@ -1,8 +1,8 @@
 """Reference losses, computed with the transformers model and PyTorch's loss functions.
 
-Rows of equal length share a forward pass, without padding or masks. If transformers has
-no counterpart of a task and model, flatout's own module is run in the same way.
-`Plain.described` names the reference.
+Rows of equal length share a forward pass, without padding or masks. If transformers
+lacks a counterpart of the task and model, flatout's own module is run in the same way.
+`Plain.described` describes the reference.
 """
 
 from __future__ import annotations

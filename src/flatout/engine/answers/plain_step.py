@@ -46,7 +46,7 @@ class PlainStep:
     `rounded` is the step in the precision of the run."""
 
     def __init__(self, job: TrainJob, runtime: Runtime) -> None:
-        """Raises SettingsError if the model still uses dropout."""
+        """Compute both steps. Raises SettingsError if the model uses dropout."""
         self._job, self.model = job, _started(job)
         self.before = _weights(self.model)
         module = self.model.to(runtime.device).train()
@@ -110,7 +110,7 @@ def _started(job: TrainJob) -> Any:
 
 @torch.no_grad()
 def _change_last_bits(model: nn.Module) -> None:
-    """Multiply each weight by 1 plus or minus about the roundoff of fp32."""
+    """Multiply each weight by 1 plus or minus roughly the unit roundoff of fp32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for parameter in model.parameters():

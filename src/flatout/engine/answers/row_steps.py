@@ -1,8 +1,8 @@
 """Report which rows a step trains on and which steps train on a row, in any run.
 
-No log is needed, because the order of rows is a permutation, and single elements of it
-and of its inverse can be computed. Steps are numbered from 1, as in the log and in the
-history.
+No log is needed, because the order of rows is a permutation whose elements, and those
+of its inverse, can be computed one by one. Steps are numbered from 1, as in the log and
+in the history.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from flatout.engine.train.setup.job import TrainJob
 RANK = "flatout.engine.answers.rank"
 VERDICT = "verdict.json"
 OVERFLOWS = 20
-"""An fp16 step is repeated at most this often to find a loss scale without overflow."""
+"""The maximum number of times that an fp16 step is repeated to avoid overflow."""
 
 
 def verify_job(job: TrainJob) -> Verdict:
@@ -101,7 +101,7 @@ def verify(
 
 def _change(plain: PlainStep, found: Step) -> Check:
     """Compare the change in the weights with the change that a torch.optim optimizer
-    makes with the same gradients. Tolerates fp32 rounding errors."""
+    makes with the same gradients. fp32 rounding errors are tolerated."""
     after = plain.weights_after(found.gradients)
     before = {name: plain.before[name] for name in found.weights}
     own = [found.weights[name] - w for name, w in before.items()]

@@ -22,10 +22,11 @@ order. The smallest tolerance for a loss is a tenth of this value."""
 TIMES = 4
 """The tolerated error, as a multiple of the unit roundoff and the reference's error."""
 SMALL = 1e-3
-"""Errors are relative to at least this fraction of the whole gradient's norm."""
+"""Errors are divided by the norm of the module's gradient, or by this fraction of the
+norm of all gradients if that is larger."""
 SHOWN = 5
 UNSURE = 0.5
-"""With a tolerance above this limit, a wrong gradient would go unnoticed."""
+"""The largest useful tolerance. Above it, a wrong gradient would go unnoticed."""
 
 
 @dataclass(frozen=True)

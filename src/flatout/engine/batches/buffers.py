@@ -49,7 +49,7 @@ def in_one_buffer(
 
 @lru_cache(maxsize=1_024)
 def places(shapes: Shapes) -> tuple[int, list[dict[str, Place]]]:
-    """Return the buffer size in bytes, and the tensor places of each micro-batch."""
+    """Return the buffer size in bytes, and the place of each tensor per micro-batch."""
     found, size = [], 0
     for part in shapes:
         own: dict[str, Place] = {}

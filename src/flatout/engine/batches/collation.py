@@ -8,13 +8,14 @@ targets. Each micro-batch contains the fields of its rows and these tensors:
 
 K is the number of rows (tasks with one target per row) or of targets (language models).
 If the task compares the samples of a global batch (`Task.whole_batch`), there is also
+the field
 
     target_place  (K,) position of each target in the global batch; padding has the size
                   of the batch
 
-and if `train.audit` is set
+If `train.audit` is set, there is also the field
 
-target_row (K,) row number of each target; padding has the number of rows
+    target_row    (K,) row number of each target; padding has the number of rows
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class StepBatch:
         return views(self.buffer, self.layout)
 
     def pin_memory(self) -> StepBatch:
-        """Pin the buffer. Called by the DataLoader's pinning thread. The buffer is
-        empty if the batch was written to a slot of the ring."""
+        """Pin the buffer. The DataLoader's pinning thread calls this method. The buffer
+        is empty if the batch was written to a slot of the ring."""
         if not len(self.buffer):
             return self
         return replace(self, buffer=self.buffer.pin_memory())
@@ -109,7 +110,7 @@ class StepBatch:
 @dataclass
 class StepRun:
     """Consecutive steps in one buffer, which is sent, pinned and copied to the device
-    at once. For small batches, each of these operations takes longer than collation."""
+    as a whole. For small batches, each of these takes longer than collation."""
 
     buffer: Tensor
     """The bytes of all steps, a uint8 tensor of shape (bytes,)."""
@@ -132,7 +133,7 @@ class StepRun:
             yield StepBatch(buffer=buffer, **own)
 
     def pin_memory(self) -> StepRun:
-        """Pin the buffer. Called by the DataLoader's pinning thread."""
+        """Pin the buffer. The DataLoader's pinning thread calls this method."""
         return replace(self, buffer=self.buffer.pin_memory())
 
     def to(self, device: torch.device) -> StepRun:

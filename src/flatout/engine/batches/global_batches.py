@@ -22,7 +22,7 @@ from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
 BLOCK = 4096
-"""The number of positions permuted at once. 13 positions take as long as a thousand."""
+"""The number of positions to permute per call. 13 positions take as long as 1,000."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GlobalBatches:
     batch_size: int
     seed: int
     skipped: tuple[int, ...] = ()
-    """Rows to leave out. Their batches get smaller; others stay the same."""
+    """Rows to leave out. Only batches that contain them change, and get smaller."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -254,7 +254,7 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 MOST_PLACES = 256
-"""Maximum number of candidate cuts. Without a limit, planning 1,408 rows took 40 ms."""
+"""The maximum number of candidate cuts. Without it, planning 1,408 rows took 40 ms."""
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
@@ -274,7 +274,7 @@ def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, 
         for start in range(end - 1, -1, -1):
             tokens = (places[end] - places[start]) * longest[start]
             if tokens > budget:
-                break  # an earlier start is over the budget too
+                break  # an earlier start would exceed the budget too
             if cost[start] + tokens <= least:
                 least, place = cost[start] + tokens, start
         cost.append(least + overhead)
@@ -309,7 +309,7 @@ def quickest_cuts(
     while True:
         found.append(cheapest_cuts(lengths, budget, price))
         device, host = sides(found[-1])
-        # One more range never saves a whole budget, and there is at least one range.
+        # An extra range saves under `budget` tokens, so higher prices have no effect.
         if device >= host or price >= budget or len(found[-1]) == 1:
             return min(found, key=lambda cuts: max(sides(cuts)))
         price *= 2

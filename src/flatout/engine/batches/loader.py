@@ -23,10 +23,10 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings
 
 BATCHES_A_WORKER = 2
-"""Minimum number of batches per worker for an estimate. With fewer, it is too noisy."""
+"""The estimate is too noisy if a worker has loaded fewer batches than this."""
 RUN_BYTES = 2**20
-"""Maximum size in bytes of the steps in one message. Sending them takes about 1 ms
-regardless of the size, but building a batch of 13 short rows takes only 0.2 ms."""
+"""The maximum size in bytes of the steps in one message. Sending a message takes about
+1 ms regardless of its size, but building a batch of 13 short rows takes only 0.2 ms."""
 MOST_IN_A_RUN = 32
 BYTES_A_TOKEN = 40
 """Upper bound on the bytes per token, summed over all fields of a batch."""
@@ -50,7 +50,7 @@ class WorkerTimes:
         self._batch_s = 0.0
 
     def add(self, worker: int, batches: int, seconds: float) -> None:
-        """Record the batches of one message. Called in the worker processes."""
+        """Record the batches of one message. The worker processes call this method."""
         self._sums[worker] += (batches, seconds)
 
     def batch_s(self) -> float:
@@ -145,7 +145,7 @@ class StepLoader:
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
         """Yield groups of consecutive steps. `copies` is the CUDA stream on which they
         are copied to the GPU."""
-        # Without workers, training would wait for all steps of a group at once.
+        # Without workers, training would wait until all steps of a group are built.
         size = run_steps(self.data) if self.num_workers else 1
         # Batches of a fixed size reach the GPU through shared, page-locked memory.
         locked = self.settings.pin_memory and self.runtime.is_cuda

@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULT = "result.json"
-"""The file that holds the result of a finished run until the caller has saved it."""
+"""The file that contains the result of a finished run until the caller has saved it."""
 FINISHED = "finished.json"
-"""The same file once the caller has saved the result, which a repeated run returns."""
+"""The same file after the caller saved the result. Repeated runs return the result."""
 FORMAT = 1
 
 
@@ -138,7 +138,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
     """Return the path of `name` in `folder`. Raises CheckpointError if the path is
-    outside `folder`. The message names the `file` and `key` that contain `name`."""
+    outside `folder`. The message refers to the `file` and `key` that contain `name`."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -218,7 +218,7 @@ def _best_of(folder: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder. It is hidden first, so that nobody sees an incomplete folder."""
+    """Hide a folder, so that no process sees an incomplete one, and remove it."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
 """Upload checkpoints to a mirror in the background, and download the newest one.
 
-The file OWNER in the mirror names the run that writes to it. A run that finds another
-run's name there stops uploading, so that a new machine can take over from a lost one.
+The file OWNER in the mirror identifies the run that writes to it. A run that finds
+another owner stops uploading, so that a new machine can take over from a lost one.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
-    """Download a checkpoint, and before it the best model that it refers to."""
+    """Download a checkpoint, after the best model that it refers to."""
     best = mirror.with_retries(lambda: _manifest(mirror, name)).best
     if best and mirror.with_retries(mirror.copies).get(best):
         mirror.with_retries(partial(mirror.download, best, folder / best))

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class CheckpointWriter:
     """Writes each checkpoint in a background thread. If the disk fails or is full, the
-    run continues without this checkpoint and logs a warning. Older ones are kept."""
+    run logs a warning and continues without this checkpoint. Older ones are kept."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CheckpointWriter:
         """Start to write a checkpoint. `write` writes the files to a folder and returns
         their names. The previous write must have ended, as both use the same memory."""
         self.wait()
-        # A daemon thread, so that a second Ctrl-C does not wait for the disk.
+        # On a second Ctrl-C, the process exits without waiting for a daemon thread.
         self._thread = threading.Thread(
             target=self._write,
             args=(write, manifest),

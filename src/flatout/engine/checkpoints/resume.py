@@ -125,8 +125,8 @@ def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str
 
 
 def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
-    """Return advice on how to resume the run with the identity `found`. Settings that
-    were removed cannot be set back, so the run needs the earlier version of flatout."""
+    """Return advice on how to resume the run with the identity `found`. A run that uses
+    removed settings can only be resumed with the earlier version of flatout."""
     removed = {
         name: REMOVED.get(name) or REMOVED.get(f"{name}={value}")
         for name, value in found.items()

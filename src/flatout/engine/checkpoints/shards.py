@@ -1,7 +1,7 @@
 """Load the tensors of checkpoints, and convert tensors that are sharded over ranks.
 
-Checkpoints contain whole tensors in safetensors files. Version 0.1 wrote the parts of
-each rank to a separate file, whose header has the offset of each part. Such parts are
+Checkpoints contain whole tensors in safetensors files. In version 0.1, each rank wrote
+its shards to a separate file, whose header contains their offsets. Such shards are
 joined when they are loaded.
 """
 
@@ -38,7 +38,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def load_whole(folder: Path, name: str) -> Named:
-    """Load all tensors of the file `name` in `folder`, joining the ranks' parts."""
+    """Load all tensors of the file `name` in `folder`, and join their shards."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     stem, _, kind = name.rpartition(".")
     for path in [folder / name, *sorted(folder.glob(f"{stem}.*.{kind}"))]:
@@ -51,7 +51,7 @@ def load_whole(folder: Path, name: str) -> Named:
 
 
 def _first_rows(file: Any) -> dict[str, int]:
-    """Return the index of the first row of each tensor part in a file."""
+    """Return the index of the first row of each shard in a file."""
     try:
         known = json.loads((file.metadata() or {}).get(SHARDING, "{}"))
         return {name: int([*entry[BEGINS], 0][0]) for name, entry in known.items()}

@@ -102,7 +102,7 @@ def packable() -> list[str]:
 
 
 def model_class(architecture: str) -> Any | None:
-    """Return the model class with this name if a family provides it because
-    transformers does not have it, or else None."""
+    """Return the model class with this name that a family provides, or None. These are
+    classes that transformers does not have."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

@@ -63,8 +63,8 @@ class Samples:
     so, splitting a batch would change the results, so each step has one micro-batch."""
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Return the config keys for the shape of samples in the train split, which
-        `facts` describes."""
+        """Return the config keys for the shape of the samples. `facts` describes the
+        samples of the train split."""
         return {}
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class Samples:
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
         """Return the `statistics_keys` of a checkpoint that stores them outside its
-        config. `where` holds options of `from_pretrained`. Raises OSError if the file
-        cannot be loaded and ValueError if it cannot be parsed."""
+        config. `where` contains options of `from_pretrained`. Raises OSError if the
+        file cannot be loaded and ValueError if it cannot be parsed."""
         return {}
 
     def fault(self, config: Any) -> str | None:

@@ -141,7 +141,7 @@ class ResidualMlp(Family):
     model_types = frozenset({"residual_mlp"})
     model_classes = (ResidualMlpForSequenceClassification,)
     samples = Tables()
-    # Kernel launches are the bottleneck of the steps, and a CUDA graph is one launch.
+    # Steps are limited by kernel launches, and a CUDA graph needs only one launch.
     schedule = Schedule(compiles=False, records_padded=True)
     attends = False
 

@@ -204,8 +204,8 @@ class VisionTransformer(_Vision):
     samples = _Patches()
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Also join query, key and value, fuse bias and GELU, and restrict the last
-        layer to the first token."""
+        """Replace the patch convolution, join query, key and value, fuse bias and GELU,
+        and restrict the last layer to the first token."""
         from flatout.engine.families._modeling import vit_blocks
 
         super().fuse(model, plan)
@@ -232,7 +232,7 @@ class ResNet(_Vision):
     attends = False
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Also compute the first convolution on four times as many channels."""
+        """Compute the first convolution on four times as many channels."""
         super().fuse(model, plan)
         fold(model.base_model.embedder.embedder.convolution)
         return {}

@@ -16,14 +16,14 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
 VALUES_AT_ONCE = 2**22
-"""Number of values for which statistics are computed at once, with two fp64 copies."""
+"""The number of values that are processed in one call, with two fp64 copies."""
 
 
 @dataclass
 class ArrayFacts(TokenFacts):
     """Statistics of a split, with a mean and standard deviation for each value of a
-    sample. Images (uint8, three dimensions) have one each per channel (last
-    dimension)."""
+    sample. For images (uint8, three dimensions), there is only one mean and standard
+    deviation per channel (last dimension)."""
 
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""

@@ -25,7 +25,7 @@ from flatout.engine.rows.layout import Ints
 
 ENCODED = "encoded"
 ROWS_AT_ONCE = 256
-"""Number of files that are held in memory while rows are written."""
+"""The number of files that are in memory at the same time while rows are written."""
 
 
 @dataclass(frozen=True)

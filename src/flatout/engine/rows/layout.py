@@ -45,7 +45,7 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are laid out for a given model, device and batching strategy."""
+    """Defines how rows are laid out for a model, device and batching strategy."""
 
     packed: bool = False
     pad_token_id: int = 0

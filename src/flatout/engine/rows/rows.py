@@ -29,7 +29,7 @@ KINDS = {
     "inputs": "flatout.engine.rows.arrays:ArrayRows",
     "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
 }
-"""The module and class of each kind of rows, by the column that holds the samples."""
+"""The module and class of each kind of rows, by the column of the samples."""
 
 
 class TokenRowsError(ValueError):
@@ -62,8 +62,9 @@ class Rows(ABC):
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """Return the sequences whose ends attention and targets do not cross, which are
-        `rows` (N,) or parts of them, as a `Rows` object and row numbers (S,) in it."""
+        """Return the sequences in `rows` (N,) as a `Rows` object and row numbers (S,)
+        in it. A sequence is a row or a part of a row. Attention and targets never cross
+        its ends."""
         return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:
@@ -82,13 +83,13 @@ class SplitRows(Rows):
     """Base class of all rows of a split. Unpickling opens their files again."""
 
     column: ClassVar[str]
-    """The column that holds the samples."""
+    """The column that contains the samples."""
     facts_class: ClassVar[type[TokenFacts]] = TokenFacts
     decodes: ClassVar[bool] = False
     """Whether rows must be decoded to build a batch, which takes CPU time."""
 
     def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
-        """`folder` holds the rows' files. It is None for rows in memory."""
+        """`folder` contains the rows' files. It is None for rows in memory."""
         if self.column not in table.column_names:
             raise TokenRowsError(
                 f"rows need a column {self.column}; found {table.column_names}"
@@ -148,7 +149,7 @@ class SplitRows(Rows):
         self, rows: Ints, pick: Callable[[Any, Ints], npt.NDArray[Any]]
     ) -> npt.NDArray[Any]:
         """Return a value for each of `rows` (N,). `pick` is called with each chunk and
-        the positions (n,) of its rows."""
+        the positions (n,) of the requested rows in it."""
         if len(self._chunks) == 1:
             return pick(self._chunks[0], rows)
         chunks, local = self._locate(rows)

@@ -81,7 +81,7 @@ class TokenFacts:
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
 
     def _count_unlabelled(self, batch: Any) -> None:
-        """Count rows without targets. Their prompt leaves no room for a completion."""
+        """Count rows without targets, whose prompts leave no room for a completion."""
         labels = batch.column("labels") if "labels" in batch.schema.names else None
         if labels is None or not pa.types.is_list(labels.type):
             return

@@ -118,7 +118,7 @@ class Documents(_Tokens):
     that is split across two rows counts as two documents."""
 
     def __init__(self, rows: TokenRows, row_ids: Ints, column: str = DOCUMENTS) -> None:
-        """`column` holds the number of tokens of each part of a row."""
+        """`column` contains the number of tokens of each part of a row."""
         parts = rows.views(row_ids, column)
         counts, row_lengths = [len(part) for part in parts], rows.lengths(row_ids)
         row_starts = np.cumsum(row_lengths) - row_lengths

@@ -64,8 +64,8 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
     ) -> BaseModelOutput:
         """Return the states (B, T, hidden). `attention_mask` is ignored, because
         padding is on the right and cannot affect earlier states. With windows on a CPU,
-        `places` (K,) are the positions in the flattened (B, T) whose states are
-        returned; the result then has the shape (1, K, hidden)."""
+        only the states at `places` (K,), positions in the flattened batch, are
+        returned, in the shape (1, K, hidden)."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
             states = self._read(self.embeddings(input_ids))
