@@ -28,17 +28,17 @@ from flatout.engine.parameters.other_names import RENAMED
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 BUSY_WAIT_PCT = 10.0
-"""A slow run is excused if it waited for a core for more than this percentage of its
+"""A slow run is excused if it waited for a core for more than this percentage of
 time."""
 MIN_WINDOWS = 3
 """The minimum number of timed windows after the warm-up that a comparison needs."""
 
 RATE = "guard_samples_per_s"
-"""The metric that holds a run's throughput, which is the median over its windows."""
+"""The metric that contains a run's throughput: the median over its windows."""
 SYMPTOM_LIMIT = 1.03
 """A metric is reported only if it slows down steps by more than this factor."""
 NOT_SET = "not set"
-"""The text that is shown for a value that a run does not have."""
+"""The text shown for a value that a run does not have."""
 
 SYMPTOMS = {
     "padding_pct": "more of each batch is padding",

@@ -47,7 +47,7 @@ class ArrayFiles:
     label: str | None
     """Name of the column or array that contains the labels."""
     is_labelled: bool = True
-    """Whether labels are required. If not, they are not read."""
+    """Whether labels are required. If this is False, labels are not read."""
     kind: ClassVar = "arrays"
 
     @property
@@ -108,7 +108,7 @@ class ArrayFiles:
 
     @cached_property
     def _first_inputs(self) -> list[str]:
-        """The input columns of the first file, whose order all files get."""
+        """The input columns of the first file, in the order used for all files."""
         return self._inputs_in(tables.table(self.files.paths[0]).column_names)
 
     def _check_columns(
@@ -214,7 +214,7 @@ def open_source(
     is_labelled: bool = True,
 ) -> ArraySource:
     """Open a file or folder of samples. `label` is the name of the label column. If
-    `is_labelled` is True, labels are required. Otherwise they are not read."""
+    `is_labelled` is True, labels are required. If it is False, labels are not read."""
     if isinstance(own, ArraySettings):
         return ArrayFiles(path, tuple(own.inputs), label, is_labelled)
     from flatout.engine.arrays.image_files import ImageFiles

@@ -49,7 +49,7 @@ class ImageFiles:
     image_column: str
     decoder: Decoder
     is_labelled: bool = True
-    """Whether labels are required. If not, they are not read."""
+    """Whether labels are required. If this is False, labels are not read."""
     keeps_files: bool = False
     """Whether rows store the bytes of the files instead of pixels."""
     kind: ClassVar = "images"
@@ -71,8 +71,8 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def facts(self) -> dict[str, Any]:
-        """Return how long slow transforms take. For a folder, also return the class
-        folders that have no images, and the number of files that are not images."""
+        """Return the time that slow transforms take. For a folder, also return the
+        class folders without images and the number of files that are not images."""
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():
             return found
@@ -191,7 +191,7 @@ def _check_classes(path: Path, names: set[str]) -> None:
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """Return the path of a file that a manifest names, without following links. Raises
+    """Return the path of a file listed in a manifest, without following links. Raises
     ArraysError if the name leads out of `root`."""
     file, folder = (Path(os.path.abspath(path)) for path in (root / str(name), root))
     if not file.is_relative_to(folder):

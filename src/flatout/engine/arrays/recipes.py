@@ -27,12 +27,13 @@ from flatout.engine.rows.encoded_images import EncodedFacts
 from flatout.engine.tasks import make_task
 
 FORMAT_VERSION = 5
-"""Increase this number if the same input would result in different rows than before."""
+"""Increase this whenever the same input would give different rows."""
 
 
 @dataclass(frozen=True)
 class SamplesRecipe(PlanRecipe, ArrowRecipe):
-    """Recipe for the rows of a split, with `inputs`, `source` and, if any, `labels`."""
+    """Recipe for the rows of a split, with the columns `inputs`, `source` and, if there
+    are labels, `labels`."""
 
     split: str
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)

@@ -67,7 +67,8 @@ class SampleSplit(SplitPlan):
                     spool.add(batch)
         spool.close()
         if not values.have_final_dtype:
-            # Samples with equal values must be equal, even if their dtypes differ.
+            # Samples with equal values must have equal hashes, even if their dtypes
+            # differ.
             hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
             collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
 
@@ -119,7 +120,7 @@ class SampleSplit(SplitPlan):
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """The report, with row counts by split, rejection reason and label."""
+        """The split report, with row counts by split, rejection reason and label."""
         facts, codes = self.facts, self.codes
         each = {
             name: Counter(facts.labels[codes == code].tolist())
@@ -178,12 +179,12 @@ class _Values:
 
     @property
     def have_final_dtype(self) -> bool:
-        """Whether all samples were hashed with the final dtype."""
+        """Return whether all samples were hashed with the final dtype."""
         return {stored_as(found) for found in self._dtypes} <= {self.dtype}
 
 
 def stored_as(dtype: Any) -> Any:
-    """Return the dtype for storing values of `dtype` if float32 is precise enough."""
+    """Return the dtype for storing `dtype` values: float32 if it is precise enough."""
     return dtype if dtype == np.uint8 else np.dtype(np.float32)
 
 

@@ -147,7 +147,7 @@ class ArraySource(Protocol):
         """All files that the source reads."""
 
     def facts(self) -> dict[str, Any]:
-        """Return entries for the report, once all rows have been read."""
+        """Return facts for the report, once all rows have been read."""
 
     def labels(self) -> Iterator[Any]:
         """Yield the labels of all rows, if any, without reading the samples."""
@@ -172,8 +172,8 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
 
 def files_below(path: Path) -> Iterator[Path]:
     """Yield all files below a folder, following links to folders. Hidden files and
-    folders are skipped because they contain thumbnails or notebook checkpoints.
-    Raises ArraysError if a folder cannot be read."""
+    folders, such as thumbnails and notebook checkpoints, are skipped. Raises
+    ArraysError if a folder cannot be read."""
     seen = set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
         place = Path(folder).resolve()

@@ -23,7 +23,7 @@ ENDINGS = (".parquet", ".csv", ".tsv")
 DELIMITERS = ",;\t|"
 HEAD_BYTES = 64 << 10
 NOT_UNICODE = "\udcff"
-"""Stands for a label that is not valid UTF-8. It is rejected as invalid Unicode."""
+"""Placeholder for a label that is not valid UTF-8. It is later rejected."""
 
 
 def table(file: Path) -> TextFiles:
@@ -82,8 +82,8 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Return samples from a column of lists of any depth, and error messages for rows
-    whose shape differs from the most common shape."""
+    """Return samples from a column of lists of any depth, and a mapping from the index
+    of each row whose shape is not the most common one to the reason."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = Counter(row.shape for row in rows if row is not None)
     shape = shapes.most_common(1)[0][0] if shapes else (0,)

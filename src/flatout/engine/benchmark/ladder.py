@@ -1,12 +1,13 @@
 """The `ladder` mode: add one optimisation at a time to a slow configuration.
 
-Common tips come first, in the order of the guides that name them, followed by flatout's
-own optimisations. The windows of each rung alternate with windows of all rungs kept so
-far. A rung that makes training slower is reported, but left out of the rungs above it.
-At the end, all kept rungs together are compared with the slow configuration. If a
-larger global batch was kept, the rungs that do not change the optimisation are first
-compared with it on their own. Finally, each kept optimisation is left out once, and all
-kept rungs are compared with those that remain (leave-one-out).
+Each optimisation is a rung. Common tips come first, in the order of the guides that
+recommend them, followed by flatout's own optimisations. Each rung is added to the rungs
+kept so far, and its windows alternate with theirs. A rung that makes training slower is
+reported, but left out of the rungs above it. At the end, all kept rungs together are
+compared with the slow configuration. If a larger global batch was kept, the rungs that
+do not change the optimisation are first compared with it on their own. Finally, each
+kept rung is left out once, and the remaining rungs are compared with all kept rungs
+(leave-one-out).
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ class Step:
     individual: float | None
     """Throughput relative to the rungs kept so far, from alternating windows."""
     cumulative: float | None
-    """Throughput relative to the slow configuration: the product of the kept gains,
-    except in the final comparisons, which measure it directly."""
+    """Throughput relative to the slow configuration. It is the product of the kept
+    gains, except in the final comparisons, which measure it directly."""
     spread_pct: float | None
     """Interquartile range of these ratios divided by their median, in percent. The
-    first row has no ratios: its spread is (highest - lowest) / median of throughput."""
+    first row, which has no ratios, has the spread of its throughput instead: (highest -
+    lowest) / median."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -99,8 +101,8 @@ def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
-    """Measure the rungs one after another, each in an end-to-end trial, and yield a row
-    for each. The rows of kept optimisations are yielded again with `leave_one_out`."""
+    """Measure each rung in an end-to-end trial, and yield its row. The rows of kept
+    optimisations are yielded again with `leave_one_out`."""
     chosen, climb = rungs(bench.settings), LadderState()
     kept: list[tuple[Rung, Step]] = []
     slowest = with_changes(bench.settings, SLOW)
@@ -143,8 +145,8 @@ def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
 def leave_one_out(
     measured: Callable[..., Any], kept: list[tuple[Rung, Step]]
 ) -> Iterator[Step]:
-    """Compare the kept rungs with those that remain if one of them is left out, and
-    yield that rung's row with the ratio of the throughputs."""
+    """Leave out one kept rung at a time, compare the others with all kept rungs, and
+    yield the rung's row with the ratio of the throughputs."""
     chosen = [rung for rung, _ in kept]
     top, _ = without(chosen)
     for rung, step in (pair for pair in kept if not pair[0].changes_optimisation):
@@ -166,8 +168,8 @@ def leave_one_out(
 def without(
     kept: Iterable[Rung], left_out: Rung | None = None
 ) -> tuple[Changes, list[str]]:
-    """Return the changes of the kept rungs except `left_out` and those that require it,
-    and the names of those that require it."""
+    """Return the changes of the kept rungs except `left_out` and of the rungs that
+    require it. Also return the names of the latter."""
     climb, names = LadderState(), []
     for rung in kept:
         completed = climb.complete(rung)

@@ -109,8 +109,8 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
     """Return the tuned parameters and their provenance; None if `trial` is None.
 
     `gained` is False if the trial is 1 to `GAIN` times as fast as the configured
-    settings. A slower trial counts as a gain, because it is recommended only if the
-    configured settings leave too little memory free.
+    settings. It is True if the trial is slower, because a slower trial is recommended
+    only if the configured settings leave too little memory free.
     """
     if trial is None:
         return None

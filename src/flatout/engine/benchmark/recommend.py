@@ -64,7 +64,7 @@ def time_to_train(
     rows: int, epochs: float, before: TrialResult | None, after: TrialResult | None
 ) -> dict[str, Any] | None:
     """Return how many hours all training steps take with the settings of `before` and
-    with those of `after`. Evaluation, checkpoints and start-up are not included."""
+    of `after`. Evaluation, checkpoints and start-up are not included."""
     if after is None:
         return None
     hours = [
@@ -75,8 +75,9 @@ def time_to_train(
 
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
-    """Return nested parameters that make training run exactly as `trial` ran. They
-    contain resolved values, because an `auto` could resolve differently next time."""
+    """Return nested parameters that make training run exactly as `trial` ran. Each
+    `auto` is replaced by its value in the trial, as it could resolve differently next
+    time."""
     found: dict[str, Any] = {
         "runtime": {"precision": trial.precision},
         "train": {
@@ -116,8 +117,8 @@ def provenance(
     """Return a record of where parameters were measured.
 
     `rates` are the samples/s of each trial with these parameters. `gain` is the
-    speed-up over the configured settings. If both are omitted, the record describes
-    only this machine, model and data, and can be compared with a stored record.
+    speed-up over the configured settings. If both are omitted, the record contains only
+    this machine, model and data, for comparison with a stored record.
     """
     rate, several = median(rates) if rates else 0.0, len(rates) > 1
     model = settings.model.model_dump_json() + str(settings.tokenize.max_length)

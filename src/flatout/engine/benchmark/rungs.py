@@ -31,7 +31,7 @@ SLOW: dict[str, Any] = {
     "train.loader.pin_memory": False,
     "train.loader.persistent_workers": False,
 }
-"""The settings of conf/slow, by path. A test ensures that the two are equal."""
+"""The settings of conf/slow by path. A test keeps them equal to the file."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Rung:
     name: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Required changes, added if the lower rung that makes them was left out."""
+    """Required changes, added if the rung that makes them was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 
@@ -64,7 +64,7 @@ def rungs(settings: Settings) -> list[Rung]:
 
 
 def _common_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
-    """Return the common tips, in the order of the guides that they come from."""
+    """Return the common tips, in the order of the guides that recommend them."""
     rarely = {
         "train.synchronize_every_step": False,
         "train.log_every": train.log_every,
@@ -92,8 +92,8 @@ def _common_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
 
 
 def _own_rungs(gpu: bool) -> list[Rung]:
-    # Packed batches use other attention kernels, so they get fused attention even if it
-    # made padded batches slower. On a GPU these kernels require half precision.
+    # Packed batches use other attention kernels, so this rung adds fused attention even
+    # if it made padded batches slower. On a GPU, these kernels require half precision.
     packed = {"train.batching": "packed", "runtime.attention": "auto"}
     half = {"runtime.precision": "bf16"}
     fused = {"train.fused_optimizer": True}

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
 """Minutes of exploration in `tune` mode. On an H200, a trial with compilation takes 45
-to 60 s. With a warm compilation cache, a dozen trials took 290 s."""
+to 60 s, and a dozen trials with a warm compilation cache took 290 s."""
 
 
 Watch = Callable[[TrialResult], None]
@@ -42,7 +42,7 @@ Watch = Callable[[TrialResult], None]
 UNPAIRED = "unpaired"
 """Status of a trial whose reference process ended early."""
 ALONE = "one after the other"
-"""Note of a trial whose windows could not alternate with those of its reference."""
+"""Note of a trial that could not be measured in alternation with its reference."""
 
 
 class OutOfTime(Exception):
@@ -53,8 +53,8 @@ class OutOfTime(Exception):
 class Bench:
     """Runs the trials of one benchmark and stores their results. If a benchmark is
     interrupted, a file named `running` stays behind, and the next benchmark of the same
-    mode reuses its results. After a complete benchmark, everything is measured
-    again."""
+    mode reuses its results. After a complete benchmark, the next one measures
+    everything again."""
 
     settings: Settings
     files: JobFiles
@@ -83,8 +83,8 @@ class Bench:
 
     @property
     def memory_gib(self) -> float | None:
-        """The GPU memory, or main memory on a machine without a GPU, in GiB. It is None
-        until a trial has reported it."""
+        """The GPU memory in GiB, or the main memory on a machine without a GPU. It is
+        None until a trial has reported it."""
         reported = (t.figures.get("device_memory_gib") for t in self.results)
         return next(filter(None, reported), None)
 
@@ -164,7 +164,7 @@ class Bench:
     def compare(
         self, base: Settings, number: int, label: str, changes: Changes, below: Changes
     ) -> tuple[TrialResult, float | None]:
-        """Measure `base` with `changes` against `base` with `below` on one device.
+        """Compare `base` with `changes` to `base` with `below` on one device.
 
         Return the end-to-end trial of `changes`, and its throughput relative to
         `below`. Each configuration has a process of its own, and the windows of the two

@@ -1,4 +1,4 @@
-"""The benchmark modes, which choose the trials to run, and the results of a mode."""
+"""The benchmark modes, which decide which trials to run, and the results of a mode."""
 
 from __future__ import annotations
 

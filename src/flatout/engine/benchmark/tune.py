@@ -2,9 +2,9 @@
 
 The search first measures compute alone, for different batching strategies, token
 budgets and step options. It then measures the loader alone, for different numbers of
-workers. Finally it measures the best settings of both end to end, alternating with the
-configured settings, and runs the chosen settings in a few more short processes to show
-how much their throughput varies. The user's global batch size is never changed.
+workers. Finally it measures the best settings end to end, alternating with the
+configured settings. The chosen settings then run in a few short extra processes, which
+show how much their throughput varies. The user's global batch size is never changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONFIGURED = "as configured"
 GAIN = 1.02
 """A change must speed up training by this factor. Smaller gains may be noise."""
 LOADER_MARGIN = 1.5
-"""How many times as fast as the training steps the loader alone must be."""
+"""How many times as fast as the steps the loader must be when it runs alone."""
 FREE_LOADER = 20.0
 """If the loader without workers is this many times as fast as the steps, no workers are
 needed, because building a batch takes less than 5 % of a step's time."""
@@ -127,7 +127,7 @@ def gains(trial: TrialResult, best: TrialResult) -> bool:
 
 
 def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:
-    """Measure the best step options end to end, with enough workers to feed them."""
+    """Measure the best step options end to end, with enough workers for the steps."""
     best = Tuned(configured, configured, {}, configured.rate) if configured.ok else None
     for workers in enough_workers(bench, changes):
         if workers in (None, configured.num_workers):
@@ -146,8 +146,8 @@ def _end_to_end(
     bench: Bench, configured: TrialResult, label: str, changes: Changes
 ) -> tuple[TrialResult, float]:
     """Return an end-to-end trial and its throughput in samples/s. On one device, the
-    trial alternates with the configured settings, and its throughput is scaled to the
-    host's speed during their first trial, because that speed drifts."""
+    trial alternates with the configured settings. Its throughput is scaled to the
+    host's speed during the first trial of these settings, because the speed drifts."""
     if bench.processes > 1 or not configured.ok:
         trial = bench.run("end_to_end", changes, label=label)
         return trial, trial.rate
@@ -186,10 +186,11 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
 
 
 def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Return 1/2, 1/4, ... of a global batch's tokens, down to the longest row."""
+    """Return 1/2, 1/4, ... of the tokens in a global batch, down to the longest row."""
     facts = bench.rows.facts
     mean = bench.settings.train.global_batch_size * facts.mean_length
-    # With 20 % to spare, most batches are split into as many parts as an average batch.
+    # With a margin of 20 %, most batches are split into as many parts as an average
+    # batch.
     largest = min(1.2 * mean, float(first.token_budget))
     halves = [largest / 2**power for power in range(1, 8)]
     return [round_budget(half) for half in halves if half >= facts.longest]

@@ -1,4 +1,4 @@
-"""Find the bottleneck of a step, the metrics that show it, and what to change next."""
+"""Find the bottleneck of a step, the metrics that show it, and the next change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 Bound = Literal["loader", "launch", "memory", "compute", "communication", "unknown"]
 
 IO_LIMIT_SHARE = 0.1
-"""The loader is the bottleneck if steps wait for batches this fraction of the time."""
+"""The loader is the bottleneck if steps wait for batches for this fraction of time."""
 GPU_UTIL_LIMIT_PCT = 70.0
 """Below this GPU utilisation, the batch is too small or I/O is the bottleneck."""
 MEMORY_FULL_PCT = 90.0
@@ -27,7 +27,7 @@ class Verdict:
     because: str
     """The metrics that show the bottleneck."""
     advice: str
-    """What to change next."""
+    """The next change to try."""
 
 
 def judge(
@@ -39,7 +39,7 @@ def judge(
 ) -> Verdict:
     """Return the verdict on `trial`. `memory_gib` is the memory of the device. If
     `trial` ran on several devices, `single` is a trial of the same settings on one
-    device. `tried` are slower trials, whose settings are not recommended again."""
+    device. The settings of the slower trials `tried` are not recommended again."""
     return (
         _communication(trial, single)
         or _loader(trial, tried)

@@ -1,5 +1,4 @@
-"""Leave out the rows in `split.drop_rows`, which are given by number or by text
-hash."""
+"""Leave out the rows in `split.drop_rows`, given by row number or text hash."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 
 ABOUT = "export.json"
 LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*")
-"""Patterns of the files in the model's folder that are not copied to the export."""
+"""Patterns of files in the model's folder that are not copied to the export."""
 START = """import json, numpy as np
 from scipy.special import expit, softmax
 about = json.load(open("export.json"))"""
@@ -60,10 +60,10 @@ print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shar
 
 
 class Example:
-    """What a program must know to use the exported model, and rows for tracing it."""
+    """The data that a program needs to use the exported model, and rows for tracing."""
 
     def __init__(self, predictor: Predictor, config: Any, inputs: Inputs) -> None:
-        # Tracing can only tell rows and tokens apart if their numbers differ.
+        # Tracing can only distinguish rows from tokens if their numbers differ.
         rows = 3 - any(3 in t.shape[1:2] for t in inputs.values())
         self.inputs = {
             n: t.repeat(3, *[1] * (t.dim() - 1))[:rows] for n, t in inputs.items()
@@ -115,7 +115,7 @@ class Example:
 
 
 def _kind(task: Any) -> str:
-    """Return what the task's outputs mean, as a key of ANSWERS."""
+    """Return the meaning of the task's outputs, as a key of ANSWERS."""
     if isinstance(task, RankedRows):
         return "scores"
     if isinstance(task, Calibrated) and getattr(task, "label_shape", None):

@@ -39,8 +39,8 @@ def export(
 ) -> dict[str, Any]:
     """Export `model` (from `from_pretrained`) to all of `export.formats` and return a
     report. `splits` holds a `datasets.Dataset` for each split, and each format predicts
-    the test rows. If a format cannot represent the model, the report gives only the
-    reason. Raises ModelError or SettingsError."""
+    the test rows. For a format that cannot represent the model, the report contains
+    only the reason. Raises ModelError or SettingsError."""
     plain = deepcopy(model).cpu().eval()
     plain.config.use_cache = False
     padded = settings.predict.model_copy(update={"strategy": "grouped"})

@@ -90,8 +90,8 @@ class Exported:
             from onnxruntime.quantization import quantize_dynamic
 
             model = self._onnx.model_proto
-            # PyTorch 2.11 also stores the shapes of weights before they are transposed,
-            # and the quantizer, which infers all shapes, fails on them.
+            # PyTorch 2.11 also stores the shapes of weights before they are transposed.
+            # The quantizer infers all shapes itself and fails on the stored ones.
             del model.graph.value_info[:]
             quantize_dynamic(model, folder / ONNX)
         else:

@@ -25,9 +25,9 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
-    """Write the card of the model in `folder`, unless it has a card without MARK, which
-    flatout did not write. Reports in `reporting` that are older than the model are
-    ignored. Raises ModelError if `folder` has no model trained by flatout."""
+    """Write the card of the model in `folder`, unless it has a card that flatout did
+    not write (one without MARK). Reports in `reporting` that are older than the model
+    are ignored. Raises ModelError if `folder` has no model trained by flatout."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
     card = folder / CARD
@@ -70,7 +70,7 @@ def is_own(folder: Path) -> bool:
 
 
 def _training(trained: dict[str, Any]) -> list[str]:
-    """Return lines about training speed and versions; empty if there is no report."""
+    """Return lines about training speed and versions, or [] if there is no report."""
     if not trained:
         return []
     speed = {n: trained[n] for n in SPEED if n in trained}
@@ -147,7 +147,7 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
 
 
 def _stored_files(api: HfApi, repository: str) -> list[str]:
-    """Return the names of the repository's files; empty if it does not exist."""
+    """Return the repository's file names, or an empty list if it does not exist."""
     try:
         found = api.list_repo_files(repository)
     except RepositoryNotFoundError:

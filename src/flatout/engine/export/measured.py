@@ -27,7 +27,7 @@ class Measure:
     """Compares formats with the plain model on padded batches, longest rows first."""
 
     def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
-        """`predictor` must pad rows instead of packing them."""
+        """`predictor` must pad rows rather than pack them."""
         self._task, config = predictor.task, plain.model.config
         parts: Any = rows.sequences(np.arange(len(rows)))[0]
         batches = list(predictor.micro_batches(parts, BATCHES[-1]))
@@ -124,7 +124,7 @@ def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the first value, and the 95 % interval of any remaining values."""
+    """Return the first value, and the 95 % interval of any other values."""
     known = values[1:][np.isfinite(values[1:])]
     ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
     return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}

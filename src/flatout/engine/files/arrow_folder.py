@@ -32,7 +32,8 @@ class ArrowRecipe(ABC):
 
     key: ContentKey
     mirror: str | None = None
-    """URL of a store with copies of such folders, named by key digest, or None."""
+    """URL of a store with copies of such folders, named after the digests of their
+    keys, or None."""
 
     @property
     @abstractmethod
@@ -58,8 +59,8 @@ class ArrowRecipe(ABC):
 
 
 def without_indices(dataset: Any) -> Any:
-    """Return a `datasets.Dataset` whose Arrow table contains only the dataset's rows.
-    (`select` and `shuffle` keep the whole table and store row numbers alongside.)"""
+    """Return a copy of `dataset` whose Arrow table contains only its rows. (`select`
+    and `shuffle` keep the whole table and store row numbers alongside.)"""
     return dataset if dataset._indices is None else dataset.flatten_indices()
 
 
@@ -130,8 +131,8 @@ def _write_state(folder: Path, fingerprint: str) -> None:
 def merge_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Merge small batches into batches of about MERGE_BYTES, which are read faster than
-    small ones."""
+    """Merge small batches into batches of about MERGE_BYTES, because a few large
+    batches are read faster."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,7 +1,7 @@
 """Write folders that are either complete or absent, with their content key.
 
-Files are written to a hidden folder next to the target. This folder replaces the target
-once all files are on the disk. The key file is written last.
+Files are written to a hidden folder next to the target, the key file last. Once all
+files are on the disk, this folder replaces the target.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ ABANDONED_S = 86_400.0
 
 
 def child(folder: Path, name: Any) -> Path:
-    """Return the path of `name`, read from an untrusted file, in `folder`. Raises
+    """Return the path in `folder` of `name`, which comes from an untrusted file. Raises
     ValueError if it is not a plain name, or is a link that leads out of `folder`."""
     plain = isinstance(name, str) and name not in ("", ".", "..")
     if plain and not set(name) & {"/", "\\", "\0"}:
@@ -122,8 +122,8 @@ def sync(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
-    """Remove files that killed processes left in `folder`, and log their names. If no
-    other process writes there (`alone`), the age of the files does not matter."""
+    """Remove files that killed processes left in `folder`, and log their names. Only
+    old files are removed, unless no other process writes there (`alone`)."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:

@@ -22,8 +22,9 @@ class Calibration:
     temperature: float = 1.0
     """Logits are divided by the temperature before the softmax or sigmoid."""
     thresholds: Mapping[str, float] | None = None
-    """Maps label names to the calibrated probability above which a label is predicted.
-    With two classes, only the second class has a threshold. None means not fitted."""
+    """Maps each label name to the calibrated probability above which the label is
+    predicted. With two classes, only the second class has a threshold. None if no
+    thresholds were fitted."""
     key: str = ""
     """Digest of the model, rows and settings used for fitting."""
 

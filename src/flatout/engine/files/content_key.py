@@ -32,7 +32,7 @@ class ContentKey:
 
     @property
     def digest(self) -> str:
-        """Hash (32 hex digits) of all fields except STATE, whatever their order."""
+        """Hash (32 hex digits) of all fields except STATE, whatever their order is."""
         fields = {name: v for name, v in self.stored().items() if name != STATE}
         text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return xxhash.xxh3_128_hexdigest(text.encode())
@@ -47,7 +47,7 @@ class ContentKey:
 
     def changes_since(self, stored: ContentKey) -> list[str]:
         """Return a text such as `max_length: 320 -> 128` for each field that differs.
-        For digests and long values, it is a text such as `rows: changed`."""
+        Digests and long values are described as in `rows: changed`."""
         now, then = self.stored(), stored.stored()
         names = sorted({*now, *then} - {STATE})
         pairs = {name: (_shown(then, name), _shown(now, name)) for name in names}

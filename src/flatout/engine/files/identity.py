@@ -1,5 +1,5 @@
-"""Identify the source code of a run, so that changed code makes it a different run, and
-identify processes."""
+"""Identify processes, and the source code of a run, so that changed code makes it a
+different run."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Mirror:
                 raise DamagedCopyError(f"{self.shown}/{name}/{file} is damaged")
 
     def remove(self, name: str) -> None:
-        """Remove a copy, which counts as unfinished from the start of the removal."""
+        """Remove a copy. It is marked as unfinished before its files are removed."""
         for path in (f"{name}/{COMPLETE}", name):
             with suppress(FileNotFoundError):
                 self._place[0].rm(self._path(path), recursive=True)

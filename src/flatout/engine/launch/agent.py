@@ -3,8 +3,8 @@
 The agent uses PyTorch's elastic launcher to run `python -m MODULE FOLDER` in each rank.
 CONFIG contains fields of LaunchConfig as JSON. Failures are written to
 FOLDER/failures.json. The agent exits when the process that started it has ended. It
-ignores SIGTERM and Ctrl-C, because reacting to them would end ranks that are still
-saving a checkpoint. Its parent and the ranks handle these signals.
+ignores SIGTERM and Ctrl-C, because otherwise it would end ranks that are still saving a
+checkpoint. The parent process and the ranks handle these signals.
 """
 
 from __future__ import annotations

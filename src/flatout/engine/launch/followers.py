@@ -1,7 +1,7 @@
 """Coordinate ranks started by an external launcher, where only rank 0 runs the project.
 
 The other ranks wait on the launcher's store until rank 0 starts training. Then they
-join the run, and exit when it ends. If rank 0 ends without training, it releases them.
+join the run, and exit when it ends. Rank 0 releases them if it ends without training.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def follow() -> None:
     path = folder / "spec.json"
     path.touch(mode=0o600)
     path.write_text(spec, encoding="utf-8")
-    # Replace this process: MKL and OpenMP variables must be set before importing torch.
+    # Replace this process, because MKL and OpenMP variables must be set before
+    # importing torch.
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""Describe a training job with paths and JSON values, to pass it to new processes."""
+"""Describe a training job with paths and JSON values, for use in new processes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class JobFiles:
 
     @classmethod
     def of(cls, job: TrainJob, folder: Path, data_key: str | None = None) -> JobFiles:
-        """Describe `job`. Rows that are not stored in a folder yet are written to
-        `folder`. `data_key` defaults to the job's key."""
+        """Describe `job`. Rows that have no folder yet are written to `folder`.
+        `data_key` defaults to the job's key."""
         for rows in job.splits.values():
             _ = rows.facts  # computed once here, instead of in each rank
         return cls(

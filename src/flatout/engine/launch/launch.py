@@ -149,9 +149,8 @@ def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
 
 def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
     """Return a job that needs less memory (without CUDA graphs, or with half the token
-    budget), or None if the error has another cause or `on_oom` is not `shrink`. Also
-    return None with several machines, as the other machines would keep their
-    settings."""
+    budget), or None if the error has another cause or `on_oom` is not `shrink`. With
+    several machines, return None, because the others would keep their settings."""
     train_settings = job.settings.train
     if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
         return None

@@ -2,7 +2,7 @@
 
 FOLDER/spec.json describes the training run. The main rank writes the result to the
 job's folder. Errors are written to the file that torchelastic specifies. With
-`--alone`, no other process uses the folder, and the folder is removed at the end.
+`--alone`, the folder belongs to this process and is removed at the end.
 """
 
 from __future__ import annotations

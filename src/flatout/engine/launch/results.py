@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_result(job: TrainJob, result: TrainResult) -> None:
-    """Write the result to the job's folder, and remove the checkpoints there."""
+    """Write the result to the job's folder, and remove the checkpoints from it."""
     fields: dict[str, Any] = {
         "identity": result_identity(job),
         "files": _hashes(result),
@@ -53,7 +53,7 @@ def read_result(job: TrainJob) -> TrainResult:
 
 def load_finished_result(job: TrainJob) -> TrainResult | None:
     """Return the result of a finished run with the same settings and data, or None if
-    the job's folder has no valid result. There is a result if an earlier process died
+    the job's folder has no valid result. The result exists if an earlier process died
     before storing it elsewhere, or if the same run is repeated."""
     found = [job.work_folder / name for name in (RESULT, FINISHED)]
     path = next((path for path in found if path.is_file()), None)

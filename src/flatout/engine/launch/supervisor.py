@@ -1,8 +1,8 @@
 """Start the ranks of this machine and supervise them until they have ended.
 
-PyTorch's elastic launcher starts the ranks. The launcher's restarts are not used,
-because it also restarts the ranks after an invalid parameter, cannot reduce the token
-budget when memory runs out, and does not detect a hanging rank.
+PyTorch's elastic launcher starts the ranks. Its restarts are not used, because they
+would also follow an invalid parameter, cannot reduce the token budget when memory runs
+out, and do not help against a hanging rank.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Attempt:
         )
 
     def _rendezvous(self) -> dict[str, Any]:
-        """Return the options with which several machines rendezvous at machine 0."""
+        """Return the options with which several machines connect to machine 0."""
         settings = self._settings
         if settings.num_machines == 1:
             return {}

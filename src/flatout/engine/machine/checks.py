@@ -18,7 +18,7 @@ from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.parameters import RuntimeSettings, Settings
 
 HELD_BYTES = 2**30
-"""The driver and a desktop environment use less memory than this on an idle GPU."""
+"""On an idle GPU, the driver and a desktop environment use less memory than this."""
 LEAST_FREE_BYTES = 2**30
 LEAST_CORES = 1.5
 NETWORK_FILE_SYSTEMS = (
@@ -130,7 +130,7 @@ def file_system(folder: Path) -> Finding:
 
 
 def existing(folder: Path) -> Path:
-    """Return `folder`, or its nearest existing parent."""
+    """Return `folder` if it exists, or its nearest existing parent."""
     return next(
         p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir()
     )

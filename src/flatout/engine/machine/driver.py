@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `programs` contains the ids of the processes that use it."""
+    """A GPU. `programs` contains the process ids of the programs that use it."""
 
     name: str
     total_bytes: int

@@ -188,8 +188,8 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 def starter() -> int:
     """Return the id of the process that started this one, even if that process has
-    ended. The variable with the id is removed, as child processes must not inherit
-    it."""
+    ended. The variable that contains it is removed, so that child processes do not
+    inherit it."""
     return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
@@ -229,7 +229,7 @@ def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
 
 def preserve_tracking_uri() -> AbstractContextManager[None]:
     """Context manager that restores MLFLOW_TRACKING_URI on exit. MLflow sets it, and
-    the next session in a notebook would mistake that for the user's choice."""
+    the next session in a notebook would mistake this value for the user's choice."""
     return restored("MLFLOW_TRACKING_URI")
 
 

@@ -15,7 +15,7 @@ RARELY = 100_000
 """The number of new objects that triggers a collection of the youngest generation."""
 _usual = gc.get_threshold()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""The numbers of these options in glibc's `mallopt`."""
+"""The numbers of these options of glibc's `mallopt`."""
 KEPT_BYTES = 2**30
 """Only blocks larger than this are returned to the system when they are freed."""
 

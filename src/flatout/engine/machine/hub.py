@@ -25,16 +25,16 @@ def missing_folder(name: str | None) -> str | None:
 
 
 def where_to_look(name: str) -> dict[str, Any]:
-    """Return options for `from_pretrained` that allow downloads only if `name` may be
-    that of a repository and the Hub can be reached."""
+    """Return options for `from_pretrained` that allow downloads only if `name` may be a
+    repository and the Hub can be reached."""
     path = Path(name).is_dir() or names_a_folder(name)
     return {"local_files_only": path or not answers()}
 
 
 @cache
 def answers() -> bool:
-    """Return whether the Hub can be reached, through the user's proxies if any. The
-    result is cached, because the client retries for half a minute per file."""
+    """Return whether the Hub can be reached, through the user's proxies if there are
+    any. The result is cached, because the client retries for half a minute per file."""
     from huggingface_hub import constants, get_session
 
     try:

@@ -73,7 +73,7 @@ class Runtime:
     @property
     def memory_within_reach(self) -> int:
         """The GPU memory in bytes that this process has reserved or can still allocate.
-        Memory that other programs use is not included."""
+        This excludes the memory of other programs."""
         held = torch.cuda.memory_reserved(self.device)
         free, _ = torch.cuda.mem_get_info(self.device)
         return min(held + free, self.device_memory_bytes or 0)
@@ -177,15 +177,15 @@ def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
 
 
 def let_segments_grow() -> None:
-    """Enable expandable segments in the CUDA allocator from now on, to reduce
-    fragmentation. If the user has configured the allocator, do nothing."""
+    """Enable expandable segments in the CUDA allocator, which reduce fragmentation. Do
+    nothing if the user has configured the allocator."""
     if not allocator_is_set():
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:
     """Return the peak memory of this rank. On a GPU, the values come from the
-    allocator. On a CPU, the peak is that of the resident set size of the process."""
+    allocator. On a CPU, the value is the peak resident set size of the process."""
     if runtime.is_cuda:
         stats = torch.cuda.memory_stats(runtime.device)
         return {

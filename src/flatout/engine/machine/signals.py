@@ -1,5 +1,5 @@
-"""Handle SIGTERM and Ctrl-C, so that a run can finish its step, save its state and
-exit. Also make helper processes exit together with the run that started them."""
+"""Handle SIGTERM and Ctrl-C so that a run can finish its step, save its state and exit.
+Also make helper processes exit when the run that started them ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Interrupted(SystemExit):
 
 class StopSignals:
     """Context manager that records SIGTERM and SIGINT. A second Ctrl-C ends the process
-    at once. Outside the main thread, no signals are caught."""
+    immediately. Outside the main thread, no signals are caught."""
 
     def __init__(
         self, then: str = "finishing this step, then saving and exiting"
@@ -59,7 +59,7 @@ class StopSignals:
         self._before.clear()
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:  # in a forked loader worker, the parent decides
+        if os.getpid() != self._owner:  # a forked loader worker leaves it to its parent
             return
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -74,7 +74,7 @@ class StopSignals:
 
 
 def die_with_parent() -> None:
-    """End this process as soon as its parent has ended, for whatever reason."""
+    """Make this process end as soon as its parent has ended, for whatever reason."""
     parent = starter()
 
     def watch() -> None:

@@ -21,20 +21,19 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process that has not written its file for this many seconds counts as stopped."""
+"""A process that has not written its file for this many seconds is seen as stopped."""
 FINISHED = "finished"
 """The phase of a rank that has completed its work."""
 LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""In long phases, the limit is multiplied by the factor, and is at least the
-minimum."""
+"""In long phases, the limit is multiplied by the factor and has this minimum."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """The last state that a rank wrote."""
+    """The most recent state that a rank has written."""
 
     rank: int
     pid: int
@@ -118,14 +117,14 @@ def stack_file(folder: Path, rank: int) -> Path:
 
 
 def read_beats(folder: Path) -> list[Beat]:
-    """Return the last state of each rank that has started."""
+    """Return the most recent state of each rank that has started."""
     files = sorted(folder.glob("rank-*.json"))
     return [Beat(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
 
 def overdue(beats: list[Beat], limit_s: float, now_s: float) -> list[Beat]:
-    """Return the ranks that have made no progress for too long, the likeliest cause
-    first: stopped processes, then the ranks with the lowest step."""
+    """Return the ranks that have made no progress for too long. The likeliest cause
+    comes first: stopped processes, followed by the ranks with the lowest step."""
     long_s = max(LONG_PHASE_FACTOR * limit_s, LONG_PHASE_LEAST_S)
     late = [
         beat

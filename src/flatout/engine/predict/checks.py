@@ -26,8 +26,8 @@ def task_of(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None, seed: int = 0
 ) -> Task:
     """Return the task of a saved model, read from its config. `seed` is the training
-    seed, which determines the masked tokens. Raises ModelError if no task is known, or
-    if it is a custom task that the settings do not name."""
+    seed, which determines the masked tokens. Raises ModelError if the config has no
+    task, or has a custom task that the settings do not name."""
     kind, config = type(model).__name__, model.config
     where = config.name_or_path or "the model"
     name = task_of_model(model)
@@ -47,7 +47,7 @@ def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
     """Return the same task as `task_of`, with its calibration. Raises ModelError if the
-    task makes no predictions per row."""
+    task makes no predictions for whole rows."""
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
         name = model.config.name_or_path or "the model"
@@ -69,7 +69,7 @@ def with_calibration(task: Task, model: Any) -> Task:
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """Return the information that a task needs about a saved tokenizer."""
+    """Return the facts about a saved tokenizer that a task needs."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -110,8 +110,7 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
 
 
 def shape_of(config: Any) -> tuple[int, ...]:
-    """Return the shape of the samples of a model. Raises ModelError if the model reads
-    tokens."""
+    """Return the shape of the model's samples. Raises ModelError if it reads tokens."""
     where = config.name_or_path or "the model"
     try:
         shape = family_of(config).samples.shape(config)
@@ -148,8 +147,8 @@ def longest_row(
 
 def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
     """Raise ModelError if the rows were tokenized with a different vocabulary. Rows
-    created elsewhere or by earlier versions do not store their vocabulary and are not
-    checked."""
+    without a stored vocabulary, which were created elsewhere or by earlier versions,
+    are not checked."""
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(

@@ -1,7 +1,7 @@
 """Detection of abnormal sessions of log keys.
 
 A session is abnormal if one of its keys is not among the g most likely keys given the
-preceding ones (DeepLog, Du et al. 2017), or if it ends too early.
+preceding keys (DeepLog, Du et al. 2017), or if it ends too early.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def detect(
 def _labels(
     raw: RawTexts, column: str | None, session: str | None
 ) -> pd.DataFrame | None:
-    """Return labels by source, row and session (a line may begin several sessions)."""
+    """Return labels by source, row and session. (A line may begin several sessions.)"""
     if column is None:
         return None
     if column not in raw.column_names:
@@ -93,8 +93,8 @@ def _judge_sessions(
     rows: pd.DataFrame, detect: DetectSettings, most: int
 ) -> pd.DataFrame:
     """Return `rows` with columns that state whether and why each session is abnormal.
-    These columns are null for unusable sessions. Truncated sessions never count as
-    ending too early."""
+    These columns are null for unusable sessions. Truncated sessions are never reported
+    as ending too early."""
     good = rows[rows["rank"].notna()]
     keys = good["text"].str.split()
     count = keys.map(len)
@@ -117,7 +117,8 @@ def _judge_sessions(
 
 
 def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
-    """Return the report. Sessions that end too early always count as abnormal."""
+    """Return the report. Sessions that end too early are abnormal for any
+    `top_keys`."""
     usable = table[table["rank"].notna()]
     known = usable[usable["label"].notna()]
     ranks = known["rank"].mask(known["breaks_off"].astype(bool), np.inf)

@@ -53,8 +53,8 @@ def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
 
 
 def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]]:
-    """Return the confusion matrix, with a row per true class and a column per predicted
-    class. The matrix is empty if there are more than MOST_CONFUSED classes."""
+    """Return the confusion matrix, with one row per true class and one column per
+    predicted class. It is empty if there are more than MOST_CONFUSED classes."""
     count, number = len(names), {name: place for place, name in enumerate(names)}
     if not 0 < count <= MOST_CONFUSED:
         return []
@@ -67,8 +67,8 @@ def baseline_figures(
     predictions: pd.DataFrame, classes: pd.DataFrame
 ) -> dict[str, Any]:
     """Return the most frequent label (or set of labels) and the accuracy of always
-    predicting it. Classes that have rows but are never predicted are also returned, and
-    are logged as a warning. `classes` is the result of `class_table`. The result is
+    predicting it. Also return the classes that have rows but are never predicted, and
+    log a warning about them. `classes` is the result of `class_table`. The result is
     empty if the labels are numbers or there are no rows."""
     labels = predictions["label"]
     if not len(labels) or pd.api.types.is_float_dtype(labels):

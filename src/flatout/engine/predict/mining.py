@@ -1,9 +1,8 @@
 """Mine hard negatives, which are passages that a model confuses with a positive.
 
 For each anchor, all passages of a corpus are ranked, block by block, by the exact dot
-product of the passage's and the anchor's vectors. A passage whose score exceeds that of
-the positive minus a margin is skipped, because it is more likely another positive than
-a negative.
+product of the passage's and the anchor's vectors. A passage is skipped if its score
+exceeds the positive's score minus a margin, because it is probably another positive.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Triplets:
     """Lazy table with the columns of SCHEMA. It contains the train pairs with mined
-    negatives, and the unchanged validation and test pairs. The table is computed while
+    negatives, and the unchanged validation and test pairs. It is computed while
     `batches` is read."""
 
     splits: Mapping[str, Any]

@@ -1,8 +1,8 @@
-"""Predictions of a saved model for texts or samples: one for each row, in row order.
+"""Predictions of a saved model for texts or samples: one per row, in row order.
 
-Rows are read, predicted and passed on window by window, so that memory use does not
-grow with the file. A row that cannot be used keeps its place and gets a reason instead
-of a prediction.
+Rows are read, predicted and returned window by window, so that memory use does not grow
+with the file. A row that cannot be used keeps its position and has a reason instead of
+a prediction.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Predictor:
 
     The model is modified in place: its attention implementation is replaced and it is
     moved to the first device. Other devices get copies. Raises ModelError if the model
-    makes no predictions per row, or SettingsError if the parameters do not fit the
-    model.
+    makes no predictions for whole rows, or SettingsError if the parameters do not fit
+    the model.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Predictor:
         task: Task | None = None,
     ) -> None:
         """`tokenizer` is None if all samples have the same shape. `task` is needed only
-        to evaluate a model that makes no predictions per row."""
+        to evaluate a model that makes no predictions for whole rows."""
         vocabulary = vocabulary_of(tokenizer)
         self.task = task or answering_task(model, settings.model, vocabulary)
         self.label_names = label_names_of(model.config)
@@ -146,7 +146,7 @@ class Predictor:
 
     def prefetch(self, items: Iterator[Item]) -> Iterator[Item]:
         """Yield `items` unchanged. On a GPU, the next item is prepared in the
-        background. On a CPU, the next item is not prepared, because no core is idle."""
+        background. On a CPU it is not, because no core is idle."""
         return prefetched(items) if self.runtime.is_cuda else items
 
     def micro_batches(
@@ -154,7 +154,7 @@ class Predictor:
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
         """Yield the row numbers (K,) of the targets and the input tensors of each
         forward pass, starting with the longest rows. `size` is the number of rows per
-        pass. If `size` is None, it follows from the token budget."""
+        pass. If `size` is None, the token budget determines it."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), size or ROWS_AT_ONCE):
@@ -196,7 +196,8 @@ class Predictor:
         if kernel in ("eager", "sdpa"):
             fault = f"runtime.attention: {kernel} works on padded batches"
         if wanted == "auto":
-            # On a CPU, packed rows run one by one, which is slower for short rows.
+            # On a CPU, packed rows are processed one by one, which is slower for short
+            # rows.
             wanted = "packed" if self.runtime.is_cuda else "grouped"
         if wanted == "grouped" or fault:
             if wanted == "packed":

@@ -1,7 +1,7 @@
 """Predictions of a saved model for a labelled split, computed in one pass and cached.
 
-The table has one line per row, and the metrics are those of the task. Language models,
-which predict nothing for a row as a whole, only have metrics.
+The table has one line per row. Language models only have metrics, because they make no
+predictions for whole rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 """Increase this whenever the same input would give different predictions."""
 MOST_SEEN = 0.01
-"""Maximum fraction of the rows of other data that may equal training rows by chance."""
+"""Maximum fraction of unrelated rows that may equal training rows by chance."""
 SEPARATE = frozenset({"label", "score", "value"})
 """Task outputs that other columns of the table already contain."""
 
@@ -69,7 +69,7 @@ class SplitPredictions:
 
     @cached_property
     def key(self) -> ContentKey:
-        """The cache key, a hash of everything that determines the predictions."""
+        """The cache key, which covers everything that determines the predictions."""
         calibration = Calibration.read(self.model.config.name_or_path)
         return ContentKey({**self.inputs, "calibration": asdict(calibration)})
 
@@ -94,7 +94,7 @@ class SplitPredictions:
         }
 
     def _own_metrics(self) -> dict[str, str | None]:
-        """Return the name and digest of the custom metrics function, if any."""
+        """Return the path and digest of the custom metrics function, if it is set."""
         path = self.settings.train.compute_metrics
         file = source_of(path.rpartition(".")[0]) if path else None
         return {f"code of {path}": digest_of([file])} if file else {}

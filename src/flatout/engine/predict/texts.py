@@ -1,6 +1,6 @@
 """Read and encode the texts to predict.
 
-Texts are read in windows that keep every row, with a reason if the row cannot be used.
+Windows of texts contain every row. A row that cannot be used has a reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def text_windows(
     raw: RawTexts, settings: PredictSettings, form: str = "text"
 ) -> Iterator[Any]:
     """Yield tables of at most `window_rows` rows (fewer if rows are large), in order.
-    The columns are those of `window_schema`. In rows with a reason, texts are null.
+    The columns are those of `window_schema`. The texts of rows with a reason are null.
     `form` is the task's `Texts.form`."""
     pending = window_schema(settings).empty_table()
     for batch in raw.batches(_wanted(settings)):
@@ -89,7 +89,7 @@ def _wanted(settings: PredictSettings) -> list[str]:
 
 
 def _checked(given: RawBatch, settings: PredictSettings, form: str) -> Any:
-    """Return all rows of a batch, even unreadable ones, as a table of
+    """Return all rows of a batch, including unreadable ones, as a table of
     `window_schema`."""
     batch, broken = with_broken_rows(given)
     texts, faults = {}, Faults()

@@ -1,5 +1,5 @@
-"""Compute and search text vectors. The vectors are stored in files for later runs with
-the same model."""
+"""Compute and search text vectors, and store them for later runs with the same
+model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _save(vectors: Vectors, path: Path) -> None:
 
 
 def chosen(parts: list[Vectors], numbers: Ints) -> Vectors:
-    """Return the vectors (n, H) of the texts with the given numbers (n,)."""
+    """Return the vectors (n, H) of the texts whose numbers are given (n,)."""
     found = np.empty((len(numbers), parts[0].shape[1]), np.float32)
     at, rows = np.divmod(numbers, TEXTS_A_FILE)
     for part in np.unique(at).tolist():

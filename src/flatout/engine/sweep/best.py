@@ -1,5 +1,5 @@
-"""Find the settings with the best mean metric over seeds or folds in a sweep, and the
-other settings whose difference from them exceeds the noise."""
+"""Find the settings of a sweep with the best mean metric over seeds or folds, and the
+settings that differ from them by more than the noise."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
 
 
 def ranked(rows: Sequence[Row], name: str, *, higher: bool) -> list[Group]:
-    """Group the successful rows that have the metric `name` by their settings. Groups
-    with the most rows come first, and among those the group with the best mean."""
+    """Group the successful rows that have the metric `name` by their settings. Larger
+    groups come first, and groups of equal size are sorted by their means."""
     found: defaultdict[str, dict[Any, Row]] = defaultdict(dict)
     for row in rows:
         if row["status"] == "ok" and figures([row], name):
@@ -136,7 +136,7 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
 
 def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
     """Return the difference between `group` and `best` over the seeds or folds that
-    both have. For folds, the ratio of test to training rows is 1 / (number of folds -
+    both have. The ratio of test to training rows of a fold is 1 / (number of folds -
     1)."""
     common = [key for key in group if key in best]
     if (count := len(common)) < 2:

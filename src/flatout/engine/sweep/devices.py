@@ -1,4 +1,4 @@
-"""Divide the GPUs into sets, one for each running trial."""
+"""Divide the GPUs into sets, one for each trial that runs at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 Devices = Mapping[str, str]
-"""Environment variables that make only a trial's GPUs visible to it. Empty on a CPU,
-whose cores the trials share."""
+"""Environment variables that make only a trial's GPUs visible to it. They are empty on
+a CPU, whose cores the trials share."""
 
 
 def sets_of(count: int) -> list[Devices]:

@@ -19,11 +19,12 @@ from flatout.engine.sweep.space import FOLD
 def fold_files(
     files: JobFiles, splits: Sequence[Any], folds: int | None, folder: Path
 ) -> list[JobFiles]:
-    """Write the rows of each fold to a subfolder of `folder`, and return their files.
+    """Write the rows of each fold to a subfolder of `folder`, and return the fold's
+    files.
 
-    The fold itself becomes the test split. The other rows are used for validation
-    if they are in the original validation split, and for training otherwise. `splits`
-    are the train, validation and test splits, each a `datasets.Dataset` with a column
+    The fold itself becomes the test split. The other rows are used for validation if
+    they are in the original validation split, and for training otherwise. `splits` are
+    the train, validation and test splits, each a `datasets.Dataset` with a column
     `fold`. Raises SettingsError if there are not `folds` folds, or if token rows and
     texts do not match one to one.
     """

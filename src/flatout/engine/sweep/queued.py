@@ -1,9 +1,9 @@
 """The combinations to try, as trials of an Optuna study.
 
-Each combination has a place, a number from 1. The place is the combination's number in
-the grid, or the number of the trial for which tpe first drew it. A place can have
-several Optuna trials, because interrupted trials are queued again. Trials that have
-ended are the rows of sweep_trials.csv.
+Each combination has a place, which is a number from 1: its number in the grid, or the
+number of the trial for which tpe first drew it. A place can have several Optuna trials,
+because interrupted trials are queued again. Trials that have ended are the rows of
+sweep_trials.csv.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def requeue(study: Study, trial: Trial | FrozenTrial) -> None:
 
 
 def fail_running(study: Study) -> None:
-    """Mark all running trials as failed. Call it only if no other process uses the
-    storage."""
+    """Mark all running trials as failed. No other process may use the storage."""
     for trial in running(study):
         study.tell(trial.number, state=TrialState.FAIL)
 
@@ -77,7 +76,7 @@ def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
 
 
 def has_remaining_trials(study: Study, options: SweepSettings) -> bool:
-    """Return whether there are combinations that no process has started."""
+    """Return whether there are combinations that no process has started yet."""
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     owed = options.sampler != "grid" and len(_places(study)) < options.n_trials
     return bool(waiting) or owed

@@ -26,10 +26,10 @@ Changes = Mapping[str, SweptValue]
 
 SWEPT = ("train.", "model.", "runtime.")
 SEED, FOLD = "runtime.seed", "fold"
-"""Axes of the grid along which each combination of settings is repeated."""
+"""Axes of the grid that repeat each combination of settings."""
 FIXED = ("train.distributed", "train.resume")
-"""Settings that cannot be swept. The number of devices is set by
-sweep.devices_per_trial, and trials resume automatically."""
+"""Settings that cannot be swept, because sweep.devices_per_trial sets the number of
+devices and trials resume automatically."""
 
 FILES = (".db", ".sqlite", ".sqlite3")
 
@@ -49,8 +49,8 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 def repeated(settings: Settings, folds: int | None = None) -> Settings:
     """Return `settings` with `sweep.seeds` or the folds added to the grid. With folds,
-    the default grid is dropped. Raises SettingsError if seeds or folds are combined
-    with each other, with a pruner or with a sampler other than the grid."""
+    the default grid is dropped. Raises SettingsError if seeds and folds are combined,
+    or if either is combined with a pruner or another sampler than the grid."""
     sweep, grid = settings.sweep, dict(settings.sweep.grid)
     if not (folds or sweep.seeds):
         return settings

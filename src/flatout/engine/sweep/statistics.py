@@ -10,13 +10,13 @@ from scipy.special import stdtrit  # importing scipy.stats takes a second
 
 ERROR_RATE, POWER = 0.05, 0.8
 """The fraction of comparisons that may report a difference between equal settings, and
-the fraction that detects a true difference if there are enough seeds."""
+the fraction that should detect a true difference if there are enough seeds."""
 MAX_SEEDS = 1_000
 
 
 class Difference(NamedTuple):
     """The mean and standard deviation of paired differences, and the mean's confidence
-    interval. Each is a number, or an array (...) for several comparisons at once."""
+    interval. Each is a number, or an array (...) for several comparisons."""
 
     mean: Any
     low: Any
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
     @property
     def is_distinct(self) -> Any:
-        """Whether the interval excludes zero."""
+        """Return whether the interval excludes zero."""
         return (self.low > 0) | (self.high < 0)
 
 
@@ -44,7 +44,8 @@ def paired_difference(
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
     # With few rows, an accuracy has only a few possible values, so equal differences do
-    # not mean that the spread is 0. The spread is at least that of the rounding error.
+    # not mean that the true spread is 0. Its minimum is the spread of the rounding
+    # error.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)

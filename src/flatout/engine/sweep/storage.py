@@ -26,7 +26,7 @@ FAULTS = (StorageInternalError, SQLAlchemyError)
 MISSED_HEARTBEATS = 3
 OPENINGS, REOPEN_S = 3, 2.0
 """Number of attempts to open a storage, and the pause between them in seconds. If two
-machines create the tables at the same time, one machine fails."""
+machines create the tables at the same time, one of them fails."""
 SQLITE = "sqlite:///"
 SQLITE_TIMEOUT_S = 60.0
 
@@ -54,7 +54,7 @@ class FileStorage(RDBStorage):  # type: ignore[misc]
 
 
 class ServerStorage(RDBStorage):  # type: ignore[misc]
-    """Storage on a database server. Its heartbeats continue after a short outage."""
+    """Storage on a database server. Heartbeats continue after a short outage."""
 
     def record_heartbeat(self, trial_id: int) -> None:
         with suppress(*FAULTS):
@@ -62,7 +62,7 @@ class ServerStorage(RDBStorage):  # type: ignore[misc]
 
 
 def database_file(place: str) -> Path | None:
-    """Return the SQLite file that `sweep.storage` names, or None for a server."""
+    """Return the SQLite file in `sweep.storage`, or None if it is a server's URL."""
     if place.startswith(SQLITE):
         return Path(place.removeprefix(SQLITE))
     return None if "://" in place else Path(place)
@@ -117,7 +117,8 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
 
 
 def _check_file(file: Path) -> None:
-    """Raise SettingsError if `file` is not a sweep's database. `file` is only read."""
+    """Raise SettingsError if `file`, which is not changed, is no database of a
+    sweep."""
     if not file.exists() or not file.stat().st_size:
         return
     try:

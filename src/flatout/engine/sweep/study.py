@@ -25,7 +25,7 @@ from flatout.engine.train.setup.job import TrainJob
 logger = logging.getLogger(__name__)
 
 QUEUE_LOCK = ".queue.lock"
-"""Lock file that keeps machines that start together from queueing a grid twice."""
+"""Lock file that prevents machines that start together from queueing a grid twice."""
 SAMPLERS: dict[str, Any] = {
     "grid": optuna.samplers.RandomSampler,  # never samples: the grid is queued
     "tpe": optuna.samplers.TPESampler,

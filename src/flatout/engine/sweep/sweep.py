@@ -101,7 +101,7 @@ class Sweep:
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
     lost: str = ""
-    """Why a trial's result came too late, or an empty string."""
+    """Why a trial's result arrived too late, or an empty string if it did not."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
@@ -215,7 +215,9 @@ class Sweep:
     ) -> Answer:
         """Return the stored result of a trial, or run the trial."""
         kept = stored_answer(folder)
-        if kept and kept.status == "ok":  # retry others: memory may now be sufficient
+        if (
+            kept and kept.status == "ok"
+        ):  # retry others, as memory may now be sufficient
             return kept
         pruning = Pruning(trial, folder, self.metric)
         # Report nothing without a pruner, because every command reads all reports.

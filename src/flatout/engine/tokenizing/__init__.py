@@ -1,1 +1,1 @@
-"""Tokenizes texts, and detects outdated token rows by their content keys."""
+"""Tokenize texts, and detect outdated token rows by their content keys."""

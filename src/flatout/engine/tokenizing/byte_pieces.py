@@ -1,5 +1,5 @@
 """Train a byte-level BPE tokenizer on the train split, for models that generate text.
-Decoding the tokens of a text restores it exactly."""
+Decoding the tokens of a text restores the text exactly."""
 
 from __future__ import annotations
 

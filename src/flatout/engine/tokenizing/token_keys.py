@@ -38,8 +38,8 @@ def key_of(tokens: Any) -> ContentKey | None:
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Return counts stored with `tokens`, such as `cut_rows`, or {} if there are
-    none."""
+    """Return the counts stored with `tokens`, such as `cut_rows`, or {} without
+    counts."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
@@ -58,7 +58,8 @@ def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def warn_if_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
-    """Warn if rows have changed since `keys_of` returned `keys` at a run's start."""
+    """Warn if rows have changed since `keys_of` returned `keys` at the start of the
+    run."""
     now = keys_of(splits)
     names = [name for name, key in keys.items() if key and now[name] != key]
     if names:
@@ -77,9 +78,9 @@ def check_tokens_match(
     label_names: Sequence[str],
 ) -> None:
     """Raise StaleTokensError if the inputs have changed since the rows of `splits` were
-    created. The message lists all changes: parameters, the tokenizer, label names, or
-    splits of different data. Rows without a key (e.g. in memory) only cause a
-    warning."""
+    created. The message lists all changes, which may be in parameters, the tokenizer,
+    the label names or the data of a split. Rows without a key (e.g. in memory) only
+    cause a warning."""
     keys = {f"{name}_tokens": key_of(rows) for name, rows in splits.items()}
     known = {name: key for name, key in keys.items() if key is not None}
     if len(known) < len(keys):

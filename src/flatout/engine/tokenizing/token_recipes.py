@@ -1,4 +1,4 @@
-"""Recipes of token rows, whose keys cover all data and options that affect tokens."""
+"""Recipes of token rows. Their keys cover all data and options that affect tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tokens_recipe(
         fields["whole_ends"] = True  # absent if truncated rows have an end token
     starts = tokenizer.backend.num_special_tokens_to_add(False) > 0
     if options.form == "completion" and starts and options.end_id is not None:
-        # Earlier versions added no end token here, and their keys lack this field.
+        # Earlier versions added no end token here, so their keys lack this field.
         fields["end_id"] = options.end_id
     if options.form == "messages":
         fields["chat_template"] = tokenizer.chat_template

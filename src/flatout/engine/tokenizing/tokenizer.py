@@ -34,8 +34,8 @@ FORMAT_VERSION = 2
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Tokenizer classes of transformers that return no token type ids."""
 ENDS_TEXTS = "flatout_ends_texts"
-"""Config key that marks a tokenizer that adds no end token, because a prompt must not
-have one. An end token is added to training texts nevertheless."""
+"""Config key of a tokenizer that adds no end token, because a prompt must not have one.
+Training texts get an end token nevertheless."""
 TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
 """The `model_max_length` that transformers writes for models without a maximum."""
@@ -133,7 +133,7 @@ class TokenizerRecipe:
 
     @cached_property
     def key(self) -> ContentKey:
-        """The content key, with all inputs that determine the tokenizer."""
+        """The content key, which contains all inputs that determine the tokenizer."""
         model = self.model
         fields = {"format": FORMAT_VERSION, "task": model.task}
         if model.name_or_path is None:

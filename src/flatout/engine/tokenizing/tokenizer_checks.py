@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenizerError(ValueError):
-    """Raised if a tokenizer cannot be loaded or used. The message lists the possible
+    """Raised if a tokenizer cannot be loaded or used. The message lists possible
     causes."""
 
 
@@ -68,7 +68,7 @@ def _faults(
 
 
 def _pad_candidate(tokenizer: Any) -> str | None:
-    """Return a token to pad with. Any token works, as row lengths identify padding."""
+    """Return a padding token. Any token works, because row lengths identify padding."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
 

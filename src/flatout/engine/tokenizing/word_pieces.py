@@ -26,7 +26,8 @@ _NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 OPTIONS = dict(zip(_NAMES, SPECIAL_TOKENS, strict=True))
 """Arguments for the tokenizer class of transformers."""
 TRAINING_BYTES = 16 << 20
-"""Bytes of training text, from evenly spaced rows. More hardly changes the result."""
+"""Bytes of training text, taken from evenly spaced rows. More text has little
+effect."""
 COUNTED_TEXTS = 10_000
 LONGEST_WORD = 100
 """Maximum length of a word in characters. Longer words are encoded as [UNK]."""
@@ -35,8 +36,8 @@ _CONTINUED = "##"
 
 
 def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on an Arrow column of texts. It converts texts to lower case,
-    and keeps accents, Hangul and emoji.
+    """Train a tokenizer on an Arrow column of texts. The tokenizer converts texts to
+    lower case, and keeps accents, Hangul and emoji.
 
     The tokenizers library assigns ids to letters in hash map order, which differs from
     run to run. Passing all letters in sorted order makes the result reproducible.
@@ -73,8 +74,8 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """Return whether a word is too long for training. Most texts have none, so they do
-    not need the pattern that removes long words, which is as slow as training."""
+    """Return whether a word is too long for training. Most texts have no such word and
+    do not need the pattern that removes long words, which is as slow as training."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 
@@ -115,7 +116,7 @@ def _alphabet(texts: list[str], limit: int) -> tuple[list[str], dict[int, None]]
 
 def _untrained(model: models.WordPiece) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    # strip_accents is off because it would decompose Hangul and drop accents.
+    # strip_accents is off, because it would decompose Hangul and drop accents.
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=True, strip_accents=False
     )

@@ -51,8 +51,8 @@ class Driver:
 
 @dataclass
 class Feed:
-    """An endless stream of a block's batches, which come from `loader` unless it is
-    None. `period` is the number of steps in the block."""
+    """An endless stream of the batches of a block. They come from `loader`, if there is
+    one. `period` is the number of steps in the block."""
 
     loader: StepLoader | None
     batches: Iterator[StepBatch]
@@ -90,9 +90,9 @@ class BlockRows(StepRows):
 def representative_block(
     rows: SplitRows, batches: GlobalBatches, steps: int
 ) -> tuple[int, int]:
-    """Return the first step and the number of steps of a block that represents an
-    epoch: the part of the first epoch whose mean row length is closest to the mean over
-    all rows. The block has `steps` steps, or fewer if the epoch is shorter."""
+    """Return the first step and the number of steps of a representative block: the part
+    of the first epoch whose mean row length is closest to the mean over all rows. The
+    block has `steps` steps, or fewer if the epoch is shorter."""
     whole = max(1, len(rows) // batches.batch_size)
     steps = min(steps, whole)
     starts = np.unique(np.linspace(0, whole - steps, CANDIDATE_BLOCKS).astype(int))

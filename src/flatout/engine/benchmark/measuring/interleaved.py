@@ -43,14 +43,14 @@ class BaselineError(RuntimeError):
 
 @dataclass(frozen=True)
 class InterleavedPair:
-    """A window, and the baseline's window directly before or after it."""
+    """A window, and the window of the baseline directly before or after it."""
 
     window: Window
     baseline: Window
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was compiled during either window."""
+        """Return whether nothing was compiled during either window."""
         return self.window.clean and self.baseline.clean
 
     @property
@@ -83,7 +83,7 @@ class Baseline:
             raise BaselineError(text) from None
 
     def end(self) -> None:
-        """Send None, which makes the baseline and its workers exit."""
+        """End the baseline and its workers by sending None."""
         with suppress(OSError):  # the process has already ended
             self.connection.send(None)
         self._status()
@@ -100,8 +100,8 @@ class Baseline:
 @contextmanager
 def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
     """Context manager that runs a trial's baseline in a process whose files are stored
-    in a subfolder of `folder`. The process starts at once and loads in parallel with
-    this one. Yields None if the spec has no baseline (`below`)."""
+    in a subfolder of `folder`. The process starts immediately and loads while this
+    process does. Yields None if the spec has no baseline (`below`)."""
     if "below" not in spec.options:
         yield None
         return
@@ -141,13 +141,13 @@ def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
 
 def middle_half_pct(ratios: list[float]) -> float:
     """Return the interquartile range of `ratios` divided by their median, in percent.
-    It ignores outliers, because a short pause of the host affects only a few pairs."""
+    Outliers have no effect, as short pauses of the host affect only a few pairs."""
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return float(100 * (high - low) / middle)
 
 
 def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
-    """Make both configurations use the same rows, as many as the slower configuration
+    """Make both configurations use the same rows: as many as the slower configuration
     processes in one window. Each is timed while the other is idle."""
     baseline.answer()
     slower_s = max(warm.time_step(), baseline.ask("time_step"))

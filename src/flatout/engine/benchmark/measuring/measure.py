@@ -53,16 +53,16 @@ FeedOf = Callable[[Trainer, int], Feed]
 
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     """Measure the loader, copies, steps and logging together, as in training. If the
-    spec has a reference configuration `below`, the windows of the two configurations
-    alternate, so that changes in the host's speed affect both."""
+    spec has a reference configuration (`below`), its windows alternate with those of
+    the trial, so that changes in the host's speed affect both."""
     with baseline_of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure only the throughput of `end_to_end`. A larger number of processes matters
-    more than the accuracy of each, so this process stops after a few windows, however
-    much their throughput varies."""
+    """Measure only the throughput of `end_to_end`, in a few windows, however much it
+    varies. The trial runs in many processes, and their number matters more than the
+    accuracy of each."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
@@ -79,7 +79,8 @@ def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Run the process behind `Baseline`, which serves calls until it receives None."""
+    """Run the reference configuration in the process that `Baseline` controls, until it
+    receives None."""
     connection = Connection(spec.options["connection"])
     runtime = set_up(job.settings.runtime)
     warm = warm_training(job, spec.measure, loaded_feed, runtime, None)
@@ -117,7 +118,7 @@ def warm_training(
     runtime: Runtime,
     group: ProcessGroup | None,
 ) -> WarmTraining:
-    """Assemble the training run of `job` and take its warm-up steps."""
+    """Assemble the training run of `job` and run its warm-up steps."""
     compile_clock.listen()
     trainer = assemble(job, runtime, group)
     trainer.model.train()

@@ -30,8 +30,8 @@ class PhaseClock:
     @contextmanager
     def on(self, stepper: Stepper) -> Iterator[None]:
         """Context manager that times the steps of `stepper`. The backward phase lasts
-        from the end of the forward pass to the optimiser, so it includes the exchange
-        of gradients between ranks."""
+        from the end of the forward pass to the optimiser, and so includes the
+        all-reduce of gradients."""
         seen: Any = stepper
         module, updater = stepper.module, stepper.updater
         seen.module = _Timed(module, self.mark, "forward", "backward")
@@ -64,7 +64,8 @@ class PhaseClock:
 
 @dataclass
 class _Timed:
-    """Wraps a callable. Each call is timed as the phase `name`, followed by `then`."""
+    """Wraps a callable. Each call is timed as the phase `name`, and the phase `then`
+    begins after it."""
 
     inner: Any
     mark: Callable[[str], None]
@@ -99,9 +100,9 @@ def phase_ms(
 def launch_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> float | None:
-    """Return how long the host takes to launch a step, in ms. This is
-    the median over `steps` steps, each of which starts with an empty queue and is timed
-    until its last kernel is launched. Returns None on a CPU, which has no queue."""
+    """Return how long the host takes to launch a step, in ms. The time is the median
+    over `steps` steps, each of which starts with an empty queue and ends when its last
+    kernel is launched. Returns None on a CPU, which has no queue."""
     if not trainer.runtime.is_cuda:
         return None
     taken = []

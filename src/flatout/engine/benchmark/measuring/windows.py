@@ -1,9 +1,9 @@
 """Measure throughput in windows that consist of whole blocks of steps.
 
-The same rules apply to every trial in every mode. Each window is representative of all
-rows. At least `repeats` windows are measured, and `enough` decides when to stop.
-Windows in which something was compiled do not count. The trial's throughput is that of
-the median window. Only trials of kind `again` measure fewer windows.
+The rules are the same for every trial in every mode. Each window represents all rows.
+At least `repeats` windows are measured, and `enough` decides when to stop. Windows in
+which something was compiled are discarded. The trial's throughput is that of the median
+window. Only trials of kind `again` measure fewer windows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flatout.engine.train.recording.timing import Window, steady
 from flatout.engine.train.setup.assemble import Trainer
 
 SPREAD_LIMIT_PCT = 5.0
-"""If the throughput spreads by more than this percentage, a note reports the spread."""
+"""If the spread of the throughput exceeds this percentage, a note reports it."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class WarmTraining:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """Shorten a block with more than `steps` steps, and start its workers."""
+        """Use a block of at most `steps` steps, and start its workers."""
         if steps < self.feed.period:  # new workers take seconds to start
             del self.feed  # free its workers and batches before new ones start
             self.feed = self.feed_of(steps)
@@ -96,9 +96,9 @@ class WarmTraining:
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
-        """Measure windows until `enough` of them agree, and return those that count.
-        `most_apart_pct` is the largest spread of their throughput that counts as
-        agreement."""
+        """Measure windows until `enough` of them agree, and return the windows without
+        compilation. They agree if the spread of their throughput is at most
+        `most_apart_pct`."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
         while not self._enough(windows, most_apart_pct):
@@ -136,8 +136,8 @@ def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
 
 
 def same_on_all_ranks(value: float, runtime: Runtime) -> float:
-    """Return the maximum of `value` over all ranks. The number of steps is derived from
-    this value, and it must be the same on all ranks."""
+    """Return the maximum of `value` over all ranks. The number of steps, which must be
+    the same on all ranks, is derived from this value."""
     if runtime.ranks.world_size == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
@@ -153,9 +153,9 @@ def enough(
 ) -> bool:
     """Return whether enough windows have been measured.
 
-    `rates` holds the throughput of each window that counts, and `taken` is the number
-    of all windows. There are enough windows if at least `repeats` of them count and
-    their spread is at most `most_apart_pct`, or if `taken` is 2 * `repeats` + 1.
+    `rates` contains the throughput of each valid window, and `taken` is the number of
+    all windows. There are enough if at least `repeats` windows are valid and their
+    spread is at most `most_apart_pct`, or if `taken` is 2 * `repeats` + 1.
     """
     if taken > 2 * repeats:
         return True

@@ -80,8 +80,8 @@ def ask(
     """Run a trial in `folder` and store its result there.
 
     `headroom` is the fraction of memory that should stay free. Without a GPU, the trial
-    is stopped once it uses more than the fraction 1 - `headroom` / 2 of the available
-    memory. The other arguments are those of `run_isolated`.
+    is stopped once it uses more than 1 - `headroom` / 2 of the available memory. The
+    other arguments are those of `run_isolated`.
     """
     write_spec(spec, asdict(files), folder)
     limit = None
@@ -196,9 +196,9 @@ def _resident_bytes(pid: int) -> int:
 
 
 def end_groups(process: subprocess.Popen[bytes]) -> None:
-    """Kill the trial, its workers and its ranks, each in its own process group."""
+    """Kill the trial, its workers and its ranks. Each has its own process group."""
     groups = {process.pid}
-    with suppress(psutil.NoSuchProcess):  # the trial has ended, so its ranks will too
+    with suppress(psutil.NoSuchProcess):  # the trial has ended, so its ranks will end
         below = psutil.Process(process.pid).children(recursive=True)
         groups |= {child.pid for child in below}
     for pid in groups:

@@ -57,7 +57,7 @@ class TrialSpec:
 
     @property
     def measure(self) -> BenchmarkSettings:
-        """The benchmark parameters that set how the trial is measured."""
+        """The benchmark parameters that determine how the trial is measured."""
         return self.settings.benchmark
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +95,8 @@ SETTING_BY_COLUMN = {
     "gradient_checkpointing": "train.gradient_checkpointing",
     "bucket_mib": "train.distributed.bucket_mib",
 }
-"""The setting shown in each column. A metric of this name is its resolved value."""
+"""The setting that each column shows. If the trial measured a metric of this name, it
+is the resolved value."""
 COLUMNS = (
     *("trial_id", "mode"),
     *(name for name in SETTING_BY_COLUMN if name != "bucket_mib"),

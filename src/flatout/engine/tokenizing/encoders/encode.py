@@ -87,8 +87,8 @@ class TokensRecipe(ArrowRecipe):
 
     @property
     def makes_type_ids(self) -> bool:
-        """Whether the two texts of a pair have different token type ids, both in the
-        tokenizers library and in transformers."""
+        """Return whether the two texts of a pair have different token type ids, both in
+        the tokenizers library and in transformers."""
         if not (self.options.has_pair and self.tokenizer.gives_type_ids):
             return False
         return 1 in self.tokenizer.backend.encode("a", "b").type_ids
@@ -149,7 +149,7 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return the targets unchanged or, for rows of words, one target per token."""
+        """Return the targets. For rows of words, return one target per token."""
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)
@@ -187,7 +187,7 @@ class TokensRecipe(ArrowRecipe):
 
     def _targets(self, start: int, stop: int) -> Any | None:
         """Return the targets of rows `start` to `stop`, or None if there are no labels.
-        Targets of all rows at once could exceed the maximum size of an Arrow array."""
+        All targets together could exceed the maximum size of an Arrow array."""
         if "label" not in self.rows.column_names:
             return None
         label = self.rows.data.table.column("label").slice(start, stop - start)
@@ -197,7 +197,7 @@ class TokensRecipe(ArrowRecipe):
 
     @cached_property
     def _queries(self) -> npt.NDArray[np.int32]:
-        """Integer code of each row's query (N,), which is the row's first text."""
+        """Integer code of each row's query (N,), which is the first text of the row."""
         encoded = self.rows.data.table.column("text").dictionary_encode()
         return np.concatenate([part.indices.to_numpy() for part in encoded.chunks])
 
@@ -222,7 +222,8 @@ def _spread_words(
     """Convert `targets`, N lists of one number per word, to one number per token (T,).
 
     The first token of a word gets the word's number, and all other tokens get IGNORED.
-    `marks` (T,) is the word's index at the first token of a word, and -1 at others.
+    `marks` (T,) is the word's index at the first token of a word, and -1 at all other
+    tokens.
     """
     chosen = marks >= 0
     rows = np.repeat(np.arange(len(lengths)), lengths)[chosen]

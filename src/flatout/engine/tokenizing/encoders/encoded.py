@@ -1,5 +1,5 @@
-"""Concatenated rows of token ids, and their conversion to Arrow, either as texts
-concatenated into blocks of equal length or as samples of several texts."""
+"""Concatenated rows of token ids, and their conversion to Arrow. Texts may be joined
+into blocks of equal length, and a sample may consist of several texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokensError(ValueError):
-    """Raised if rows cannot be encoded. The message names them and suggests a fix."""
+    """Raised if rows cannot be encoded. The message lists them and suggests a fix."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Encoded:
 
 def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
     """Concatenate lists into an array. The tokenizers library only returns lists, and
-    this is the fastest way to convert them. The conversion takes 4 % of the encoding
-    time."""
+    this conversion is the fastest: it takes 4 % of the encoding time."""
     joined = array(typecode)
     for row in rows:
         joined.fromlist(row)

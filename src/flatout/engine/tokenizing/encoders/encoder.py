@@ -28,7 +28,7 @@ MOST_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """Options that, besides the text and the tokenizer, determine the token ids."""
+    """Options that determine the token ids together with the text and the tokenizer."""
 
     max_length: int
     has_pair: bool = False
@@ -41,8 +41,8 @@ class EncodeOptions:
     empty_id: int | None = None
     """Token id that represents a text without any tokens."""
     whole_ends: bool = False
-    """If True, truncated texts get no end token, because a model that learned these end
-    tokens would expect all texts to end at `max_length`."""
+    """If True, truncated texts get no end token. Otherwise, a model would learn that
+    all texts end at `max_length`."""
 
 
 class Encoder:
@@ -171,7 +171,7 @@ NO_GENERATION = (
 
 class ChatEncoder:
     """Encodes conversations with the chat template of a saved tokenizer. Raises
-    TokensError if there is no template or it does not mark the assistant's text."""
+    TokensError if there is no template, or if it does not mark the assistant's text."""
 
     def __init__(self, folder: Path, max_length: int) -> None:
         from transformers import AutoTokenizer
