@@ -139,7 +139,7 @@ def _select_rows(
     job: TrainJob, step: int | None, row: int | None
 ) -> tuple[str, list[tuple[int, int]], int]:
     """Return a headline, pairs (row, step), and the step whose weights are used for a
-    replay. In the pairs, step 0 stands for all steps."""
+    replay. In the pairs, step 0 represents all steps."""
     if row is not None:
         steps = steps_of_row(job, row)
         shown = f"steps {', '.join(map(str, steps))}"

@@ -160,8 +160,7 @@ def wrong(checks: list[Check]) -> list[str]:
 
 def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
     """Describe gradients that cannot reveal an error because they are zero or mostly
-    rounding errors, such as those of an adapter's first matrix while the second is
-    zero."""
+    rounding errors, e.g. in an adapter's first matrix while the second one is zero."""
     if unsure := [c.name.partition(" ")[2] for c in modules if c.tolerance > UNSURE]:
         yield (
             f"a fault would not be seen in {len(unsure)} of {len(modules)} modules, "

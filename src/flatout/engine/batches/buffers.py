@@ -1,5 +1,5 @@
-"""Store all arrays of a step in one buffer, so that sending it to another process,
-pinning it and copying it to the device are a single operation each."""
+"""Store all arrays of a step in one buffer. A single operation can then send it to
+another process, pin it, or copy it to the device."""
 
 from __future__ import annotations
 

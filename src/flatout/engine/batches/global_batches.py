@@ -288,8 +288,8 @@ def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, 
 
 def _places(lengths: Ints, budget: int) -> Ints:
     """Return the positions (P,) at which descending `lengths` (S,) may be cut,
-    including both ends. If there are many rows, only one in every few positions is
-    considered, but at least eight per micro-batch."""
+    including both ends. If there are many rows, positions are skipped at regular
+    intervals, but at least eight positions per micro-batch remain."""
     few = min(-(-len(lengths) // MOST_PLACES), budget // (8 * int(lengths[0])))
     return np.append(np.arange(0, len(lengths), max(1, few)), len(lengths))
 

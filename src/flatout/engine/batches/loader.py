@@ -265,8 +265,8 @@ def _prefetch_to_device(
 
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
-    """Make the current stream wait for the copy of this run, but not for that of the
-    next run, and keep the run's memory alive until the stream has used it."""
+    """Make the current stream wait for the copy of this run, but not of the next run.
+    The run's memory is kept until the stream has used it."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)

@@ -92,8 +92,9 @@ class CheckpointMirror:
             remove(replaced)
 
     def wait(self, beat: Callable[[], None]) -> str:
-        """Wait for the current upload to end, calling `beat` meanwhile. Return why the
-        newest checkpoint could not be uploaded, or an empty string on success."""
+        """Wait for the current upload to end, and call `beat` repeatedly until then.
+        Return why the newest checkpoint could not be uploaded, or an empty string on
+        success."""
         begin_s = time.monotonic()
         with self._turn:
             self._turn.notify()

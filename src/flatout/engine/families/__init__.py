@@ -74,7 +74,7 @@ def _is_ours(family: Family) -> bool:
 
 
 def import_own(settings: ModelSettings) -> None:
-    """Import the module that `model.family` names, if any. Raises SettingsError if the
+    """Import the module set in `model.family`, if any. Raises SettingsError if the
     module cannot be imported."""
     if settings.family is None:
         return

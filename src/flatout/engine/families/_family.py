@@ -57,7 +57,7 @@ class Samples:
     instead of tokens. The defaults of this class are for models that accept tokens."""
 
     one_shape: ClassVar[bool] = False
-    """Whether all samples have one shape, so that the model is compiled as a whole."""
+    """Whether all samples have one shape. If so, the model is compiled as a whole."""
     batch_statistics: ClassVar[bool] = False
     """Whether the output for a sample depends on the rest of its batch (BatchNorm). If
     so, splitting a batch would change the results, so each step has one micro-batch."""

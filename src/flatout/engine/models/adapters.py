@@ -1,4 +1,5 @@
-"""Select the parameters to train: those of peft's LoRA adapters, or all unfrozen ones.
+"""Select the parameters to train: the parameters of LoRA adapters (peft), or all
+parameters that are not frozen.
 
 LoRA adds two small trainable matrices to each target layer and freezes the layer's own
 weights.
@@ -234,7 +235,7 @@ def save_model(model: Any, folder: Path, weights: Any = None) -> None:
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters whose dotted name has a part that matches one of the regex
     `patterns`. Autograd then stops at the lowest trained parameter. Raises
-    SettingsError if a pattern matches nothing, or if no parameter is left to train."""
+    SettingsError if a pattern matches nothing, or if all parameters would be frozen."""
     for pattern in patterns:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         found = [p for name, p in model.named_parameters() if fits(name)]

@@ -131,7 +131,7 @@ Shapes = tuple[torch.Size, ...]
 
 class OneShape(nn.Module):
     """A model that is compiled for the shape of the first batch, and for any shape that
-    occurs twice in succession. Batches of other shapes, such as the last one of an
+    occurs twice in succession. Batches of other shapes, e.g. the last batch of an
     epoch, run uncompiled, because compilation is slow."""
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:

@@ -55,12 +55,12 @@ PEAK_BF16_TFLOPS = {
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """Callable that counts the pairs of tokens attending to each other in all
+    """Callable that counts the pairs of tokens that attend to each other, in all
     layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
-    """Maps attention distances to numbers of layers. None means the whole row."""
+    """The number of layers by attention distance. None means the whole row."""
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:

@@ -21,8 +21,9 @@ GRADIENT = "logits_gradient"
 """The batch field with the gradient (K, ...) of the logits. If this field is present,
 it replaces the task's loss."""
 LOGITS_AT_ONCE = 2**27
-"""The maximum number of logits computed at once (512 MiB in fp32). All logits of 65,536
-tokens and a vocabulary of 151,936 would need 37 GiB, and the loss makes a copy."""
+"""The maximum number of logits that are in memory at a time (512 MiB in fp32). All
+logits of 65,536 tokens and a vocabulary of 151,936 would need 37 GiB, and the loss
+makes a copy."""
 
 
 class TaskModel(nn.Module):

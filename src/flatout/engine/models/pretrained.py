@@ -1,8 +1,8 @@
 """Load a checkpoint for a task, and keep its head if the labels match.
 
-transformers keeps the order of a head's rows but takes their names from the config, so
+transformers keeps the order of a head's rows but reads their names from the config, so
 `positive, negative` can silently become `negative, positive`. This module reorders the
-rows to match the label names. A head with other labels starts from scratch.
+rows to match the label names. A head with other labels is trained from scratch.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def saved_labels(saved: Mapping[str, Any]) -> list[str]:
 def _places(
     then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
 ) -> list[int] | None:
-    """Return the old number of each label in `now`, or None if the labels differ."""
+    """Return the index in `then` of each label in `now`, or None if labels differ."""
     kind, same = config.problem_type, list(range(len(now)))
     # transformers treats a single output without a problem type as regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)

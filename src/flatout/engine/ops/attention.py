@@ -41,8 +41,8 @@ MAX_FLASH_HEAD_DIM = 256
 
 
 def register() -> None:
-    """Register the attention functions with transformers. Packed attention gets no
-    mask, because its two names are not registered with the mask interface."""
+    """Register the attention functions with transformers. The two functions for packed
+    rows get no mask, because they are not registered with the mask interface."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

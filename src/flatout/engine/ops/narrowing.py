@@ -52,8 +52,8 @@ def _gated_layer(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute the last layer's output (1, K, hidden) only at the targets, from the
-    states (B, T, hidden) of all tokens."""
+    """Compute the last layer's output (1, K, hidden) from the states (B, T, hidden) of
+    all tokens, but only at the targets."""
     normed = layer.attn_norm(hidden_states)
     attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
     (states,) = _gather(layer, (hidden_states,))

@@ -60,7 +60,7 @@ def _rows(
     """Return the attention (H, Q, D) of queries to the keys (H, P, D) of their row."""
     lengths, asked = bounds.diff().tolist(), q_bounds.diff().tolist()
     heads = q.shape[0]
-    # The backward pass of a split is one cat, but that of slices adds many zeros.
+    # The gradient of a split is one concatenation, but slices would add many zeros.
     parts = (
         torch.split(q, asked, 1),
         torch.split(k.transpose(1, 2), lengths, 2),  # (H, D, n) each
@@ -70,8 +70,8 @@ def _rows(
     masks = _masks(sizes, rule.dropout, q)
     rows = []
     for queries, keys, values, mask in zip(*parts, masks, strict=True):
-        # `@` would add five views and their gradients to each matmul: 16 rows would
-        # take 16 ms instead of 12, forward and backward, on 2 cores.
+        # `@` would add five views and their gradients to each matmul. For 16 rows on
+        # two cores, forward and backward would take 16 ms instead of 12 ms.
         scores = torch.bmm(queries, keys)
         hidden = _hidden(keys.shape[2], rule, q.device)
         if hidden is not None:
@@ -84,7 +84,7 @@ def _rows(
 
 
 def _masks(sizes: list[int], dropout: float, like: Tensor) -> list[Tensor | None]:
-    """Return the dropout factors of each row's weights, drawn for all rows at once."""
+    """Return the dropout factors of each row's weights, from a single random draw."""
     if dropout == 0:
         return [None] * len(sizes)
     return list(torch.split(drawn_mask(sum(sizes), dropout, like), sizes))

@@ -1,7 +1,7 @@
 """Images stored as encoded files, which are decoded for each batch.
 
-The loader's workers decode the images. Without workers, threads decode them. The pixels
-are the same as those of rows that store pixels.
+The loader's workers decode the images, or threads if there are no workers. The pixels
+are the same as in rows that store decoded images.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class SplitRows(Rows):
     """The column that contains the samples."""
     facts_class: ClassVar[type[TokenFacts]] = TokenFacts
     decodes: ClassVar[bool] = False
-    """Whether rows must be decoded to build a batch, which takes CPU time."""
+    """Whether rows must be decoded to build a batch, which needs CPU time."""
 
     def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
         """`folder` contains the rows' files. It is None for rows in memory."""

@@ -220,8 +220,9 @@ class Task(ABC):
         return len(row_ids)
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """Return the number by which the summed loss of a global batch is divided, such
-        as the sum of target weights, or None to divide it by the number of targets."""
+        """Return the number by which the summed loss of a global batch is divided, e.g.
+        the sum of target weights. The default is None, which stands for the number of
+        targets."""
         return None
 
     # Logits, loss and metrics, on the device.

@@ -17,10 +17,10 @@ loads in kernels need 16-byte alignment."""
 
 
 class FlatAllReduce:
-    """A buffer that holds the gradients of `parameters`, each at a fixed address, as
-    CUDA graphs require. Like DDP, the constructor broadcasts the weights of rank 0.
-    Unused parameters get zero gradients, so AdamW decays them without a warning (DDP
-    rejects models with unused parameters)."""
+    """A buffer for the gradients of `parameters`, in which each gradient has a fixed
+    address, as CUDA graphs require. Like DDP, the constructor broadcasts the weights of
+    rank 0. Unused parameters get zero gradients, so AdamW decays them without a warning
+    (DDP rejects models with unused parameters)."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters

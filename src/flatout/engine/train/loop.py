@@ -208,7 +208,7 @@ def announce(trainer: Trainer) -> None:
 
 
 def try_own_parts(trainer: Trainer) -> None:
-    """Call the custom schedule, metrics and task, if any, before the first step. Raises
+    """Test the custom schedule, metrics and task, if any, before the first step. Raises
     SettingsError if one of them fails or returns an invalid value."""
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
@@ -224,8 +224,8 @@ def evaluate_split(
     own: OwnMetrics | None = None,
     most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all `rows`, or at most `most_rows` of them. The custom metrics `own`
-    default to those of the job."""
+    """Evaluate all `rows`, or at most `most_rows` of them. `own` contains the custom
+    metrics and defaults to the job's."""
     job, runtime, model = trainer.job, trainer.runtime, trainer.model
     own = own or OwnMetrics.of(job.settings.train, job.task)
 

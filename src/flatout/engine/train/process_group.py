@@ -78,9 +78,9 @@ class ProcessGroup:
     def _shard(
         self, model: TaskModel, compiled: Callable[..., Any] | None
     ) -> nn.Module:
-        """Shard the model with FSDP2, so that every rank stores a part of each block's
-        weights and optimizer state. Rank 0 broadcasts the weights block by block, so
-        that no device ever holds the whole model."""
+        """Shard the model with FSDP2. Every rank stores a part of each block's weights
+        and optimizer state. Rank 0 broadcasts the weights block by block, so that no
+        device needs memory for the whole model."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -153,9 +153,9 @@ def _check_accelerator_is_distributed(accelerator: Any) -> None:
 
 
 def _sharded_separately(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks to shard separately, inner ones first. Blocks whose weights are
-    tied to a module outside the block, such as BERT's embeddings and its output, are
-    left out, because tied weights must be sharded together."""
+    """Return the blocks to shard separately, inner blocks first. Blocks whose weights
+    are tied to a module outside the block, e.g. BERT's embeddings, are left out,
+    because tied weights must be sharded together."""
 
     def uses(module: nn.Module) -> Counter[int]:
         held = (p for m in module.modules() for p in m._parameters.values())

@@ -1,8 +1,9 @@
 """Crop, flip and resize images on the device, with the crops that a task has drawn.
 
-A crop is (left, top, width, height, flip): four fractions of the image size, and 1 if
-the crop is flipped, else 0. The cropped area is resized to the full image size with
-bilinear interpolation, which repeats the edge pixels beyond the image.
+A crop is a row (left, top, width, height, flip). The first four values are fractions of
+the image size, and flip is 1 if the crop is flipped, or else 0. The cropped area is
+resized to the full image size with bilinear interpolation, which repeats the edge
+pixels beyond the image.
 """
 
 from __future__ import annotations

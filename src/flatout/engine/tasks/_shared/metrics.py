@@ -203,8 +203,8 @@ def correlation(pairs: npt.NDArray[Any]) -> float:
 
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the ranks, starting at 1, of `values` (N,) or of each column of (N, C).
-    Tied values get their mean rank. If any value is NaN, all ranks are NaN.
+    """Return the ranks of `values` (N,), or of each column of `values` (N, C), starting
+    at 1. Tied values get their mean rank. If any value is NaN, all ranks are NaN.
     scipy.stats is not used because its import takes 0.5 s."""
     if values.ndim > 1:
         return np.stack([ranks(column) for column in values.T], 1)

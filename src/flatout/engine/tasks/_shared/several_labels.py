@@ -61,7 +61,7 @@ class Entities(Metrics):
         """Return whether an entity ends at each tag (k,), with its type and start."""
         prefix = self._prefixes[tags].where(real, OUTSIDE)
         types = self._types[tags].where(real, -1)
-        # The positions before the first and after the last tag of a row count as O.
+        # The positions before the first and after the last tag of a row have the tag O.
         before = prefix.roll(1).where(~starts, OUTSIDE)
         other = types.roll(1).where(~starts, -1) != types
         inside = prefix != OUTSIDE

@@ -98,9 +98,9 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
 def _halved(
     trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
-    """Return half of `budget`. Raises OutOfMemory if a single row does not fit, or if
-    the settings forbid it. With several ranks it also raises OutOfMemory, as the other
-    ranks are waiting. The launcher then restarts all ranks."""
+    """Return half of `budget`. Raises OutOfMemory if a single row does not fit, if the
+    settings forbid a smaller budget, or if there are several ranks, because the others
+    are already waiting. The launcher then restarts all ranks."""
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
         remedy = (

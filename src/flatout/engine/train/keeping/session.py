@@ -107,8 +107,8 @@ class Session:
         return step
 
     def step_done(self, done: int) -> None:
-        """Send a heartbeat after each step, and save a checkpoint if one is due. Raises
-        Interrupted on all ranks at the same step if one of them received a signal."""
+        """Send a heartbeat after each step, and save a checkpoint if one is due. If a
+        rank has received a signal, raises Interrupted on all ranks at the same step."""
         heartbeat.beat(done)
         if done == self._first_step + 1 and self.trainer.runtime.is_cuda:
             self._snapshots.take()  # allocates pinned host memory during warm-up
@@ -202,7 +202,7 @@ class Session:
             self.recorder.best = self.recorder.best_folder = None
 
     def _save_is_due(self, done: int) -> bool:
-        """Return whether to save now. Saves wait until the previous write is done."""
+        """Return whether a checkpoint is due and the previous write is complete."""
         if not self._ranks.is_main or self._writer.busy:
             return False
         settings = self._settings.checkpoint

@@ -326,7 +326,7 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
     """Create the state that the optimizer would create at its first step. Return its
-    tensors by the names that they have in a checkpoint."""
+    tensors by their names in a checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, like in stored.items():

@@ -47,8 +47,8 @@ class MetricsFile:
             logger.warning("%s: %d damaged lines are skipped", self.path, damaged)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        # Skip the whole point, even if the file only lacks its throughput (because of a
-        # warm-up). Metrics that are appended now would be out of order.
+        # Skip the whole point, even if the file lacks only its throughput (because of a
+        # warm-up). Metrics that are appended later would be out of order.
         repeated = any((step, name) in self._written for name in metrics)
         if metrics and not repeated:
             self._append({"step": step, "metrics": metrics})

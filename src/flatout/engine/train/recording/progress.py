@@ -56,8 +56,8 @@ class Progress:
     def _left_s(
         self, done: int, windows: Sequence[Window], start: int, evaluate_s: float
     ) -> float:
-        """Estimate the seconds that the remaining steps and evaluations, including the
-        test split, will take. Return NaN if no throughput was measured yet."""
+        """Estimate the time in seconds for the remaining steps and evaluations,
+        including the test split. Return NaN if no throughput was measured yet."""
         job, total = self._trainer.job, self._trainer.total_steps
         chosen = steady(list(windows))
         steps = sum(window.steps for window in chosen)

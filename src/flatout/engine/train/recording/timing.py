@@ -93,9 +93,9 @@ class WindowClock:
         return compile_clock.count - self._compiles
 
     def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
-        """Return the window up to now, and begin the next one. `compiles` and the
-        loader's `batch_s` are maxima over ranks, because all ranks wait for the slowest
-        rank. The caller must have synchronised the device."""
+        """Close the current window, return it, and begin the next one. `compiles` and
+        the loader's `batch_s` are maxima over ranks, because all ranks wait for the
+        slowest rank. The caller must have synchronised the device."""
         self.pause()
         clean = (self.compiles if compiles is None else compiles) == 0
         window = self._window(clean, batch_s)

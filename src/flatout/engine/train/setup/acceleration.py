@@ -59,8 +59,9 @@ class Planned:
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Return the work planned for a Hugging Face `model`. If a run is resumed on equal
-    devices, the result includes that run's choices, so that they can be repeated."""
+    """Return the work planned for a Hugging Face `model`. If a run is resumed on the
+    same kind and number of devices, the result includes its choices, so that they can
+    be repeated."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):

@@ -238,7 +238,8 @@ def _replace_parts(
     runtime: Runtime,
 ) -> Noise | None:
     """Replace parts of the model with faster equivalents that have the same parameters
-    and names. Return the random seed that its dropout layers share, if any."""
+    and names. Return the random seed shared by the new dropout layers, if there are
+    any."""
     model = task_model.model
     if resolved.residual == "bf16":
         round_residual_stream(model)

@@ -25,7 +25,7 @@ ROOM = 0.9
 fragmentation, and batch sizes differ from step to step."""
 TIGHT = 0.6
 """The fraction of memory above which fragmentation matters. On an H200, fragmentation
-took up to a third of the memory that steps used."""
+wasted up to a third of the memory that steps used."""
 PLENTY = 1.5
 """Memory is not measured if this multiple of the largest micro-batch should fit."""
 FOLLOWED = 0.7

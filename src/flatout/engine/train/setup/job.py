@@ -27,7 +27,7 @@ ROW_COLUMN = "row"
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Everything that a training run needs. Jobs can be sent to other processes."""
+    """The input of a training run. Jobs can be pickled and sent to other processes."""
 
     settings: Settings
     train: SplitRows
