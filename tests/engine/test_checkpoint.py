@@ -79,6 +79,14 @@ def test_a_manifest_with_another_kind_of_value_is_refused(change):
         Manifest.parse(text)
 
 
+def test_a_manifest_is_read_in_any_order_but_in_no_other_format():
+    fields = json.loads(manifest(3).text())
+    found = Manifest.parse(json.dumps(dict(sorted(fields.items()))))
+    assert (found.step, found.identity) == (3, {"train.epochs": 3})
+    with pytest.raises(ValueError, match="format 2; this version reads 1"):
+        Manifest.parse(replace(manifest(3), format=2).text())
+
+
 def test_what_is_written_is_read_back(tmp_path):
     written = write_checkpoint(tmp_path, manifest(7), fill)
     assert written.folder.name == "step-000000007"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -33,6 +32,7 @@ from flatout.engine.models.compilation import blocks
 from flatout.engine.parameters import DistributedSettings, SettingsError
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.keeping.saved_model import _gathered
+from flatout.engine.train.loop import train
 from flatout.engine.train.process_group import (
     Agreement,
     ProcessGroup,
@@ -155,6 +155,17 @@ def join_once_more(runtime, group):
 @pytest.mark.process
 def test_ranks_that_would_train_apart_are_refused():
     fork_two(join_once_more)
+
+
+def train_at_own_rate(runtime, group, folder):
+    job = make_job(folder, learning_rate=0.1 * (1 + runtime.ranks.rank))
+    with pytest.raises(SettingsError, match=r"train\.learning_rate"):
+        train(job, runtime, group)
+
+
+@pytest.mark.process
+def test_ranks_with_other_settings_are_refused(tmp_path):
+    fork_two(train_at_own_rate, tmp_path)
 
 
 def read_sums_once(runtime, group):
@@ -287,17 +298,16 @@ def in_parts(folder: Path, ranks: int) -> None:
     for name in ("model.safetensors", "optimizer.safetensors"):
         whole = load_file(folder / name)
         for rank in range(ranks):
-            parts, begins = {}, {}
+            parts = {}
             for key, tensor in whole.items():
                 rows = -(-len(tensor) // ranks) if tensor.dim() else 1
                 begin = rows * rank
                 if tensor.dim() and begin < len(tensor):
                     parts[key] = tensor[begin : begin + rows].clone()
-                    begins[key] = {"saved_offsets": [begin] + [0] * (tensor.dim() - 1)}
                 elif not tensor.dim() and rank == 0:
-                    parts[key], begins[key] = tensor, {"saved_offsets": []}
+                    parts[key] = tensor
             file = folder / (name if not rank else name.replace(".", f".{rank:05d}."))
-            save_file(parts, file, {"DCP_SHARDING_INFO": json.dumps(begins)})
+            save_file(parts, file)
             manifest.files[file.name] = [file.stat().st_size, file_hash(file)]
     (folder / "manifest.json").write_text(manifest.text())
 

@@ -144,13 +144,13 @@ def test_patience_needs_evaluations():
 
 def test_a_metric_without_a_value_stops_nothing_and_the_loss_chooses(tmp_path, caplog):
     """AUC of rows of one class: scikit-learn gives none either."""
-    job = make_job(tmp_path, **JUMPS, metric="auc", early_stopping_patience=2)
+    job = make_job(tmp_path, **JUMPS, metric="auc", early_stopping_patience=1)
     table = job.validation.table
     rows = TokenRows(table.filter(pc.equal(table["labels"], 1)))
     result = run_job(replace(job, validation=rows))
     found = [point["validation_loss"] for point in evaluations(job)]
     assert not any("validation_auc" in point for point in evaluations(job))
-    assert len(found) == stop_of(found, 2) + 1
+    assert len(found) == stop_of(found, 1) + 1
     assert result.report.validation_loss == min(found)
     [told] = [text for text in result.report.warnings if "train.metric: auc" in text]
     assert told in caplog.messages

@@ -1,6 +1,5 @@
 """Steps from workers: how many there are, what they need, what they cost."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,23 +14,11 @@ from flatout.engine.parameters import LoaderSettings, RuntimeSettings
 from flatout.engine.train.recording.timing import CompileClock
 from tests.engine.families import step_rows
 
-SLEEP_S = 0.05
-
-
-class SlowRows(StepRows):
-    def __getitem__(self, step):
-        time.sleep(SLEEP_S)
-        return super().__getitem__(step)
-
-
-def slow_rows():
-    found = step_rows("bert", "sequence-classification", "grouped")
-    return SlowRows(**vars(found))
-
 
 def step_loader(stop, start=0, **options):
+    data = step_rows("bert", "sequence-classification", "grouped")
     runtime = set_up(RuntimeSettings())
-    return StepLoader(slow_rows(), LoaderSettings(**options), runtime, start, stop)
+    return StepLoader(data, LoaderSettings(**options), runtime, start, stop)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +30,7 @@ def step_loader(stop, start=0, **options):
         (6, True, 1, False, 3),
         (12, True, 2, False, 3),
         (1, True, 1, False, 1),
-        (16, True, 2, True, 8),
+        (17, True, 2, True, 8),
         (1, True, 2, True, 1),
     ],
 )
@@ -57,34 +44,39 @@ def test_workers_by_cores_and_ranks(
     assert resolve_workers(seven, is_cuda, ranks, decodes=decodes) == 7
 
 
-def test_waiting_for_a_batch_is_what_the_host_was_blocked(monkeypatch):
-    """5 s for each batch; what its user does with it, 100 s, is no waiting."""
-    now = [0.0]
+@pytest.fixture
+def now(monkeypatch):
+    """A clock of our own, on which each batch takes 5 s."""
+    now, make = [0.0], StepRows.__getitem__
 
-    class Late(StepRows):
-        def __getitem__(self, step):
-            now[0] += 5.0
-            return super().__getitem__(step)
+    def slow_make(data, step):
+        now[0] += 5.0
+        return make(data, step)
 
-    steps = step_loader(3)
-    steps.data = Late(**vars(steps.data))
+    monkeypatch.setattr(StepRows, "__getitem__", slow_make)
     monkeypatch.setattr(loader.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_waiting_for_a_batch_is_what_the_host_was_blocked(now):
+    """What its user does with it, 100 s, is no waiting."""
+    steps = step_loader(3)
     for _ in steps:
         assert steps.wait_s == 5.0
         now[0] += 100.0
 
 
 @pytest.mark.process
-def test_what_a_batch_costs_its_worker_is_known():
+def test_what_a_batch_costs_its_worker_is_known(now):
     steps = step_loader(5, num_workers=1)
     assert [batch.step for batch in steps] == [0, 1, 2, 3, 4]
-    assert SLEEP_S <= steps.times.batch_s() < 60
+    assert steps.times.batch_s() == 5.0
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("persistent", [True, False])
 def test_each_step_comes_once_with_a_loader_an_epoch_or_one_for_all(persistent):
-    size = len(slow_rows())
+    size = len(step_loader(1).data)
     start, stop = 1, 2 * size + 1
     steps = step_loader(stop, start, num_workers=1, persistent_workers=persistent)
     ranges = [range(1, stop)]
@@ -124,6 +116,13 @@ def test_only_small_batches_come_together():
     for size, steps in ((rows, 2), (rows - 1, 3), (2**20, 1)):
         batches = replace(data.batches, batch_size=size)
         assert loader.run_steps(replace(data, batches=batches)) == steps
+
+
+def test_memory_for_batches_that_are_ready_suffices():
+    step = step_rows("bert", "sequence-classification", "packed")[0]
+    sizes = 3, step.num_samples, 24
+    needed = loader.shared_memory_bytes(LoaderSettings(prefetch_factor=2), *sizes)
+    assert 3 * 2 * step.buffer.nbytes <= needed <= 2**20
 
 
 def test_a_clock_that_listens_twice_is_told_once():

@@ -14,7 +14,8 @@ from sklearn import metrics
 from flatout.engine.launch.launch import run_job
 from flatout.engine.tasks import task_class, task_names
 from flatout.engine.tasks._shared.metrics import Classes, Numbers
-from flatout.engine.train.evaluate import gathered
+from flatout.engine.train.evaluate import Sums, gathered
+from tests.engine.families import task_of
 from tests.engine.runs import NO_DROPOUT, make_job, run_forked
 from tests.forks import fork_two
 
@@ -68,7 +69,7 @@ def by_scikit_learn(logits, labels):
     return found
 
 
-@pytest.mark.parametrize("classes", [2, 3, 9])
+@pytest.mark.parametrize("classes", [2, 3, 5, 9])
 def test_figures_of_classes_equal_scikit_learns(classes):
     logits, labels = samples(classes)
     if classes == 9:  # no two of a row alike: who is fifth is no matter of taste
@@ -164,12 +165,10 @@ def test_ranks_with_unlike_numbers_of_rows_gather_all(tmp_path):
 
 def _figures_of_a_half(runtime, group, guess, labels):
     """Each rank has every other row."""
-    found, own = Numbers(), slice(runtime.ranks.rank, None, 2)
-    found.update(guess[own], labels[own])
-    for parts in found.kept():
-        parts[:] = gathered(torch.cat(parts), 2)
+    sums, own = Sums(task_of("regression"), CPU), slice(runtime.ranks.rank, None, 2)
+    sums.add(guess[own], labels[own])
     expected = counted(Numbers(), (guess, labels))
-    assert found.compute() == pytest.approx(expected, rel=1e-12)
+    assert sums.read(runtime).metrics == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.process

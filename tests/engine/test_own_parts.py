@@ -138,6 +138,12 @@ def nothing(params, lr):
 def forgets(params, lr):
     return torch.optim.SGD(params[:1], lr=lr)
 
+def without_rate(params, lr):
+    made = torch.optim.SGD(params, lr=lr)
+    for group in made.param_groups:
+        del group["lr"]
+    return made
+
 number = 3
 """
 
@@ -337,6 +343,7 @@ BAD = {
         "odd_parts.more.negative": "cannot be called: missing a required argument",
         "odd_parts.more.nothing": "gives no optimizer with param_groups",
         "odd_parts.more.forgets": "has other parameters in its param_groups",
+        "odd_parts.more.without_rate": "has no lr in its param_groups",
         "torch.optim.LBFGS": "does not accept the model's parameters in 2 groups",
     },
     "schedule": {

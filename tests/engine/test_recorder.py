@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from flatout.engine.batches import collation
 from flatout.engine.launch.launch import run_job
 from flatout.engine.train import loop
+from flatout.engine.train.recording.timing import compile_clock
 from tests.engine.runs import make_job
 
 # So high a rate that the loss jumps: the best is neither the first nor the last.
@@ -106,6 +107,37 @@ def test_batches_that_are_made_in_pauses_lift_no_rate(tmp_path, monkeypatch):
     # `sleep` never ends early, so no worker is faster.
     assert max(rates) <= 4 * 2 / BATCH_S
     assert 0 < result.report.samples_per_s <= 4 * 2 / BATCH_S
+
+
+def late(monkeypatch, now, module, name, seconds):
+    real = getattr(module, name)
+
+    def slow(*args, **named):
+        now[0] += seconds
+        return real(*args, **named)
+
+    monkeypatch.setattr(module, name, slow)
+
+
+def test_each_second_belongs_to_one_phase(tmp_path, monkeypatch):
+    """Of a clock of our own: 10 s before the first step, with compilations of 7 s; 1 s
+    for each of 12 steps, 100 s for each of 4 evaluations."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for name, value in {"seconds": 7.0, "count": 3, "_in_first_step": 0}.items():
+        monkeypatch.setattr(compile_clock, name, value)
+    late(monkeypatch, now, loop, "assemble", 10)
+    late(monkeypatch, now, collation.StepRows, "__getitem__", 1)
+    late(monkeypatch, now, loop, "evaluate_split", 100)
+    result = run_job(make_job(tmp_path, evaluate_every=4, log_every=1))
+    found = result.report.phases_s
+    assert found == {
+        **{"model": 3, "compilation": 7, "first_step": 1, "steps": 11},
+        **{"evaluation": 400, "checkpoints": 0},
+    }
+    assert result.report.recompiles == 0
+    rates = [point.samples_per_s for point in result.history[3:]]
+    assert rates == [12, 16, 16, 16, 12, 16, 16, 16, 12]
 
 
 def test_a_short_training_with_a_loader_ahead_has_a_rate_at_each_point(tmp_path):

@@ -248,6 +248,7 @@ def test_a_result_that_nobody_took_is_handed_over_later(tmp_path):
     assert second.report == first.report
     assert curve(second) == curve(first)
     assert weights(second) == weights(first)
+    (job.work_folder / "step-000000012").mkdir()  # was not removed before the death
     finish(job.work_folder)
     assert not is_interrupted(job.work_folder)
 
@@ -262,6 +263,7 @@ def test_rates_after_a_resume_count_the_steps_of_this_session(tmp_path):
     rows = [16, 16, 16, 12] * 3  # of each step: an epoch has 60
     assert report.samples == sum(rows[report.resumed_from_step :])
     assert report.steps == 12
+    assert report.first_batch_s > 0
 
 
 def test_a_training_collects_garbage_as_usual_and_rates_leave_the_warm_up_out(tmp_path):
@@ -579,6 +581,11 @@ def again_never(job):
     return make_job(job.work_folder.parent, resume="never", **EVERY_2)
 
 
+def after_a_crash(job):
+    crashed(again_never(job), "step 9/12  loss")
+    return job
+
+
 def after_another(job):
     other = make_job(job.work_folder.parent, learning_rate=0.5, **EVERY_2)
     collect(other)
@@ -625,6 +632,7 @@ def finished(tmp_path_factory):
     "change",
     [
         again_never,
+        after_a_crash,
         after_another,
         after_damage,
         after_loss,

@@ -35,6 +35,7 @@ def test_a_window_counts_real_samples_over_wall_time(clock):
         run_step(windows, clock, batch, wait_s=0.25, compute_s=0.75)
     window = windows.close()
     assert (window.steps, window.samples, window.wall_s) == (4, 48, 4.0)
+    assert window.clean
     assert (window.attention_pairs, window.targets) == (28, 48)
     assert window.tokens == 4 * batch.num_tokens
     assert window.padded_tokens == 4 * batch.num_padded_tokens
@@ -42,6 +43,7 @@ def test_a_window_counts_real_samples_over_wall_time(clock):
     assert window.step_ms == pytest.approx([1000.0] * 4)
     rates = Rates.over([window])
     assert rates.samples_per_s == 12.0
+    assert rates.padded_tokens_per_s == batch.num_padded_tokens
     assert rates.loader_wait_pct == pytest.approx(25.0)
     assert rates.padding_pct == pytest.approx(
         100 * (1 - batch.num_tokens / batch.num_padded_tokens)
@@ -55,10 +57,10 @@ def test_pauses_are_no_step_time(clock):
     windows.pause()
     clock.s += 100
     windows.resume()
-    run_step(windows, clock, batch, 0.0, 1.0)
+    run_step(windows, clock, batch, 0.0, 2.0)
     window = windows.close()
-    assert window.wall_s == 2.0
-    assert window.step_ms == pytest.approx([1000.0, 1000.0])
+    assert window.wall_s == 3.0
+    assert window.step_ms == pytest.approx([1000.0, 2000.0])
 
 
 class Workers:

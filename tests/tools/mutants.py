@@ -39,12 +39,23 @@ SHAPES = ("test_bf16_on_cpus.py", "test_distributed.py::test_every_row")
 RUNS = ("test_resume.py", "test_recorder.py", "test_faults.py::test_memory_that")
 TOLD = ("test_recorder.py", "test_progress.py")
 MODULES = {
-    "train/step": (*PLAIN, "test_resume.py"),
-    "train/optimizer": (*PLAIN, "test_resume.py", "test_optimizers.py"),
+    "train/step": (*PLAIN, "test_resume.py", "test_recorder.py", "test_audit.py"),
+    "train/optimizer": (
+        *(*PLAIN, "test_resume.py", "test_optimizers.py"),
+        *("test_own_parts.py", "test_schedule.py"),
+    ),
     "train/flat_all_reduce": (*PLAIN, "test_distributed.py::test_gradients_in_one"),
-    "train/loop": (*PLAIN, *RUNS, "test_early_stopping.py"),
-    "train/evaluate": (*PLAIN, "test_evaluate.py", "test_embedding.py"),
-    "batches/collation": (*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),
+    "train/loop": (
+        *(*PLAIN, *RUNS, "test_early_stopping.py"),
+        "test_distributed.py::test_ranks_with",
+    ),
+    "train/evaluate": (
+        *(*PLAIN, "test_evaluate.py", "test_embedding.py", "test_metrics.py"),
+    ),
+    "batches/collation": (
+        *(*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),
+        "test_embedding.py",
+    ),
     "batches/global_batches": (
         *(*PLAIN, *SHAPES),
         *("test_batching.py", "test_statistics.py", "test_row_steps.py"),
@@ -52,12 +63,21 @@ MODULES = {
     "rows/layout": (*PLAIN, *SHAPES, "test_collation.py"),
     "tasks/_shared/cross_entropy": (
         *(*PLAIN, "test_evaluate.py", "test_loss_options.py"),
-        *("test_metrics.py", "test_predict.py"),
+        *("test_metrics.py", "test_predict.py", "test_calibration.py"),
     ),
-    "tasks/_shared/metrics": ("test_evaluate.py", "test_metrics.py"),
-    "tasks/masked_lm": (*PLAIN, "test_collation.py", "test_model_parity.py"),
-    "train/recording/recorder": (*PLAIN, *TOLD, "test_resume.py", "test_health.py"),
-    "train/recording/metrics_file": ("test_recorder.py", "test_resume.py"),
+    "tasks/_shared/metrics": (
+        *("test_evaluate.py", "test_metrics.py", "test_bidirectional.py"),
+    ),
+    "tasks/masked_lm": (
+        *(*PLAIN, "test_collation.py", "test_model_parity.py", "test_tokenizer.py"),
+    ),
+    "train/recording/recorder": (
+        *(*PLAIN, *TOLD, "test_resume.py", "test_health.py", "test_early_stopping.py"),
+        *("test_own_parts.py", "test_measure.py::test_slow_habits"),
+    ),
+    "train/recording/metrics_file": (
+        *("test_recorder.py", "test_resume.py", "test_row_steps.py"),
+    ),
     "batches/loader": ("test_timing.py", *TOLD, "test_loader.py"),
     "train/recording/timing": (
         *("test_timing.py", "test_loader.py"),
@@ -66,9 +86,8 @@ MODULES = {
         "test_step.py",
     ),
     "train/keeping/snapshots": (
-        "test_checkpoint.py",
-        "test_resume.py",
-        "test_distributed.py",
+        *("test_checkpoint.py", "test_resume.py", "test_distributed.py"),
+        *("test_own_parts.py", "test_lora.py::test_a_killed_training"),
     ),
     "checkpoints/shards": ("test_checkpoint.py", "test_distributed.py"),
     "checkpoints/checkpoint_folder": (
@@ -84,7 +103,7 @@ PRELOADED = (
     *("transformers.models.llama.modeling_llama", "transformers.trainer"),
     "torch.distributed.checkpoint",
 )
-COPIED = ("src", "tests", "conf", "pyproject.toml", "README.md", "Makefile")
+COPIED = ("src", "tests", "conf", "docs", "pyproject.toml", "README.md", "Makefile")
 LIMIT_S = 900
 
 

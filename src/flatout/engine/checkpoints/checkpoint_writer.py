@@ -58,7 +58,6 @@ class CheckpointWriter:
         """Block until the current write is complete."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
 
     def _write(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
         step = manifest.step

@@ -87,7 +87,7 @@ def _optimizer_fault(made: Any, given: set[int]) -> str:
 
 
 def parameter_groups(
-    model: nn.Module, settings: TrainSettings, *, capturable: bool = False
+    model: nn.Module, settings: TrainSettings, *, capturable: bool
 ) -> Groups:
     """Return the trainable parameters in groups with and without weight decay."""
     found: dict[bool, dict[str, Any]] = {}
