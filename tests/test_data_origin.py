@@ -11,20 +11,11 @@ import fsspec
 import pandas as pd
 import pytest
 from kedro.framework.hooks.manager import _create_hook_manager
-from kedro.io import AbstractDataset, DataCatalog, MemoryDataset
+from kedro.io import AbstractDataset, DataCatalog
 from kedro.runner import SequentialRunner
-from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import CSVDataset
 
-from flatout.datasets import (
-    DocstringCorpus,
-    KeyedArrowDataset,
-    KeyedJSONDataset,
-    KeyedParquetDataset,
-    TextFiles,
-    TokenizerFile,
-    TokenizerFolder,
-)
+from flatout.datasets import DocstringCorpus, TextFiles
 from flatout.doctor.data import tokens as doctor_on_tokens
 from flatout.engine.parameters import parse_settings
 from flatout.engine.tokenizing.token_keys import StaleTokensError
@@ -35,10 +26,7 @@ from flatout.pipelines.tokenize import create_pipeline as tokenize
 from flatout.pipelines.train import create_pipeline as train
 from flatout.project.data.origin import data_fault
 from flatout.project.hooks import DataHooks, Run
-
-ARROWS = [
-    f"{s}_{n}" for s in ("train", "validation", "test") for n in ("rows", "tokens")
-]
+from tests.pipelines.tokens import ARROWS, text_catalog
 
 
 class Project:
@@ -53,23 +41,7 @@ class Project:
         }
         self.settings = parse_settings(parameters)
         entry = TextFiles(filepath=str(raw)) if isinstance(raw, os.PathLike) else raw
-        given = dict(self.settings)
-        self.catalog = DataCatalog(
-            {
-                "raw_texts": entry,
-                "rejected_rows": KeyedParquetDataset(filepath=f"{folder}/bad.parquet"),
-                "split_report": KeyedJSONDataset(filepath=f"{folder}/split.json"),
-                "token_report": MemoryDataset(),
-                "token_figure": MemoryDataset(),
-                "label_names": JSONDataset(filepath=f"{folder}/label_names.json"),
-                "tokenizer": TokenizerFolder(filepath=f"{folder}/tokenizer"),
-                "tokenizer_file": TokenizerFile(filepath=f"{folder}/tokenizer"),
-                "params:model.task": MemoryDataset(given["model"].task),
-                "params:tokenize.max_length": MemoryDataset(16),
-                **{f"params:{name}": MemoryDataset(given[name]) for name in given},
-                **{n: KeyedArrowDataset(filepath=f"{folder}/{n}") for n in ARROWS},
-            }
-        )
+        self.catalog = text_catalog(folder, self.settings, raw_texts=entry)
 
     def run(self, *pipelines):
         for create_pipeline in pipelines:

@@ -57,6 +57,8 @@ def saved_model(data: Path, family: str, task: str) -> Path:
 
 def evaluate(data: Path, task: str = CLASSES, split: str = "test", **runtime):
     """Run the pipeline; the catalog has what came of it."""
+    names = json.dumps(LABEL_NAMES if task == CLASSES else [])
+    (data / "06_models/label_names.json").write_text(names)
     asked = {"data_dir": str(data), "model": {"task": task}, "runtime": runtime}
     asked |= {"evaluate": {"split": split, "wrong_rows": 3}}
     catalog = context_of("test", runtime_params=asked).catalog
@@ -75,10 +77,7 @@ def plain_logits(folder: Path, rows: TokenRows) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    folder = write_tokens(tmp_path_factory.mktemp("data"))
-    names = folder / "06_models/label_names.json"
-    names.write_text(json.dumps(LABEL_NAMES))
-    return folder
+    return write_tokens(tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
@@ -147,9 +146,7 @@ def test_predictions_of_the_same_model_are_kept_and_of_another_made_again(data):
 
 def test_a_language_model_has_figures_and_no_rows(data):
     folder = saved_model(data, "gpt2", LANGUAGE)
-    (data / "06_models/label_names.json").write_text("[]")
     catalog = evaluate(data, LANGUAGE)
-    (data / "06_models/label_names.json").write_text(json.dumps(LABEL_NAMES))
     rows = open_rows(data / "05_model_input/test_tokens")
     total = count = 0
     for logits, ids in zip(
@@ -170,8 +167,6 @@ def test_a_language_model_has_figures_and_no_rows(data):
 def test_a_masked_model_is_judged_on_the_masks_of_its_training(data):
     """By transformers, on the rows that a training with this seed masks."""
     folder = saved_model(data, "bert", "masked-lm")
-    names = data / "06_models/label_names.json"
-    names.write_text("[]")
     model = load_pretrained(folder).eval()
     rows = open_rows(data / "05_model_input/test_tokens")
     for seed in (7, 42):
@@ -189,20 +184,16 @@ def test_a_masked_model_is_judged_on_the_masks_of_its_training(data):
             ).tolist()
         report = evaluate(data, "masked-lm", seed=seed).load("evaluation_report")
         assert report["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
-    names.write_text(json.dumps(LABEL_NAMES))
 
 
 def test_the_seed_is_that_of_the_training(data):
     folder = saved_model(data, "bert", "masked-lm")
-    names = data / "06_models/label_names.json"
-    names.write_text("[]")
     by_seed = [
         evaluate(data, "masked-lm", seed=seed).load("test_figures")["loss"]
         for seed in (3, 4)
     ]
     TrainedRows("k", 3, 1, np.zeros(1, np.uint64)).save_pretrained(folder)
     known = evaluate(data, "masked-lm", seed=4).load("test_figures")["loss"]
-    names.write_text(json.dumps(LABEL_NAMES))
     assert by_seed[0] != by_seed[1]
     assert known == by_seed[0]
 

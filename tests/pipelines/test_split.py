@@ -12,20 +12,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from kedro.io import DataCatalog, DatasetError, MemoryDataset
+from kedro.io import DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
 from kedro_datasets import huggingface
 
-from flatout.datasets import (
-    HubTexts,
-    KeyedArrowDataset,
-    KeyedJSONDataset,
-    KeyedParquetDataset,
-    TextFiles,
-)
-from flatout.engine.parameters import SplitSettings
+from flatout.datasets import HubTexts, TextFiles
+from flatout.engine.parameters import SplitSettings, parse_settings
 from flatout.pipelines.split import create_pipeline
 from flatout.pipelines.split.nodes import split_rows
+from tests.pipelines.tokens import text_catalog
 
 SPLITS = ("train_rows", "validation_rows", "test_rows")
 PARAMETERS = {"text_column": "review", "label_column": "stars"}
@@ -41,21 +36,10 @@ def frame_of(count):
     )
 
 
-def catalog_of(folder, raw_texts, task="sequence-classification", **split):
-    return DataCatalog(
-        {
-            "raw_texts": raw_texts,
-            "params:split": MemoryDataset(SplitSettings(**{**PARAMETERS, **split})),
-            "params:model.task": MemoryDataset(task),
-            "rejected_rows": KeyedParquetDataset(
-                filepath=str(folder / "rejected.parquet")
-            ),
-            "split_report": KeyedJSONDataset(
-                filepath=str(folder / "split_report.json")
-            ),
-            **{n: KeyedArrowDataset(filepath=str(folder / n)) for n in SPLITS},
-        }
-    )
+def catalog_of(folder, raw_texts):
+    model = {"config": {"model_type": "bert"}}
+    settings = parse_settings({"split": PARAMETERS, "model": model})
+    return text_catalog(folder, settings, raw_texts=raw_texts)
 
 
 def run(catalog):

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import datasets
 import pytest
-from kedro.io import DataCatalog, DatasetError, MemoryDataset
+from kedro.io import DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
-from kedro_datasets.json import JSONDataset
 
-from flatout.datasets import (
-    KeyedArrowDataset,
-    TokenizerFile,
-    TokenizerFolder,
-)
-from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.datasets import TokenizerFile, TokenizerFolder
+from flatout.engine.parameters import parse_settings
 from flatout.engine.tokenizing.token_keys import StaleTokensError
 from flatout.pipelines.benchmark.nodes import run_trials
 from flatout.pipelines.sweep.nodes import run_sweep
 from flatout.pipelines.tokenize import create_pipeline
 from flatout.pipelines.train.nodes import train_model
+from tests.pipelines.tokens import text_catalog
 
 SPLITS = ("train", "validation", "test")
 MODEL = {"task": "sequence-classification", "config": {"model_type": "bert"}}
@@ -36,32 +32,13 @@ def rows_of(count):
 
 
 def catalog_of(folder, model=MODEL, rows=rows_of, **tokenize):
-    tokenizer = str(folder / "tokenizer")
-    sizes = zip(SPLITS, (80, 10, 10), strict=True)
-    return DataCatalog(
-        {
-            **{
-                f"{name}_rows": MemoryDataset(rows(n), copy_mode="assign")
-                for name, n in sizes
-            },
-            "params:model": MemoryDataset(ModelSettings(**model)),
-            "params:tokenize": MemoryDataset(
-                TokenizeSettings(**{"max_length": 24, "vocab_size": 90, **tokenize})
-            ),
-            "params:tokenize.max_length": MemoryDataset(tokenize.get("max_length", 24)),
-            "tokenizer": TokenizerFolder(filepath=tokenizer),
-            "tokenizer_file": TokenizerFile(filepath=tokenizer),
-            "label_names": JSONDataset(filepath=str(folder / "label_names.json")),
-            **{
-                f"{name}_tokens": KeyedArrowDataset(
-                    filepath=str(folder / f"{name}_tokens")
-                )
-                for name in SPLITS
-            },
-            "token_report": MemoryDataset(),
-            "token_figure": MemoryDataset(),
-        }
-    )
+    tokenize = {"max_length": 24, "vocab_size": 90, **tokenize}
+    given = {
+        f"{name}_rows": MemoryDataset(rows(n), copy_mode="assign")
+        for name, n in zip(SPLITS, (80, 10, 10), strict=True)
+    }
+    settings = parse_settings({"model": model, "tokenize": tokenize})
+    return text_catalog(folder, settings, **given)
 
 
 def run(catalog):

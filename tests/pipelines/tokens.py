@@ -1,14 +1,26 @@
-"""A data folder with tokens, for pipelines that begin with them."""
+"""A data folder with tokens, for pipelines that begin with them, and the entries of the
+pipelines that make them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
+from kedro.io import DataCatalog, MemoryDataset
+from kedro_datasets.json import JSONDataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from flatout.datasets import (
+    KeyedArrowDataset,
+    KeyedJSONDataset,
+    KeyedParquetDataset,
+    TokenizerFile,
+    TokenizerFolder,
+)
+from flatout.engine.parameters import Settings
 from tests.engine.families import LABEL_NAMES, VOCABULARY, token_rows
 
 
@@ -28,3 +40,29 @@ def write_tokens(folder: Path) -> Path:
     tokenizer.save_pretrained(str(folder / "06_models" / "tokenizer"))
     (folder / "06_models" / "label_names.json").write_text(json.dumps(LABEL_NAMES))
     return folder
+
+
+ARROWS = [
+    f"{s}_{n}" for s in ("train", "validation", "test") for n in ("rows", "tokens")
+]
+"""Entries of the rows and tokens of each split."""
+
+
+def text_catalog(folder: Path, settings: Settings, **entries: Any) -> DataCatalog:
+    """Return the entries and parameters of split and tokenize, below `folder`, and the
+    given ones, which count more."""
+    given = dict(settings)
+    known = {
+        **{name: KeyedArrowDataset(filepath=f"{folder}/{name}") for name in ARROWS},
+        "rejected_rows": KeyedParquetDataset(filepath=f"{folder}/rejected.parquet"),
+        "split_report": KeyedJSONDataset(filepath=f"{folder}/split_report.json"),
+        "token_report": MemoryDataset(),
+        "token_figure": MemoryDataset(),
+        "label_names": JSONDataset(filepath=f"{folder}/label_names.json"),
+        "tokenizer": TokenizerFolder(filepath=f"{folder}/tokenizer"),
+        "tokenizer_file": TokenizerFile(filepath=f"{folder}/tokenizer"),
+        "params:model.task": MemoryDataset(settings.model.task),
+        "params:tokenize.max_length": MemoryDataset(settings.tokenize.max_length),
+        **{f"params:{name}": MemoryDataset(given[name]) for name in given},
+    }
+    return DataCatalog({**known, **entries})
