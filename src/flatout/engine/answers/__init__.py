@@ -1,1 +1,1 @@
-"""Answers to users' questions: is a step correct, and which rows does it train on?"""
+"""Tools that check whether a step is correct, and list the rows that it trains on."""

@@ -22,7 +22,7 @@ from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
 BLOCK = 4096
-"""The number of positions to permute per call. 13 positions take as long as 1,000."""
+"""The number of positions to permute per call. Permuting 13 takes as long as 1,000."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _walk(
     keys = sequence.generate_state(FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
     images = numbers.astype(np.uint64)
     outside = np.ones(len(images), dtype=bool)
-    while outside.any():  # under four passes on average: the domain is < 4 * size
+    while outside.any():  # on average under four times, as the domain is < 4 * size
         images[outside] = bijection(images[outside], half_bits, keys)
         outside = images >= size
     return images.astype(np.int64)

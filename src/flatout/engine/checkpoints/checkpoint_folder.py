@@ -195,9 +195,9 @@ def is_interrupted(folder: Path) -> bool:
 
 
 def prune(folder: Path, keep: int, best: str | None) -> None:
-    """Keep the newest `keep` checkpoints and the best models that these refer to, and
+    """Keep the newest `keep` checkpoints and the best models that they refer to, and
     remove all others. The best model `best` and newer models are also kept, because the
-    checkpoint that refers to them may not be written yet."""
+    checkpoint that refers to them may not have been written yet."""
     kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
     named = {_best_of(path) for path in kept}
     old_best = [

@@ -42,7 +42,7 @@ TASK_TYPES = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
-"""peft's task types by transformers class. peft identifies other models by class."""
+"""The task type in peft of each Auto class. For other models, peft needs the class."""
 
 
 def add_adapter(

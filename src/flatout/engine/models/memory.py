@@ -125,7 +125,7 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
     hidden, wide = config.hidden_size, feed_forward(config)
     unit = ACTIVATION_BYTES * tokens * (2 * hidden + wide) // 6
     layers = config.num_hidden_layers
-    if train.gradient_checkpointing:  # the inputs of all layers, all activations of one
+    if train.gradient_checkpointing:  # inputs of all layers, activations of one layer
         activations = unit + 4 * layers * tokens * hidden
     else:
         activations = layers * unit

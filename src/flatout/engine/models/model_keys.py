@@ -41,7 +41,7 @@ COMMON = frozenset({"model_type", "num_labels"})
 
 
 def check_model_keys(settings: ModelSettings) -> None:
-    """Raise SettingsError with a message for each wrong key if there are wrong keys."""
+    """Raise SettingsError with a message for each wrong key, if there are any."""
     faults = model_key_faults(settings)
     if faults:
         raise refusal(faults)

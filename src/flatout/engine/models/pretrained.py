@@ -28,9 +28,9 @@ def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
     """Call `auto.from_pretrained` with the labels of `options["config"]`. `saved` is
-    the checkpoint's own config. Weights that start from scratch are logged and
-    listed in the model's attribute `new_weights`. Raises BodyMismatch if weights below
-    the head do not fit, and transformers' own errors."""
+    the checkpoint's own config. Weights that start from scratch are logged and listed
+    in the model's attribute `new_weights`. Raises BodyMismatch if weights below the
+    head do not fit. Errors of transformers are passed on."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     places: list[int] | None = list(range(len(now)))

@@ -50,7 +50,7 @@ def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
 
 
 def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
-    """Raise ModelError if a split has unreadable rows, and name the first such row."""
+    """Raise ModelError, which reports the first unreadable row, if there is any."""
     for name, rows in splits.items():
         faults = end_faults(model, rows)
         if faults:

@@ -38,7 +38,7 @@ def keep_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
 
 
 def scramble(bits: Tensor) -> Tensor:
-    """Hash int32 numbers element by element. The masks make the shifts logical."""
+    """Hash int32 numbers element by element. The masks emulate logical shifts."""
     bits = (bits ^ ((bits >> 16) & 0xFFFF)) * MULTIPLIERS[0]
     bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * MULTIPLIERS[1]
     return bits ^ ((bits >> 16) & 0xFFFF)

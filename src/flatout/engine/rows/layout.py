@@ -52,7 +52,7 @@ class Layout:
     pad_to_length: int | None = None
     """In the padded layout, pad to this length (`fixed`) instead of the longest row."""
     pad_multiple: int = 1
-    """The padded length, or the packed total, is rounded up to a multiple of this."""
+    """The padded length or packed total is rounded up to a multiple of this number."""
     row_multiple: int = 1
     """In the packed layout, empty rows are added until the number of rows R is a
     multiple of this number, so that few shapes occur. If each row has a target, ignored

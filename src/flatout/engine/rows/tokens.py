@@ -158,10 +158,10 @@ class Members(Documents):
     def labels_of(self, members: Ints) -> npt.NDArray[Any]:
         """Return three values for each of `members` (N,), of shape (N, 3).
 
-        They are the sample's number, the index of the sequence in the sample (0 for the
-        anchor, 1 for the positive, then negatives), and a hash of the tokens that
-        identifies duplicates. For scored pairs, they are the sample's number, the index
-        (0 or -1), and the bits of the score in fp32.
+        The first value is the number of the sample. The second is the index of the
+        sequence in the sample: 0 for the anchor, 1 for the positive, then negatives.
+        The third is a hash of the tokens that identifies duplicates. For scored pairs,
+        the index is 0 or -1, and the third value has the bits of the score in fp32.
         """
         return self._labels[members]
 

@@ -276,8 +276,8 @@ class _LossScale:
 
 class _StepGraphs:
     """CUDA graphs of whole steps, one per input shape. If there are several ranks, the
-    graph of a shape ends with the gradients, and all shapes share a second graph for
-    the update."""
+    graph of a shape ends after the backward pass, and all shapes share a second graph
+    for the update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper

@@ -79,8 +79,8 @@ class BilmOutput(ModelOutput):
 
 
 class BilmPreTrained(PreTrainedModel):
-    """Base class of the bidirectional LSTM models. Keeps transformers' default weight
-    initialisation, which is Xavier for LSTMs and zero for biases."""
+    """Base class of the bidirectional LSTM models. It keeps transformers' default
+    weight initialisation, which is Xavier for LSTMs and zero for biases."""
 
     config_class = BilmConfig
     base_model_prefix = "bilm"

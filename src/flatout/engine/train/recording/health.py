@@ -29,8 +29,8 @@ GRAD_NORM_BAND = (0.1, 10.0)
 norms are tolerated, because clipping bounds the updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
 """The maximum percentage of time that threads may wait for cores without a warning. On
-two cores, it was below 10 % without other programs and 32 to 45 % with one, when one
-thread trained two to six times as fast as two threads."""
+two cores, one other program raised the wait from below 10 % to between 32 and 45 %. One
+thread then trained two to six times as fast as two threads."""
 LOADER_WAIT_LIMIT_PCT = 25.0
 """The percentage of step time that may be spent waiting for batches. On two cores that
 workers and steps share, 2 to 15 % is usual."""

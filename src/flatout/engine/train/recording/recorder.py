@@ -1,7 +1,7 @@
 """Record a run in progress: its windows, history, live metrics and health.
 
-Nothing here synchronises the device between two logging steps. At a logging step, `log`
-reads the sums that were kept on the device.
+The module does not synchronise the device between two logging steps. At a logging step,
+`log` reads the sums that were kept on the device.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Recorder:
         self._slow_habits(batch.step, learning_rate)
 
     def _slow_habits(self, step: int, learning_rate: float) -> None:
-        """Do what slow training loops do after each step. conf/slow enables this for
+        """Imitate slow training loops after each step. conf/slow enables this for
         comparison."""
         train = self.trainer.job.settings.train
         if train.synchronize_every_step:

@@ -55,7 +55,7 @@ class WindowClock:
     def begin(self) -> None:
         """Begin a new window. The device must be idle."""
         self._steps: list[tuple[Any, Any, Any, float]] = []
-        """For each step, device timestamps (end of the previous step, begin, end) and
+        """For each step, device timestamps (end of the previous step, start, end) and
         the host's waiting time in seconds."""
         self._counts = [0] * len(COUNTED)
         self._wall_s = 0.0

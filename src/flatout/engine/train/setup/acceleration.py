@@ -84,8 +84,8 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def checkpoint_values(resolved: Any, runtime: Runtime) -> dict[str, Any]:
-    """Return the values to save in a checkpoint, from which a resumed run can repeat
-    all choices."""
+    """Return the values to save in a checkpoint, so that a resumed run can repeat all
+    choices."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,

@@ -140,9 +140,9 @@ class Passes:
         )
 
     def measured(self, tokens: int) -> Point | None:
-        """Measure a pass of at most `tokens` tokens. Return its number of tokens and
-        the bytes that it needs in addition to permanent memory and gradients, or None
-        if memory runs out."""
+        """Measure a pass of at most `tokens` tokens. Return its number of tokens, and
+        the bytes that it needs in addition to permanent memory and gradients. Return
+        None if memory runs out."""
         device = self._stepper.runtime.device
         batch = self.batch(tokens)
         try:

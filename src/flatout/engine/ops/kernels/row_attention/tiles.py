@@ -76,8 +76,8 @@ def section_of(
     length, left, right,
     tile: tl.constexpr, windowed: tl.constexpr, section: tl.constexpr,
 ):  # fmt: skip
-    """Return the begin and end of the tokens whose gradients this program stores, and
-    the begin and end of the keys that contribute to them."""
+    """Return the start and end of the tokens whose gradients this program stores, and
+    the start and end of the keys that contribute to them."""
     own, behind = 0, length
     first, end = 0, length
     if windowed:
@@ -93,9 +93,9 @@ def queries_of(
     k_begin, length, own, behind, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """Return the begin and end of the queries that attend to the key tile at `k_begin`.
+    """Return the start and end of the queries that attend to the key tile at `k_begin`.
     If the tile is outside the section (`own` to `behind`), only queries in the section
-    count."""
+    are included."""
     first = 0
     if causal:
         first = k_begin
