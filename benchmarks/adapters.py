@@ -23,7 +23,7 @@ SHAPES = {
     "96 tokens, batch 256": replace(
         language_models.SHAPES["96 tokens, batch 256"],
         micro_batch=128,
-        token_budget=12_288,  # as many tokens as in 128 rows
+        token_budget=12_288,  # the same number of tokens as in 128 rows
     )
 }
 

@@ -1,4 +1,4 @@
-"""Ranking of wrong labels by `train.audit`, compared with cleanlab's ranking.
+"""Compare how `train.audit` and cleanlab rank rows with wrong labels.
 
     python -m benchmarks.audit trec.csv --model FOLDER --epochs 4 --learning-rate 1e-4
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FEW = 200
-"""Rows in the validation and test splits, which do not influence the result."""
+"""Number of rows in the validation and test splits, which do not affect the result."""
 
 
 def parsed() -> argparse.Namespace:
@@ -43,7 +43,7 @@ def parsed() -> argparse.Namespace:
 
 
 def flipped(labels: Any, classes: int, given: argparse.Namespace) -> Any:
-    """Return the labels (N,), some of which are replaced by other classes."""
+    """Return a copy of `labels` (N,) in which some are replaced by other classes."""
     chance = np.random.default_rng(given.seed)
     rows = chance.choice(len(labels), int(given.wrong * len(labels)), replace=False)
     found = labels.copy()

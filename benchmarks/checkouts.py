@@ -1,4 +1,4 @@
-"""Training throughput of this checkout, compared with another checkout.
+"""Compare the training throughput of this checkout with that of another one.
 
     python -m benchmarks.checkouts --against ../before
     python -m benchmarks.checkouts --against ../before --small --turns 1
@@ -20,7 +20,7 @@ SOURCES = {
     **dict.fromkeys(images.MODELS, images.flatout),
     **dict.fromkeys(lstms.SCRIPT.cases, lstms.flatout),
 }
-"""The program whose throughput is compared in each case."""
+"""The function that measures the throughput in each case."""
 
 
 def rate(given: argparse.Namespace) -> Figures:

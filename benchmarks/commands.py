@@ -1,12 +1,12 @@
-"""Time from the command to the saved model, compared with a Trainer script.
+"""Compare the time from the command to the saved model with that of a Trainer script.
 
     python -m benchmarks.commands
     python -m benchmarks.commands --small --turns 1
 
 The job trains on about 13,000 short texts for 5 epochs at batch size 32. The checkpoint
-has 6 layers of width 384 and random weights. In the cold case only the texts and the
-checkpoint exist. In the warm case an earlier command with another seed has left its
-tokens and compiled code.
+has 6 layers of width 384 and random weights. In the cold case, only the texts and the
+checkpoint exist. In the warm case, the tokens and the compiled code of an earlier
+command with another seed exist, too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def prepared(folder: Path, *, small: bool) -> None:
 
 
 def _flatout(folder: Path, given: argparse.Namespace) -> Any:
-    """Return a function that runs the command with a given seed and returns metrics."""
+    """Return a function that maps a seed to the metrics of the command."""
     parameters = {
         "model": {"name_or_path": str(folder / "checkpoint")},
         "tokenize": {"max_length": LENGTH},
@@ -121,7 +121,7 @@ def _script(flags: dict[str, Any], folder: Path, given: argparse.Namespace) -> A
 
 
 def side(make: Any, given: argparse.Namespace) -> Figures:
-    """Measure a cold command, or the second of two commands."""
+    """Measure a command with empty caches, or the second of two commands."""
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
         prepared(folder, small=given.small)

@@ -1,14 +1,13 @@
-"""Embedding models and rerankers, compared with sentence-transformers.
+"""Compare the training of embedding models and rerankers with sentence-transformers.
 
     python -m benchmarks.embeddings
     python -m benchmarks.embeddings --small --turns 1
 
 Both train with the same loss on the same pairs: a question of about 24 tokens and a
 passage of about 92. The negatives are all other passages in the global batch. The
-trainer of sentence-transformers tokenizes in its loader's worker processes, as it
-always does. It trains on rows in random order, and on the global batch as a whole,
-because smaller batches have fewer negatives. A reranker reads a question and a passage
-as one row.
+trainer of sentence-transformers tokenizes in its loader's workers, as it always does.
+It trains on rows in random order and without micro-batches, because smaller batches
+have fewer negatives. A reranker reads a question and a passage as one row.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 
 def text_pairs(shape: Shape) -> Any:
-    """Return the same pairs as texts, in which each word is the number of a token."""
+    """Return the same pairs as texts. Each word is the number of a token."""
     from datasets import Dataset
 
     words = np.array([f"w{number}" for number in range(shape.vocabulary)])

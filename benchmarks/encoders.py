@@ -1,11 +1,11 @@
-"""BERT-base on rows of 92 tokens: flatout, the Trainer, and a packed, compiled loop.
+"""Train BERT-base on 92-token rows: flatout, the Trainer, and a compiled packed loop.
 
     python -m benchmarks.encoders
     python -m benchmarks.encoders --small --turns 1
 
 The Trainer reads its rows in random order, or balances batches with `batch_rebalance`,
-which keeps the order of steps random. It does not sort rows by length, because that is
-faster but learns less.
+which keeps the order of steps random. It does not sort rows by length, because sorting
+is faster but harms learning.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ SIDES = {
     "Trainer, batch_rebalance, compiled": trainer_compiled,
 }
 MODERNBERT_SIDES = {name: SIDES[name] for name in SIDES if "loop" not in name}
-"""Without the loop, which needs BERT's pooler; ModernBERT does not have one."""
+"""These sides exclude the loop, which needs a pooler. ModernBERT has none."""
 SCRIPT = Script(
     "benchmarks.encoders",
     "BERT-base compared with the Trainer and a packed loop",

@@ -1,5 +1,4 @@
-"""Harness of all scripts. It runs the compared programs in turns, each in a new
-process.
+"""Harness of all scripts, which runs the compared programs in turns in new processes.
 
 A script defines cases and the programs ("sides") of each case, and calls `main`. A side
 is a function that returns metrics by name. The order of the sides is reversed in every
@@ -26,11 +25,11 @@ from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
 MARK = "FIGURES "
-"""Start of the line in which the process of a side prints its metrics."""
+"""Start of the line with which the process of a side prints its metrics."""
 Figures = dict[str, Any]
 Side = Callable[[argparse.Namespace], Figures]
 Cases = Mapping[str, Mapping[str, Side]]
-"""The sides of each case by name. Ratios are those of the first side to the others."""
+"""The sides of each case by name. Ratios compare the first side with the others."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Script:
     figure: str = "samples_per_s"
     """The metric that is compared. Each side returns it."""
     checkouts: Mapping[str, str] = field(default_factory=dict)
-    """The argument that names the checkout whose code a side imports, by side."""
+    """The argument that gives the checkout whose code a side imports, by side."""
     small_cases: tuple[str, ...] = ()
     """Cases that are run with `--small`; all cases if empty."""
 
@@ -63,8 +62,8 @@ def parser_of(script: Script) -> argparse.ArgumentParser:
 
 
 def main(script: Script, parser: argparse.ArgumentParser | None = None) -> int:
-    """Run a single side if the command names one, or else all sides in turns. Return
-    the exit code, which is 1 if a side failed."""
+    """Run the side that the command line names, or all sides in turns. Return the exit
+    code, which is 1 if a side failed."""
     given = (parser or parser_of(script)).parse_args()
     if given.side:
         given.case, name = given.side
@@ -100,8 +99,8 @@ def _by_turns(
 
 
 def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figures:
-    """Run a side in a new process with the code of `checkout`. It has the thread
-    settings of a training run of flatout, which speed up steps on shared cores."""
+    """Run a side in a new process with the code of `checkout`. The process has the
+    thread settings of a flatout training run, which speed up steps on shared cores."""
     from flatout.engine.machine.environment import training_environment
     from flatout.engine.parameters import RuntimeSettings
 
@@ -133,7 +132,7 @@ def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figure
 
 
 def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
-    """Return a table with the median, range and ratio of each side."""
+    """Return a table with the median, the range and the ratio of each side."""
     lines = [
         f"{case}:",
         "",
@@ -156,7 +155,7 @@ def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
 
 
 def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> str:
-    """Return the median of the ratios by turn, in which slow turns cancel out."""
+    """Return the median of the ratios by turn, on which slow turns have no effect."""
     if runs is first or any("error" in run for run in first):
         return ""
     ratios = [a[figure] / b[figure] for a, b in zip(first, runs, strict=False)]
@@ -164,7 +163,7 @@ def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> st
 
 
 def _more(runs: Sequence[Figures], figure: str) -> str:
-    """Return the medians of all other numbers that the runs returned."""
+    """Return the medians of all other metrics that the runs returned."""
     hidden = {figure, "process_s"}
     names = [n for n, v in runs[0].items() if isinstance(v, (int, float))]
     return ", ".join(

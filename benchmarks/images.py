@@ -1,10 +1,10 @@
-"""ViT-S/16 and ResNet-50, compared with a plain compiled loop.
+"""Compare the training of ViT-S/16 and ResNet-50 with a plain compiled loop.
 
     python -m benchmarks.images
     python -m benchmarks.images --small --turns 1
 
 flatout reads decoded images, and crops, flips and normalises them. The plain loop does
-none of this, because its images are already on the device.
+none of this. Its images are already on the device.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def job_of(given: argparse.Namespace) -> Job:
 
 
 def write_images(folder: Path, job: Job) -> None:
-    """Write JPEG files of noise, with one folder per class."""
+    """Write JPEG files of random noise, with one folder per class."""
     from PIL import Image
 
     chance = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def write_images(folder: Path, job: Job) -> None:
 
 
 def flatout(given: argparse.Namespace) -> Figures:
-    """Return images/s from the report of `kedro run`: wall time without the warm-up."""
+    """Return images/s from the report of `kedro run`, without the warm-up."""
     job = job_of(given)
     parameters = {
         "images": {"size": job.size, "channels": 3},
@@ -118,7 +118,7 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 
 def plain(given: argparse.Namespace) -> Figures:
-    """Train with a typical hand-written loop, whose images are on the device."""
+    """Measure a typical hand-written loop, whose images are already on the device."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     job = job_of(given)

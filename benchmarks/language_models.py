@@ -1,4 +1,4 @@
-"""Qwen3-0.6B's shape with random weights: flatout, the Trainer, and a packed loop.
+"""Train Qwen3-0.6B with random weights: flatout, the Trainer, and a packed loop.
 
     python -m benchmarks.language_models
     python -m benchmarks.language_models --small --turns 1

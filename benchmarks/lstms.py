@@ -1,10 +1,10 @@
-"""LSTMs: DeepLog's windows of log keys, and a bidirectional language model.
+"""Compare the training of LSTMs: DeepLog and a bidirectional language model.
 
     python -m benchmarks.lstms
     python -m benchmarks.lstms --small --turns 1
 
-Each is compared with a loop as in public implementations: `nn.LSTM`, a DataLoader and
-Adam. Sessions and words are random, because throughput does not depend on their values.
+The other side is a loop as in public implementations, with `nn.LSTM`, a DataLoader and
+Adam. Sessions and words are random, because their values do not affect throughput.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 @dataclass
 class WindowModel:
-    """DeepLog as in public implementations, in which a key is a single number."""
+    """DeepLog as in public implementations, in which the input is the key's number."""
 
     keys: int
 
@@ -138,7 +138,7 @@ def deeplog_loop(given: argparse.Namespace) -> Figures:
 
 class Bilm(nn.Module):
     """Bidirectional language model. For words (B, T), it returns two tensors of logits
-    (B, T, words): one for the next word, one for the previous word."""
+    (B, T, words): one for the next word and one for the previous word."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

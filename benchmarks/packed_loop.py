@@ -25,7 +25,7 @@ from benchmarks.training import (
 
 
 class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
-    """Random global batches, each in one buffer that ends with rows of padding."""
+    """Yields random global batches, each in one buffer that ends with padding rows."""
 
     def __init__(self, shape: Shape, table: Any) -> None:
         self.shape = shape
@@ -40,7 +40,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         usual = shape.batch * lengths.mean() + 3 * shape.batch**0.5 * lengths.std()
         self.size = -(-min(most, int(usual)) // 64) * 64 + 64
         self.more = -(-self.size // shape.longest)
-        """Number of padding rows in each batch. None is longer than a real row."""
+        """Number of padding rows in each batch. They are no longer than real rows."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         info = torch.utils.data.get_worker_info()
@@ -69,7 +69,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
 
 
 def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
-    """Return the mean cross entropy of rows (by first token) or of next tokens."""
+    """Return the mean cross entropy of labels (at first tokens) or of next tokens."""
     given = {
         "input_ids": batch["ids"][None],
         "position_ids": batch["places"][None],
@@ -87,7 +87,7 @@ def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
 
 
 def packed_loop(shape: Shape, model: Any, table: Any) -> dict[str, Any]:
-    """Return the throughput of the loop."""
+    """Train with the loop and return its throughput."""
     model.set_attn_implementation(register_packed_attention())
     model.to(DEVICE).train()
     torch.set_float32_matmul_precision("high")

@@ -18,12 +18,12 @@ import yaml
 import flatout
 
 CHECKOUT = Path(flatout.__file__).resolve().parents[2]
-"""The checkout whose code is imported. Its configuration is used, too."""
+"""The checkout whose code and configuration are used."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """Copy of the project's configuration, with one additional environment, `job`."""
+    """A copy of the project's configuration with one additional environment, `job`."""
 
     folder: Path
 
@@ -69,7 +69,7 @@ class Project:
 
 
 def timed(command: list[str], folder: Path) -> float:
-    """Return the seconds that a command takes, with caches in `folder`. Raises
+    """Return how many seconds a command takes with its caches in `folder`. Raises
     RuntimeError if the command fails."""
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),

@@ -1,11 +1,11 @@
-"""Throughput on 1, 2, ... devices with the same number of rows per device.
+"""Measure throughput on 1, 2, ... devices with the same number of rows per device.
 
     python -m benchmarks.scaling --devices 1 2 4
     python -m benchmarks.scaling --small --turns 1
 
-Several devices are measured with DDP and with FSDP. Without a GPU, devices are
-processes that share the cores, so their throughput does not predict that of machines
-with one device per process.
+Several devices are measured with DDP and with FSDP. Without a GPU, the devices are
+processes that share the cores, so the results do not apply to machines with one device
+per process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = {
     "BERT-base, 64 rows": Shape(BERT, 64, token_budget=65_536, steps=60),
     "Qwen3-0.6B's shape, 128 rows": Shape(QWEN3, 128, token_budget=32_768, steps=8),
 }
-"""Shapes with the number of rows per device."""
+"""Shapes, given the number of rows per device."""
 
 
 def flatout(devices: int, strategy: str, given: argparse.Namespace) -> Figures:

@@ -3,7 +3,7 @@
     python -m benchmarks.trainer_script JOB.json
 
 It imports nothing from flatout, so that only the Trainer's time is measured. JOB
-contains the settings that would normally be written into the script.
+contains the settings that a user would write into the script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 
 def main(job: dict[str, Any]) -> None:
-    """Train, evaluate and save. The accuracy and number of samples go to `result`."""
+    """Train, evaluate and save. The accuracy and the number of samples are written to
+    the file `result`."""
     import torch
     import transformers
     from datasets import load_dataset

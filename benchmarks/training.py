@@ -40,7 +40,7 @@ class Shape:
     warm_steps: int = 30
     """Steps before the first window. The Trainer needs many if it is compiled."""
     micro_batch: int | None = None
-    """Rows per micro-batch of programs without token budgets. None: the whole batch."""
+    """Rows per micro-batch of programs without token budgets, or None for all rows."""
 
     @property
     def vocabulary(self) -> int:
@@ -89,8 +89,8 @@ class Stopwatch:
 
 
 def token_table(shape: Shape, *, labels: bool) -> pa.Table:
-    """Return rows of random tokens with lognormal lengths, like those of real texts.
-    There are enough rows for several windows."""
+    """Return rows of random tokens. As in real texts, the lengths are lognormal. There
+    are enough rows for several windows."""
     chance = np.random.default_rng(2)
     count = max(2 * shape.steps, 40) * shape.batch
     draws = np.exp(0.7 * chance.standard_normal(count))
@@ -205,8 +205,8 @@ def best_flags(shape: Shape) -> dict[str, Any]:
 def trainer(
     shape: Shape, model: Any, table: pa.Table, collator: Any, **flags: Any
 ) -> dict[str, Any]:
-    """Measure transformers' Trainer with the fastest flags and `flags`. Rows are in
-    random order unless a flag changes this."""
+    """Measure transformers' Trainer with `flags` added to the fastest flags. Rows are
+    in random order unless a flag changes this."""
     import transformers
     from datasets import Dataset
 
@@ -228,8 +228,8 @@ def trainer(
 
 
 def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
-    """Return a collator that pads rows to the longest one. In causal tasks, the rows
-    are also the labels."""
+    """Return a collator that pads rows to the longest one. If `causal` is True, the
+    rows are also the labels."""
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         ids = [torch.tensor(row["input_ids"]) for row in rows]

@@ -27,9 +27,9 @@ def flatout_pipelines(
     namespace: str | None = None, **options: Any
 ) -> dict[str, Pipeline]:
     """Return all flatout pipelines by name, for the registry of another project. If
-    `namespace` is given, the pipelines are placed in this namespace, but catalog
-    entries and parameters keep their names. `options` are passed to `create_pipeline`,
-    for example `rows="images"`."""
+    `namespace` is given, nodes are placed in it, but catalog entries and parameters
+    keep their names. `options` are passed to `create_pipeline`, for example
+    `rows="images"`."""
     found = {}
     for name in (one.name for one in iter_modules(folder.__path__) if one.ispkg):
         module = import_module(f"{folder.__name__}.{name}")

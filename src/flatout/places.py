@@ -16,15 +16,16 @@ _roots: list[Path] = []
 
 
 def use_project(folder: str | Path | None) -> None:
-    """Resolve relative paths against `folder`, the project of the session that begins.
-    If it is None, the project that contains the working directory is used."""
+    """Resolve relative paths against `folder`, the project of the new session. If it is
+    None, the project that contains the working directory is used."""
     _roots[:] = [Path(folder).expanduser().resolve()] if folder else []
 
 
 def project_path(path: str = ".") -> str:
-    """Return `path` as an absolute path. Relative paths start at the project root.
+    """Return `path` as an absolute path. Relative paths are resolved against the
+    project root.
 
-    A packaged project has no root, so the working directory is used instead.
+    A packaged project has no root and uses the working directory instead.
     """
     root = _roots[0] if _roots else find_kedro_project(Path.cwd()) or Path.cwd()
     return str(root / path)

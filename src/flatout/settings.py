@@ -16,7 +16,8 @@ CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
-    # Otherwise `train: {max_steps: 4}` in an environment would drop other train keys.
+    # Otherwise `train: {max_steps: 4}` in an environment would drop the other train
+    # keys.
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "config_patterns": {"mlflow": ["mlflow*", "mlflow*/**", "**/mlflow*"]},
     "custom_resolvers": {

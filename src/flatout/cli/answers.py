@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
 
 MADE_BY = {"tokens": "split,tokenize"}
-"""The pipelines that create each kind of rows. A kind that is not listed here is
-created by the pipeline of the same name."""
+"""The pipelines that create each kind of rows. A kind that is missing here is created
+by the pipeline of the same name."""
 
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:
-    """Load the splits, `tokenizer` and `label_names`, and configure the environment
-    before torch is imported. Raises CommandError if the rows do not exist yet."""
+    """Load the splits, `tokenizer` and `label_names`, after setting the environment
+    variables that torch reads when it is imported. Raises CommandError if the rows do
+    not exist yet."""
     settings = loader_of(context).settings
     environment.apply(settings.runtime)
     rows, catalog = settings.train.rows, context.catalog

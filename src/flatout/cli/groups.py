@@ -28,7 +28,7 @@ DATA_DIR = click.option("--data-dir", help="Data folder of the run. Default: dat
 
 
 class Fault(click.ClickException):
-    """A known error whose message explains what to do, without a traceback."""
+    """A known error. Its message, shown without a traceback, explains what to do."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -75,13 +75,11 @@ REMOVED = {
     "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings",
     "parameters --markdown": "docs/parameters.md lists all parameters",
 }
-"""Removed commands and options of earlier versions or their plugins, with
-replacements."""
+"""Replacements for the commands and options of earlier versions and their plugins."""
 
 
 class FlatoutGroup(click.Group):
-    """Command group that names the replacement if a removed command or option is
-    used."""
+    """Command group that shows replacements for removed commands and options."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         _check_removed(ctx, cmd_name)

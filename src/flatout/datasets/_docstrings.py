@@ -1,4 +1,4 @@
-"""Extract docstrings from Python files. Imports are few, so that workers start fast."""
+"""Extract docstrings from Python files, with few imports so that workers start fast."""
 
 from __future__ import annotations
 

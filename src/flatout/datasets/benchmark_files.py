@@ -1,5 +1,5 @@
-"""Datasets for the results of benchmarks and sweeps. If a run does not produce a file,
-the existing file is kept."""
+"""Datasets for the results of benchmarks and sweeps. Existing files are kept if a run
+has no result for them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TunedParameters(PathDataset):
         if not data:
             logger.info("%s: no recommendation, the file is unchanged", self._path)
             return
-        if self._environment:  # the last group of the text gets this line
+        if self._environment:  # added to the last group of the text
             data += f"  environment: {self._environment}\n"
         write_text(self._path, data)
         folder = self._path.parent

@@ -51,8 +51,8 @@ class DocstringCorpus(ReadOnlyDataset):
     """Docstrings as read-only rows with the columns `text` and `label` (package name).
 
     The corpus has `rows` rows, balanced over `labels` packages. If `rows` is null, all
-    docstrings of these packages are used. The texts are stored as Parquet files in the
-    folder `filepath`, one file per combination of package versions and sizes.
+    docstrings of these packages are used. The texts are stored in the folder
+    `filepath`, with a Parquet file for each combination of package versions and sizes.
     """
 
     content = "docstrings"
@@ -85,7 +85,7 @@ class DocstringCorpus(ReadOnlyDataset):
 
     @property
     def is_parsed(self) -> bool:
-        """Whether the corpus is already stored, so that nothing needs to be parsed."""
+        """Return whether the corpus is already stored and needs no parsing."""
         return self._file(_installed(self._labels)).is_file()
 
     def _file(self, packages: dict[str, str]) -> Path:

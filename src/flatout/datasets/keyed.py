@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 class KeyedDataset(PathDataset):
-    """Base class of datasets that compute their data while saving it, so that data may
-    be larger than memory and unchanged data is not computed again.
+    """Base class of datasets that compute their data while saving it, so that data can
+    be larger than memory, and unchanged data is not recomputed.
 
     Nodes return a recipe, which has a content `key` and knows how to create the data.
     If the stored key is the same, the data is kept. Otherwise the changed fields of the
-    key are logged, and the data is created. If that fails, the stored data stays as it
-    was.
+    key are logged, and the data is created. If that fails, the stored data is
+    unchanged.
     """
 
     _level = logging.DEBUG
-    """Level of the log message about kept data. Classes for large data use INFO."""
+    """Level of the message about unchanged data. Classes for large data use INFO."""
 
     def save(self, data: Any) -> None:
         if not hasattr(data, "key"):

@@ -81,8 +81,8 @@ class ParquetStream(KeyedParquetDataset):
 
 
 class KeyedJSONDataset(_KeyedFile):
-    """A JSON object with its content key under `flatout_key`. It loads as a dict
-    without that key."""
+    """A file with a JSON object, which contains its content key under `flatout_key`. It
+    loads as a dict without that key."""
 
     def load(self) -> dict[str, Any]:
         self._check_not_empty()

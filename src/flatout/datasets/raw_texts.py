@@ -28,7 +28,7 @@ class OwnSplits(ReadOnlyDataset):
         self.parts = parts
 
     def load(self) -> SplitTexts:
-        """Load all entries and return a reader for each split."""
+        """Load all entries and return a reader that yields the rows of each split."""
         return SplitTexts(
             {
                 name: open_raw_texts(part.load(), entry_of(name))
@@ -112,7 +112,7 @@ class HubTexts(ReadOnlyDataset):
     loaded separately. Set `revision` to a commit to always load the same rows.
     """
 
-    # Kedro's HFDataset queries the Hub whenever it is printed, so it fails without a
+    # Kedro's HFDataset queries the Hub whenever it is printed, which fails without a
     # network. It also imports torch.
 
     content = "data sets of the Hub"

@@ -1,4 +1,4 @@
-"""Checks of the data in the catalog: columns, labels, and the tokens' parameters."""
+"""Checks of the data in the catalog: columns, labels and token rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Run all checks in order. Parameters come first, and torch is imported once the
-environment is configured."""
+"""Run all checks in order. The parameters are checked first, and torch is imported only
+once the environment variables are set."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ExaminedProject:
         }
 
     def _checks_of_the_catalog(self) -> dict[str, Check]:
-        """Return the checks that need the catalog; empty if parameters are invalid."""
+        """Return the checks that need the catalog, or {} if parameters are invalid."""
         context, settings = self._context, self.settings
         if context is None:
             return {}

@@ -21,9 +21,9 @@ def examine(checks: Mapping[str, Check]) -> list[Finding]:
 
 
 def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
-    """Run a check and turn any error into a finding. Errors raised by flatout
-    or the catalog would end a run, so they get the status `fail`. Other errors only
-    prevented the check, so they get the status passed as `unknown`."""
+    """Run a check and turn any error into a finding. Errors of flatout or the catalog
+    would end a run, so their status is `fail`. Other errors only prevent the check, so
+    their status is `unknown`."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found

@@ -83,7 +83,7 @@ def _absent(name: str) -> Finding:
 
 
 CHECKPOINT_BYTES = 12
-"""Bytes per weight in a checkpoint, including its two optimizer moments."""
+"""Bytes per weight in a checkpoint, including the weight's two optimizer moments."""
 
 
 def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:

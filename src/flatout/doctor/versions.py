@@ -1,4 +1,4 @@
-"""Check that the installed packages have versions that flatout was tested with."""
+"""Check that the installed packages have versions that flatout supports."""
 
 from __future__ import annotations
 

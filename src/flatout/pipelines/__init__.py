@@ -26,7 +26,7 @@ def parameters(*groups: str) -> dict[str, str]:
 
 
 def boxed(name: str, pipeline: Pipeline) -> Pipeline:
-    """Return `pipeline` in the namespace `name`, which Kedro-Viz draws as one box.
+    """Return `pipeline` in the namespace `name`, which Kedro-Viz shows as one box.
     Catalog entries keep their names. Nodes that already have a namespace keep it."""
     if any(node.namespace for node in pipeline.nodes):
         return pipeline

@@ -24,9 +24,9 @@ def encode_samples(raw: Path, **groups: Any) -> dict[str, Any]:
 
 
 def create(kind: str, **_: Any) -> Pipeline:
-    """Return the pipeline for `kind`, which is arrays or images."""
+    """Return the pipeline for samples of this `kind`: arrays or images."""
     inputs = {"raw": f"raw_{kind}", **parameters("split", kind, "model")}
-    # Rejected rows are saved first, so that they exist even if the run then fails.
+    # Rejected rows are saved first, so that they exist even if the run fails later.
     outputs = {
         "rejected": f"rejected_{kind}",
         **{split: f"{split}_{kind}" for split in SPLITS},

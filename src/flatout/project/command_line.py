@@ -1,4 +1,4 @@
-"""Check names given on the command line, and report unknown ones in one line."""
+"""Check names given on the command line, and report unknown names in one line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
 
 WRITTEN_LATER = ("tuned", "best")
-"""Environments that pipelines write. The configuration loader checks these."""
+"""Environments that pipelines write. They are checked by the configuration loader."""
 KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
-"""Matches Kedro's error messages about options such as --nodes and --to-outputs."""
+"""Matches the messages of Kedro about options such as --nodes and --to-outputs."""
 
 
 class CommandError(ValueError):
@@ -37,8 +37,8 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
 
 
 def check_data_dir(data_dir: str | None) -> None:
-    """Raise CommandError if the folder does not exist, because reading from the folder
-    would create it."""
+    """Raise CommandError if the folder does not exist. Otherwise, reading from the
+    folder would create it."""
     folder = Path(project_path(data_dir or "data"))
     if not folder.is_dir():
         raise CommandError(f"--data-dir: there is no folder {folder}")
@@ -66,8 +66,8 @@ def check_command(options: Mapping[str, Any]) -> None:
 
 
 def plain_error(error: Exception) -> Exception | None:
-    """Return an error whose message is all that a user needs, or None if `error` cannot
-    be understood without its traceback."""
+    """Return an error whose message is enough for a user, or None if `error` cannot be
+    understood without its traceback."""
     own = type(error).__module__.startswith("flatout.")
     if own or isinstance(error, (DatasetError, MissingConfigException)):
         return error

@@ -48,9 +48,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
     In Kedro, the environment replaces `local`, so `--env=tuned` would train on the
     built-in corpus with settings that were measured on the user's data. Here `tuned`
     and `best` are merged over the environment in which they were measured. Kedro also
-    parses all files again at each access, about 12 times per run, which takes half a
-    second, so parsed files are kept. `parameters` contains the defaults of all
-    parameters that are not set in a file.
+    parses all files again at each access (about 12 times and half a second per run), so
+    parsed files are kept. `parameters` includes defaults for all parameters that are
+    not set in a file.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -119,7 +119,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def settings(self) -> Settings:
-        """All parameters, parsed once. Pipelines are adjusted to the parameters here,
+        """All parameters, parsed once. They are also applied to the pipelines here,
         because Kedro-Viz runs no hook that could do so. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
@@ -188,13 +188,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return str(found) if found else None
 
     def _files(self, environments: list[str]) -> Any:
-        """Return the parameters in the files of these environments, unresolved."""
+        """Return the unresolved parameters in the files of these environments."""
         conf = Path(self.conf_source)
         if conf.is_dir():
             folders = [conf / name for name in environments]
             files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
             return OmegaConf.merge({}, *map(OmegaConf.load, files))
-        # The environments are in the only top-level folder of an archive.
+        # The environments are in the only top-level folder of the archive.
         kind = "zip" if conf.suffix == ".zip" else "tar"
         archive = fsspec.filesystem(kind, fo=str(conf))
         found = {name: PurePosixPath(name) for name in sorted(archive.find(""))}

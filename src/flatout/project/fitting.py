@@ -22,7 +22,7 @@ OF_SESSIONS = "next-key"
 
 
 def raw_entry(settings: Settings) -> str:
-    """Return the name of the catalog entry with the raw data of this training run."""
+    """Return the name of the catalog entry with the raw data for this configuration."""
     if settings.train.rows != "tokens":
         return f"raw_{settings.train.rows}"
     return "raw_sessions" if settings.model.task == OF_SESSIONS else "raw_texts"
@@ -35,7 +35,7 @@ def short_names(pipeline: Pipeline) -> set[str]:
 
 def fit_pipelines(settings: Settings) -> None:
     """Make the pipelines read rows of the configured kind. If the parameter `pipelines`
-    is set, the default pipeline becomes the sum of the pipelines named there."""
+    is set, the default pipeline is the sum of these pipelines."""
     kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         _fit(name, rows=kind)

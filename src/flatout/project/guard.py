@@ -1,4 +1,4 @@
-"""Check that a training run is as fast as the best of the earlier, similar runs."""
+"""Check that a training run is as fast as the fastest earlier run of the same work."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def start(self, folder: RunFolder) -> None:
-        """Store the baseline, so that the tracking program can compare the run's speed
-        with it early."""
+        """Store the baseline, with which the tracking program checks the first
+        windows."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key

@@ -46,8 +46,8 @@ class MlflowOptions(BaseModel):
         return not set(pipelines or ["__default__"]) <= set(self.untracked)
 
     def store_files(self, data_dir: str) -> list[Path]:
-        """Return the store if it is a file in the data folder. Any other store may be
-        unreachable, because points wait in a file until they can be sent."""
+        """Return the store if it is a file in the data folder. Other stores need not be
+        reachable, because metrics stay in a file until they can be sent."""
         file = Path(project_path(data_dir), "mlflow.db")
         return [file] if self.store == f"{SQLITE}{file}" else []
 

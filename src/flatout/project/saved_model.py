@@ -28,7 +28,7 @@ def saved_model(
     rows: Any,
     report: dict[str, Any],
 ) -> SavedModel:
-    """Describe `data`, a model with or without a tokenizer that the catalog entry
+    """Describe `data`, a model (with or without a tokenizer) that the catalog entry
     `entry` has saved. If the entry uses another format, the model is also saved in the
     folder `spare`. The first sample of `rows` (a `datasets.Dataset`) becomes the input
     example."""

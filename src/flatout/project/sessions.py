@@ -1,8 +1,9 @@
 """Kedro sessions of the project, with support for external launchers.
 
 Launchers such as torchrun, accelerate and Slurm start the whole command once per rank.
-Rank 0 runs it as usual. The other ranks run no nodes or hooks and save no outputs. They
-wait until rank 0 starts a training run, join that run, and end with it.
+Rank 0 runs the command as usual. The other ranks run no nodes or hooks and save no
+outputs. They wait until rank 0 starts training, join the training run, and exit when it
+ends.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ProjectSession(KedroSession):
                 release_followers()
 
     def full_names(self, given: Iterable[str], asked: Mapping[str, Any]) -> list[str]:
-        """Return node names with their namespaces, e.g. `split.split_rows`."""
+        """Return the node names with their namespaces, e.g. `split.split_rows`."""
         names = asked.get("pipeline_names") or [asked.get("pipeline_name")]
         pipelines.set_requested([name for name in names if name] or None)
         self.load_context()

@@ -21,7 +21,7 @@ SILENCED = (
     "register_new_resolver() is deprecated",
     # MLflow's advice about models, e.g. when `kedro flatout sync` sends one.
     "An input example was not provided",
-    # Advises asynchronous loading, but training reads its rows from mapped files.
+    # This recommends asynchronous loading, but training reads memory-mapped files.
     "Using synchronous mode for loading and saving data",
     # Kedro's runners print this above every error in the first node of a run.
     "No nodes ran. Repeat the previous command",
@@ -29,7 +29,8 @@ SILENCED = (
     "nodes that have not run.\nYou can resume the pipeline run",
     # The command prints the error itself at the end.
     "failed with error: ",
-    # Entries of Kedro's own types are wrapped so that they accept nodes' results.
+    # This is intended: entries of Kedro's own types are wrapped to accept nodes'
+    # results.
     "Replacing dataset '",
     # Kedro-Viz prints this in every partial run, e.g. with --pipelines.
     "Workflow tracking is disabled",
@@ -49,8 +50,8 @@ KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
 
 class LineHandler(logging.Handler):
     """Logging handler that prints one line per message on Rich's console. In a
-    terminal, long messages wrap between words. Elsewhere they do not wrap, whereas
-    Rich's own handler would wrap them at 80 columns."""
+    terminal, long messages wrap between words. Elsewhere they do not wrap. (Rich's own
+    handler would wrap them at 80 columns.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,8 +85,8 @@ def print_lines() -> None:
     for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:
         root.removeHandler(handler)
         root.addHandler(LineHandler())
-    # Some are Python warnings. A filter in `warnings` would not work, because MLflow
-    # inserts its own filter before all others.
+    # Some messages are Python warnings. A filter in `warnings` would not work, because
+    # MLflow inserts its own filter before all others.
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_wanted)
 

@@ -1,5 +1,5 @@
 """Check whether tuned parameters fit a run, and whether the run is as fast as the
-trials in which they were measured."""
+trials that measured them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flatout.engine.parameters import Settings
 logger = logging.getLogger(__name__)
 
 LEAST_TRAINED_S = 5.0
-"""Shortest training time that is checked: two or three windows of a trial."""
+"""Shortest training time that is checked, which is two or three windows of a trial."""
 SLOWER = 0.9
-"""A run below this fraction of the slowest trial's throughput is reported as slow."""
+"""A run is slow if its throughput is below this fraction of the slowest trial's."""
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:

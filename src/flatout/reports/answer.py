@@ -1,4 +1,4 @@
-"""Summarise a benchmark's result in one sentence, with the next command to run."""
+"""Summarise the result of a benchmark in one sentence, with the next command to run."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Run:
 
 
 def newest_run(path: Path) -> Run:
-    """Return the newest run in the log at `path`. A decreasing step number marks the
-    start of a new run. Raises SettingsError if no line has a step."""
+    """Return the newest run in the log at `path`. A new run starts where the step
+    number decreases. Raises SettingsError if no line has a step."""
     if not path.is_file():
         raise SettingsError(f"{path} is not a file: give the log of a run")
     run, epoch = Run(0), None

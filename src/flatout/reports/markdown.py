@@ -9,7 +9,7 @@ import pandas as pd
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, str | Callable[[Row], str]]
-"""Maps each heading to a field name, or to a function that returns a row's text."""
+"""Maps each heading to a field name, or to a function that formats the row's cell."""
 
 
 def table(rows: Iterable[Row], columns: Columns) -> str:
@@ -25,7 +25,7 @@ def table(rows: Iterable[Row], columns: Columns) -> str:
 
 
 def times(name: str) -> Callable[[Row], str]:
-    """Return a column that shows the ratios in the field `name`."""
+    """Return a column function that formats the field `name` as a ratio."""
     return lambda row: "" if pd.isna(row[name]) else f"{row[name]:.2f}x"
 
 

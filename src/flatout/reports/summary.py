@@ -51,7 +51,7 @@ def _of_training(
 
 
 def _rate(report: Report) -> str:
-    """Return the training throughput as text that ends a sentence."""
+    """Return the training throughput as text for the end of a sentence."""
     waits, rate = report["loader_wait_pct"], report["samples_per_s"]
     if math.isnan(rate):
         return ", too few for a rate"
@@ -83,8 +83,8 @@ def _next(trained: Report, run: str, others: str) -> Iterator[tuple[str, str]]:
 
 
 def _figures(report: Report, prefix: str, metric: str | None) -> str:
-    """Return up to MOST_FIGURES metrics as text: the loss, `metric`, then the others in
-    the order of the report."""
+    """Return up to MOST_FIGURES metrics as text: the loss, `metric`, and the other
+    metrics in the order of the report."""
     named = {
         name.removeprefix(prefix): value
         for name, value in report.items()

@@ -36,7 +36,7 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """Return the range over several trials, e.g. ` (trials: 160 to 181)`, else ""."""
+    """Return the range over several trials, e.g. ` (trials: 160 to 181)`, or ""."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""

@@ -5,9 +5,10 @@ program `python -m flatout.tracking FOLDER` follows both files and sends new dat
 MLflow. If the store is unreachable, slow or locked, the data stays in the folder, and
 `kedro flatout sync` sends it later with the same code.
 
-A metric passes through `Recorder.log`, `MetricsFile.write` (train_metrics.jsonl),
-`Tail.new`, `mlflow_metrics` and `MlflowSender.send`. Results in reports and trials pass
-through `record_node_outputs` (run.json) and `MlflowSender.end`.
+A training metric passes through `Recorder.log`, `MetricsFile.write`
+(train_metrics.jsonl), `Tail.new`, `mlflow_metrics` and `MlflowSender.send`. The results
+of reports and trials pass through `record_node_outputs` (run.json) and
+`MlflowSender.end`.
 """
 
 from flatout.tracking.record import RunFolder, RunRecord, begin

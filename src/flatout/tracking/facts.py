@@ -22,9 +22,9 @@ NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
 
 
 def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
-    """Return a run name such as `reviews_bert-2x128_lr1e-3`, made of the data, the
-    model, and the learning rate or the `kind` of run. If `settings` is None, the run
-    does not train, and its name is e.g. `data_reviews`."""
+    """Return a run name such as `reviews_bert-2x128_lr1e-3`, which consists of the
+    data, the model, and the learning rate or the `kind` of run. Without `settings`, the
+    run does not train, and its name is like `data_reviews`."""
     if settings is None:
         return plain_name("_".join(filter(None, ["data", data])))
     digits, power = f"{settings.train.peak_learning_rate:.2e}".split("e")
@@ -67,7 +67,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
-    """Return the initial tags of a run. `run_params` are passed by Kedro's hooks."""
+    """Return the initial tags of a run. Kedro's hooks provide `run_params`."""
     commit = _git(folder, "rev-parse", "HEAD")
     is_dirty = bool(commit and _git(folder, "status", "--porcelain"))
     asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")
@@ -94,7 +94,7 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # in a container the user may have no name
+    except (OSError, KeyError):  # in a container, the user may have no name
         return "unknown"
 
 

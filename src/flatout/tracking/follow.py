@@ -36,7 +36,7 @@ EARLY_WINDOWS = 5
 
 
 class Follower:
-    """Follows one run until the run has ended or its process is gone. Store errors are
+    """Follows a run until it has ended or its process is gone. Errors of the store are
     logged and never raised."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -71,7 +71,7 @@ class Follower:
         if found := RunFolder.load(self.folder.path):
             self.folder.record = found.record
         if self._record.model and not before:
-            self.deliver()  # the run does other work meanwhile
+            self.deliver()  # the run does other work in the meantime
         return self._record.end_ms is not None or not process_lives(self._record.tags)
 
     def deliver(self, *, ended: bool = False) -> None:
@@ -184,7 +184,7 @@ def sync(parent: Path, uri: str | None = None) -> list[str]:
         if not folder.is_complete():
             lines.append(_sync_one(folder, uri))
         if folder.record.reporting == str(folder.path) and folder.is_complete():
-            shutil.rmtree(folder.path)  # the folder was a copy of an earlier run
+            shutil.rmtree(folder.path)  # the folder contained a copy of an earlier run
     return lines
 
 

@@ -78,7 +78,7 @@ class TextModel:
 
 
 class SampleModel:
-    """A model that returns the same predictions as the `predict` pipeline, without the
+    """A model with the same predictions as the `predict` pipeline, except for the
     columns for sources and reasons."""
 
     def __init__(self, model: Any) -> None:

@@ -27,8 +27,8 @@ SYSTEM = "system.jsonl"
 
 
 class MlflowSender:
-    """Sends a run's new data to a store. The state of the store is read only once. All
-    methods may raise the store's exceptions."""
+    """Sends a run's new data to a store, whose state is read only once. All methods may
+    raise the store's exceptions."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -48,9 +48,9 @@ class MlflowSender:
         return connect(self.uri, self._record.registry_uri)
 
     def send(self, client: MlflowClient) -> str | None:
-        """Send new data and return the run's id. Returns None if the first node has not
-        begun yet, which may fail, or the first step of a training, which may turn out
-        to be finished already."""
+        """Send new data and return the run's id. Return None if the run may not need to
+        be recorded: before the first node, which may fail, and before the first
+        training step, because training may already be finished."""
         if self._has_not_begun():
             return None
         run_id = self._open(client)
@@ -151,9 +151,9 @@ class MlflowSender:
         self._tags |= tags
 
     def _metric_batches(self, tail: Tail) -> Iterator[list[Metric]]:
-        """Yield batches of new metrics. The caller sends each before requesting the
-        next. Metrics that the store already has are skipped, because a resumed run
-        repeats steps."""
+        """Yield batches of new metrics. The caller sends each batch before it requests
+        the next one. Metrics that the store already has are skipped, because a resumed
+        run repeats steps."""
         seen, end = dict(self.sent.steps), tail.read_bytes
         batch: list[Metric] = []
         for end_of_line, point in tail.new():

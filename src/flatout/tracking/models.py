@@ -51,8 +51,8 @@ def log_and_register(
 
 
 def _logged(client: MlflowClient, run_id: str) -> list[str]:
-    """Return the ids of the run's completely logged models. A killed process may have
-    left a partial one. Also set the experiment to which the next model is logged."""
+    """Return the ids of the run's completely logged models. Incomplete models of killed
+    processes are left out. Also set the experiment for the next model."""
     import mlflow
 
     run = client.get_run(run_id)
@@ -65,8 +65,8 @@ def _logged(client: MlflowClient, run_id: str) -> list[str]:
 def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
     """Register `uri` as a version of the model, unless it is registered already. The
     alias `champion` is given to the best version trained on the same tokens. The first
-    setting remains the best until another setting has a validation loss that is lower,
-    over the same seeds, by more than the noise."""
+    setting remains the best until another one has a lower validation loss over the same
+    seeds, by more than the noise."""
     import mlflow
 
     name = str(found.registered_model)

@@ -27,7 +27,7 @@ FIGURES = (
     "compile_s",
     "train_wall_s",
 )
-"""Metrics stored as tags for comparing runs. A chart would have only one point."""
+"""Metrics stored as tags for comparing runs, as a chart would have only one point."""
 
 CURVES = "validation_"
 """Prefix of metrics that have one point per evaluation."""
@@ -37,7 +37,7 @@ TRIAL_SETTINGS = frozenset({*SETTING_BY_COLUMN, "world_size"})
 """Columns with numbers that were set for a trial, not measured."""
 
 PRUNED = "pruned"
-"""Status of a trial that a sweep ended early on purpose, which is not a failure."""
+"""Status of a trial that a sweep ended early on purpose. It is not a failure."""
 
 DESCRIPTION = "mlflow.note.content"
 
@@ -91,7 +91,7 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
     become metrics.
 
     Each run lasts as long as its trial. If the table has no start times, the runs
-    follow one another, and the last run ends now.
+    follow one another, and the last one ends at the current time.
     """
     rows = trials.to_dict("records")
     elapsed_s = [float(row.get("elapsed_s") or 0.0) for row in rows]
@@ -141,7 +141,7 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """Return a run name made of the trial's number and its label or kind, e.g.
+    """Return a run name that consists of the trial's number and its label or kind, e.g.
     `003_compute`, or its swept values, e.g. `003_learning_rate-0.001`."""
     parts = [row.get("trial_id"), row.get("label") or row.get("kind")]
     swept = {name: value for name, value in row.items() if _is_swept(name)}
@@ -170,7 +170,7 @@ def report_tags(report: dict[str, Any]) -> dict[str, str]:
 
 
 def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, float]:
-    """Return the metrics in a train report that become metrics of the run: the best
+    """Return the values in a train report that become metrics of the run: the best
     model's validation metrics, the test accuracy, and the metric `chosen_by`."""
     names = (n for n in report if n.startswith(CURVES) or n in (SORTED_BY, chosen_by))
     return _numbers((name, report[name]) for name in names)

@@ -26,7 +26,7 @@ class Tail:
         self.read_bytes = 0
         """Number of bytes that have been read so far."""
         self._first_line = b""
-        """The first line, whose time differs if another file has replaced this one."""
+        """The first line. Its time differs if another file has replaced this one."""
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield unread points, each with the byte offset of its end in the file."""

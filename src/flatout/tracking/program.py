@@ -16,7 +16,7 @@ from flatout.tracking.record import RunFolder, Sent
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 20.0
-"""Seconds that a store has to accept the remaining data of a finished run."""
+"""Time limit in seconds for a store to accept the remaining data of a finished run."""
 FAILING_LIMIT_S = 2.0
 """The same limit for a store that has failed to accept data."""
 POLL_S = 0.05
@@ -38,8 +38,9 @@ class Program:
     def __init__(
         self, folder: RunFolder, variables: Mapping[str, str], data_option: str = ""
     ) -> None:
-        """`variables` are environment variables such as the store's credentials, and
-        `data_option` names the run's data in commands such as `kedro flatout sync`."""
+        """`variables` are environment variables such as the store's credentials.
+        `data_option` selects the run's data in commands such as `kedro flatout
+        sync`."""
         self._folder, self._data_option = folder, data_option
         self._process = start(folder.path, variables)
 

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 RECORD = "run.json"
 POINTS = "points.jsonl"
 DROPPED = "DROPPED"
-"""Status of a run that MLflow does not get, because training had already finished or
+"""Status of a run that is not sent to MLflow, because training had already finished or
 the run failed before its first node."""
 
 ARTIFACTS = (
@@ -75,7 +75,8 @@ class SavedModel:
     folder: str
     """Folder written by `save_pretrained`."""
     saved_ns: int
-    """Modification time of the newest file. A newer file means a replaced model."""
+    """Modification time of the newest file. A newer file means that the model was
+    replaced."""
     example: str | None
     """File with one sample as an array, for models of arrays or images."""
     task: str | None
@@ -114,7 +115,7 @@ class RunRecord:
     registry_uri: str | None = None
     artifact_location: str | None = None
     reporting: str | None = None
-    """Folder of the reports that are sent as artifacts."""
+    """Folder of the reports to send as artifacts."""
     points: str | None = None
     """File with the points of the run, or None if the run does not train."""
     run_id: str | None = None
@@ -125,7 +126,7 @@ class RunRecord:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Final values of metrics that have a curve or by which runs are sorted."""
+    """Final values of metrics that have a curve or by which users sort runs."""
     figures: dict[str, float] = field(default_factory=dict)
     """All other final metrics, shown as a table in the run's description."""
     trials: list[dict[str, Any]] = field(default_factory=list)

@@ -13,12 +13,12 @@ from flatout.engine.machine.environment import set_defaults
 from flatout.tracking.store import prepare
 
 SERVER_DEFAULTS = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""One worker is enough for one user. Four workers and a job queue start slowly."""
+"""One worker is enough for one user. Several workers and a job queue start slowly."""
 
 
 def serve(uri: str, tell: Callable[[str], object], *, host: str, port: str) -> int:
     """Serve the store at `uri` until stopped, and return the exit code. If the store is
-    a server, only its URL is printed, because it has its own UI."""
+    a server, it has its own UI, so only its URL is printed."""
     prepare(uri)
     is_server = uri.startswith("http")
     tell(f"Runs: {uri.rstrip('/') if is_server else f'http://{host}:{port}'}")

@@ -40,8 +40,8 @@ def prepare(tracking_uri: str) -> None:
     """Set short timeouts for MLflow's clients, and create the folder of a SQLite
     store."""
     set_defaults(CLIENT_LIMITS)
-    # Otherwise MLflow logs the tables of a new SQLite file, and a hundred lines for
-    # each error, which it also raises.
+    # Otherwise MLflow would log the tables of a new SQLite file, and a hundred lines
+    # for each error that it also raises.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     file = _sqlite_file(tracking_uri)
     if file is not None:
@@ -51,7 +51,7 @@ def prepare(tracking_uri: str) -> None:
 
 def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
     """Return a client with short timeouts. Parts of MLflow that use no client, such as
-    its flavors, will use the same store."""
+    its flavors, use the same store."""
     import mlflow
     from mlflow import MlflowClient
 
@@ -73,7 +73,7 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
 
 def default_artifact_location(tracking_uri: str) -> str | None:
     """Return the artifact folder of a SQLite store, or None if the store decides.
-    Without it, MLflow would use the working directory."""
+    Without this folder, MLflow would use the working directory."""
     file = _sqlite_file(tracking_uri)
     return None if file is None else str(file.parent.absolute() / "mlartifacts")
 

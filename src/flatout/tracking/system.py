@@ -17,7 +17,7 @@ SLOWED_LIMIT_PCT = 10.0
 """A GPU is reported if heat or power slows its clock in this percentage of samples."""
 OTHERS_LIMIT_GIB = 1.0
 PREFIX = "system/"
-"""Prefix of metrics that MLflow shows on a separate page."""
+"""Prefix of the metrics that MLflow shows on a page of their own."""
 
 
 class GpuWatch:

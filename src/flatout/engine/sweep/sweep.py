@@ -215,9 +215,7 @@ class Sweep:
     ) -> Answer:
         """Return the stored result of a trial, or run the trial."""
         kept = stored_answer(folder)
-        if (
-            kept and kept.status == "ok"
-        ):  # retry others, as memory may now be sufficient
+        if kept and kept.status == "ok":  # retry others: memory may now be sufficient
             return kept
         pruning = Pruning(trial, folder, self.metric)
         # Report nothing without a pruner, because every command reads all reports.

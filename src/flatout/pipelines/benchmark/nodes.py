@@ -29,7 +29,7 @@ def run_trials(
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
     parameter groups.
     """
-    # These modules import torch, which the earlier pipelines do not need.
+    # These modules import torch, which earlier pipelines do not need.
     from flatout.engine.benchmark.outcome import summarise
     from flatout.engine.launch.job_files import JobFiles, token_key
     from flatout.engine.launch.launch import make_job

@@ -1,4 +1,4 @@
-"""Run a saved model on a split, and compute metrics and a list of the worst rows."""
+"""Evaluate a saved model on a split, and list the predictions with the largest loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of the evaluate pipeline: predict a split, then judge the predictions."""
+"""Nodes of the evaluate pipeline: predict a split, then evaluate the predictions."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def judge_predictions(
     **splits: Any,
 ) -> dict[str, Any]:
     """Compute the report, the metrics by class, the confusion matrix and the wrongly
-    predicted rows. For tasks without a single class per row, the metrics by class and
-    the confusion matrix are empty. Without labels, so are the wrong rows."""
+    predicted rows. The metrics by class and the confusion matrix are empty if rows do
+    not have exactly one class. The wrong rows are empty if there are no labels."""
     from flatout.engine.predict import judgement
 
     names = label_names if names_classes(figures["task"]) else []
@@ -69,7 +69,7 @@ def show_reliability(report: dict[str, Any]) -> Any:
 
 
 def show_wrong_images(wrong: Any, evaluate: EvaluateSettings, **splits: Any) -> Any:
-    """Show the first images among the `wrong` rows in one Matplotlib figure."""
+    """Return a Matplotlib figure of the first images among the `wrong` rows."""
     from flatout.reports.pictures import image_sheet
 
     return image_sheet(wrong, splits[f"{evaluate.split}_rows"])

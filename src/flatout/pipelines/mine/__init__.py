@@ -1,4 +1,4 @@
-"""Turn pairs into triplets, with negatives that the current model confuses."""
+"""Turn pairs into triplets by adding negatives that a saved model finds similar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node of the mine pipeline. Its result is a recipe, which the dataset executes."""
+"""Node of the mine pipeline, which returns a recipe that the dataset executes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from kedro.pipeline import Node, Pipeline
 
 from flatout.pipelines.split.nodes import split_rows
 
-# Rejected rows are saved first, so that they exist even if the run then fails.
+# Rejected rows are saved first, so that they exist even if the run fails later.
 OUTPUTS = ("rejected_rows", "train_rows", "validation_rows", "test_rows")
 
 

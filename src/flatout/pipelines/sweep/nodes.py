@@ -31,7 +31,7 @@ def run_sweep(
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
     parameter groups.
     """
-    # These modules import torch, which the earlier pipelines do not need.
+    # These modules import torch, which earlier pipelines do not need.
     from flatout.engine.launch.job_files import JobFiles, token_key
     from flatout.engine.launch.launch import make_job
     from flatout.engine.sweep import sweep as trials
@@ -53,10 +53,10 @@ def run_sweep(
 def choose_best(
     trials: pd.DataFrame, this_run: Mapping[str, Any], **groups: Any
 ) -> dict[str, Any]:
-    """Choose the best trial by `sweep.choose_by`. The result `best` has the
-    settings and the command that trains with them, and `parameters` is the text of
-    conf/best/parameters.yml. `this_run` holds the sweep's `environment` (None for the
-    default environment)."""
+    """Choose the best trial by `sweep.choose_by`. The result `best` has the settings
+    and the command that trains with them, and `parameters` is the text of
+    conf/best/parameters.yml. `this_run` contains the sweep's `environment` (None for
+    the default environment)."""
     from flatout.engine.sweep import best
     from flatout.reports.tuned import best_text
 

@@ -26,7 +26,7 @@ def train_model(
     parameter groups. The node resumes from the newest checkpoint in
     `paths.checkpoints`, writes new checkpoints there, and appends to `paths.metrics`.
     """
-    # These modules import torch, which the earlier pipelines do not need.
+    # These modules import torch, which earlier pipelines do not need.
     from flatout.engine.launch.launch import launch, make_job
     from flatout.engine.launch.results import load_finished_result
     from flatout.engine.models.model_files import ModelFiles
@@ -57,8 +57,8 @@ def train_model(
 
 
 def _as_line(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report as one row of a table. The names of nested values are joined
-    with dots, as in `phases_s.model`, and a list becomes a single cell."""
+    """Return the report as one row of a table. Names of nested values are joined with
+    dots, as in `phases_s.model`. A list is a single cell."""
     return {
         name: "; ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in by_path(report)

@@ -1,1 +1,1 @@
-"""The data folder and the catalog: lock, entries, outputs and origin of the data."""
+"""The data folder and the catalog: lock, entries, outputs, and origin of the data."""

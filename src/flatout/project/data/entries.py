@@ -34,7 +34,7 @@ RECIPES = OURS_ALONE | {
 
 
 class GenericEntry(AbstractDataset[Any, Any]):
-    """Wrapper around one of Kedro's own datasets that executes a recipe and saves the
+    """Wrapper around one of Kedro's own datasets. It executes a recipe and saves the
     result in the form that the dataset accepts."""
 
     def __init__(self, dataset: AbstractDataset[Any, Any]) -> None:
@@ -112,8 +112,8 @@ def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
 
 
 def trust_own_model(pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Allow nodes to load the custom code of a model that is trained in the same run,
-    if `model.trust_remote_code` is set. For other models, `load_args` must allow it."""
+    """Allow nodes to load the custom code of a model that the same run trains, if
+    `model.trust_remote_code` is set. For other models, `load_args` must allow it."""
     if "model" in {n for node in pipeline.nodes for n in node.inputs} & (
         pipeline.all_outputs()
     ):

@@ -2,8 +2,8 @@
 
 When rows are saved, `note_origin` stores the state of the raw data next to them: a hash
 of the catalog entry and of the size, times and inode of its files. If the state is
-still the same when a training run starts, no row is read. If the state differs, the
-digest of the raw rows decides.
+still the same when a training run starts, no row is read. If it differs, the rows are
+outdated only if the digest of the raw rows has changed.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def data_fault(
     catalog: DataCatalog, settings: Settings, *, notes: bool = True
 ) -> str | None:
     """Return why the rows to train on do not match the raw data. Returns None if they
-    match, or if the rows or the raw data are not on this machine. If `notes` is True,
-    the result of comparing contents is stored."""
+    match, or if the rows or the raw data are not on this machine. If `notes` is True, a
+    new state of unchanged raw data is stored."""
     if settings.train.rows != "tokens":
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):
@@ -129,7 +129,7 @@ def rows_fault(
     columns = columns_of(settings.split, settings.model.task)
     columns = columns.among([key.fields.get("label_column")])
     changes = _changed_options(key, columns, settings)
-    # If the task has no labels, the label column only matters if the raw data changed.
+    # If the task has no labels, the label column matters only if the raw data changed.
     other = [c for c in changes if not columns.has_labels and LABEL in c]
     if changes != other:
         return (
@@ -194,8 +194,8 @@ def origin_of(
 ) -> dict[str, str] | None:
     """Return `name` and `state` of the raw data without reading any row, or None if the
     entry cannot be created here. The state is a hash, because an entry may contain
-    credentials. If `fetched` is True, the state of remote files is that at the time of
-    their download."""
+    credentials. If `fetched` is True, remote files have the state at the time of their
+    download."""
     try:
         entry = catalog.get(raw)
         described = entry._describe()

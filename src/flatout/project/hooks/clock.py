@@ -30,21 +30,21 @@ class PhaseClock:
     """Stopwatch that adds up the seconds of each phase."""
 
     def __init__(self, since_s: float) -> None:
-        """The first phase starts at `since_s`, in seconds of time.perf_counter."""
+        """Start the first phase at `since_s`, in seconds of time.perf_counter."""
         self._since_s = since_s
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def mark(self, phase: str, now_s: float | None = None) -> None:
-        """Add the seconds since the last mark to `phase`."""
+        """Add the time since the last mark to `phase`."""
         now_s = time.perf_counter() if now_s is None else now_s
         self.seconds[phase] += now_s - self._since_s
         self._since_s = now_s
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process started. On Linux, psutil adds a precise
-    time since boot to a boot time in whole seconds, so this boot time is subtracted
-    again here."""
+    """Return the seconds since this process started. On Linux, psutil computes the
+    start time by adding the boot time, which is rounded to seconds. The boot time is
+    therefore subtracted again."""
     created_s = psutil.Process().create_time()
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return time.time() - created_s
@@ -58,8 +58,9 @@ def time_line(seconds: Mapping[str, float]) -> str:
 
 
 def start_clock(created_s: float) -> PhaseClock:
-    """Start the clock. If this process runs a command, its whole age counts as imports.
-    In a notebook, the clock starts when the configuration is loaded, at `created_s`."""
+    """Start the clock. If this process runs a command, all time so far is the phase of
+    imports. In a notebook, the clock starts when the configuration is loaded, at
+    `created_s`."""
     is_command = click.get_current_context(silent=True) is not None
     begin_s = time.perf_counter() - process_age_s() if is_command else created_s
     clock = PhaseClock(begin_s)
@@ -77,8 +78,8 @@ PLACES = {"model": "model", "report": "train_report"}
 
 
 class ClockHooks:
-    """Hooks that measure the time of each phase. At the end they print these times, the
-    main metrics, the path of the model and the next command."""
+    """Hooks that measure the time of each phase. At the end, they print these times,
+    the main metrics, the path of the model and the next command."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataHooks:
-    """Hooks that lock the data folder, record the origin of rows, and refuse to train
+    """Hooks that lock the data folder, record the origin of rows, and prevent training
     on outdated rows."""
 
     def __init__(self, run: Run) -> None:
@@ -64,7 +64,7 @@ class DataHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
-        """Store the origin, even of reused rows, because the source may be renamed."""
+        """Store the origin even if rows are reused: the source may have a new name."""
         if dataset_name == "train_rows":
             note_origin(self._catalog, self._origin)
 

@@ -28,7 +28,7 @@ class Run:
     tracked: RunFolder | None = None
     """The run's record for MLflow, or None if the run is not tracked."""
     reused: bool = False
-    """True if training had already finished, so this run took no training steps."""
+    """Whether training had already finished, so that this run did not train."""
 
     def begin(self, context: KedroContext) -> None:
         """Read parameters and options from `context`. Raises SettingsError."""
@@ -41,13 +41,13 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the main process of the first machine."""
+        """Return whether this is the main process of the first machine."""
         is_first = self.settings.train.distributed.machine_rank == 0
         return is_first and current_ranks().is_main
 
     @property
     def run_options(self) -> str:
-        """Options of this run for suggested `kedro run` commands."""
+        """Options of this run, to be appended to suggested `kedro run` commands."""
         loader, conf = self.loader, self.context.project_path / of_kedro.CONF_SOURCE
         source, given = loader.conf_source, loader.runtime_params or {}
         return _joined(
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def data_option(self) -> str:
-        """The option that names the run's data in `kedro flatout` commands."""
+        """Option with which `kedro flatout` commands find the data of this run."""
         data_dir = self.settings.data_dir
         return _joined(data_dir=None if data_dir == "data" else data_dir)
 

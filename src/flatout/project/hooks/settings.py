@@ -18,8 +18,9 @@ from flatout.project.tuned import log_rate_check, tuned_mismatches
 
 
 class SettingsHooks:
-    """Hooks that reject parameters, runners, machines and folders that cannot work, and
-    warn about tuned parameters that were measured under different conditions."""
+    """Hooks that reject parameters, runners, machines and folders that cannot work.
+    They also warn about tuned parameters that were measured under different
+    conditions."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

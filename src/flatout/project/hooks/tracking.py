@@ -1,5 +1,5 @@
 """Hooks that write `run.json`. A separate tracking program reads this file and sends
-the data to MLflow, so that a failing tracking store cannot harm a run."""
+the data to MLflow, so that a failing store cannot disturb a run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """Log the model from the place where the catalog saved it."""
+        """Log the model from the location where the catalog saved it."""
         folder = self._run.tracked
         if folder is None or (self._run.reused and folder.earlier):
             return  # the earlier run has logged the model
@@ -114,7 +114,7 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """End the run, whose results have all been saved. Raises SlowRunError if the
+        """End the run after all its results have been saved. Raises SlowRunError if the
         run was slow and `guard.on_slow` is `fail`."""
         folder = self._run.tracked
         if folder and "split_report" in pipeline.all_outputs():

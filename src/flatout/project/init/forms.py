@@ -55,4 +55,4 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
     ),
 )
 """Tasks whose rows have a special form, with their parameters in `split` and the usual
-column names. The first match wins; only `negative_column` may be missing."""
+column names. The first match is used. Only `negative_column` may be missing."""

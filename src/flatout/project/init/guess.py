@@ -1,4 +1,4 @@
-"""Guess the meaning of the columns of a file, for the user to check."""
+"""Guess the meaning of a file's columns. The user should check the result."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def guess(
 
 
 def names_are_a_row(raw: RawTexts) -> bool:
-    """Return whether the header is missing, so that the first row became the names."""
+    """Return whether the file has no header, so its first row was read as the names."""
     names = list(raw.column_names)
     if names == [str(n) for n in range(len(names))]:  # pandas numbers columns like this
         return False
@@ -268,7 +268,7 @@ def _num_classes(values: Sequence[Any]) -> int | None:
 
 
 def _are_prose(values: Sequence[Any]) -> bool:
-    """Return whether at least half of the values are long or have several words."""
+    """Return whether at least half of the values are long or contain several words."""
     if not all(isinstance(value, str) for value in values):
         return False
     several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in values)

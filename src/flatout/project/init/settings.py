@@ -29,7 +29,7 @@ OTHERS = {
 }
 """Environments for data without texts, each with its file extensions."""
 MORE = {"images": ",images.size=64,images.channels=3"}
-"""Parameters that replace the image size and channels of the demonstration."""
+"""Parameters that override the image size and channels of the demonstration."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
 FILES = ("catalog.yml", "parameters.yml")
@@ -74,14 +74,14 @@ def inspect_file(
 def _encoding(file: Path) -> dict[str, str]:
     """Return the `encoding` option for a text file, detected from its first megabyte.
     The result is empty for UTF-8 and for other file formats. Text that is not UTF-8 is
-    usually Korean or Western text from Windows. Users have to specify any other
+    assumed to be Korean or Western text from Windows. Users have to set any other
     encoding themselves."""
     if file.suffix.lower() not in (".csv", ".tsv", ".jsonl") or not file.is_file():
         return {}
     with file.open("rb") as opened:
         begin = opened.read(2**20)
     if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return {}  # UTF-16, for which the reader reports an error
+        return {}  # UTF-16, which the reader rejects with an explanation
     for encoding, found in (("utf-8", {}), ("euc_kr", {"encoding": "cp949"})):
         with suppress(UnicodeDecodeError):
             codecs.getincrementaldecoder(encoding)().decode(begin)
@@ -133,7 +133,7 @@ def write_settings(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def settings_texts(
     found: Guess, entry: Mapping[str, Any], checkpoint: str | None
 ) -> dict[str, str]:
-    """Return the contents of catalog.yml and parameters.yml by file name."""
+    """Return the contents of catalog.yml and parameters.yml, keyed by file name."""
     batch, source = 64 if nvidia_gpu_count() else 16, entry["filepath"]
     train: dict[str, Any] = {"global_batch_size": batch}
     model: dict[str, Any] = {"task": found.task}
