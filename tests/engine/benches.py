@@ -21,24 +21,25 @@ from tests.engine.families import (
 )
 
 QUICK = {"steps_per_trial": 3, "repeats": 2, "max_window_s": 1.0}
+ONE_WINDOW = {
+    "steps_per_trial": 2,
+    "warmup_steps": 1,
+    "repeats": 1,
+    "min_window_s": 0.0,
+    "trial_timeout_s": 200,
+}
+"""One window of two steps a trial."""
 
 
 def settings(**benchmark: Any) -> Settings:
-    """Tiny BERT on rows of 3 to 24 tokens; one window of two steps a trial."""
-    quick = {
-        "steps_per_trial": 2,
-        "warmup_steps": 1,
-        "repeats": 1,
-        "min_window_s": 0.0,
-        "trial_timeout_s": 200,
-    }
+    """Tiny BERT on rows of 3 to 24 tokens."""
     return parse_settings(
         {
             "runtime": {"precision": "fp32", "threads": 1},
             "model": {"config": {"model_type": "bert", **CONFIGS["bert"]}},
             "tokenize": {"max_length": MAX_LENGTH},
             "train": {"global_batch_size": 8, "epochs": 1},
-            "benchmark": {**quick, **benchmark},
+            "benchmark": {**ONE_WINDOW, **benchmark},
         }
     )
 

@@ -7,8 +7,16 @@ import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+from flatout.engine.files.content_key import file_hash
+from flatout.engine.launch.launch import run_job
 from flatout.engine.launch.results import read_result, write_result
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import parse_settings
 from flatout.engine.train.loop import TrainResult, train
 from flatout.engine.train.setup.job import TrainJob
@@ -16,6 +24,8 @@ from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.forks import fork_two
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
+H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
 
 
 class Crash(BaseException):
@@ -56,6 +66,16 @@ def make_job(folder: Path, *, config=None, rows=60, seed=0, data_key="k", **trai
     )
 
 
+def changed(job: TrainJob, **groups: dict[str, Any]) -> TrainJob:
+    """`job` with other values in these groups of its settings."""
+    settings = job.settings
+    update = {
+        name: getattr(settings, name).model_copy(update=values)
+        for name, values in groups.items()
+    }
+    return replace(job, settings=settings.model_copy(update=update))
+
+
 def run_forked(job: TrainJob) -> TrainResult:
     """`run_job` without the launcher: ranks that import nothing anew."""
     settings = job.settings.train.distributed
@@ -77,6 +97,21 @@ def curve(result) -> list[tuple]:
         (p.step, p.loss.hex(), p.grad_norm.hex(), p.learning_rate.hex())
         for p in result.history
     ]
+
+
+def weights(result: TrainResult) -> tuple[str, ...]:
+    """Hashes of the best weights and of the last."""
+    folders = (result.model_folder, result.last_model_folder)
+    return tuple(file_hash(folder / "model.safetensors") for folder in folders)
+
+
+def metrics_of(job: TrainJob) -> dict[str, dict[int, float]]:
+    """Values of the metrics file, by metric and step."""
+    found: dict[str, dict[int, float]] = {}
+    for point in map(json.loads, job.metrics_file.read_text().splitlines()):
+        for name, value in point["metrics"].items():
+            found.setdefault(name, {})[point["step"]] = value
+    return found
 
 
 def points(job: TrainJob) -> list[tuple[int, str, str]]:
@@ -113,3 +148,9 @@ def when_logged(text: str, action):
 
 def crash():
     raise Crash
+
+
+def crashed(job: TrainJob, text: str) -> None:
+    """Train until a line of the log begins with `text`."""
+    with pytest.raises(Crash), when_logged(text, crash):
+        run_job(job)

@@ -18,7 +18,7 @@ from flatout.engine.train.step import Stepper
 from tests.engine import test_arrays, test_images
 from tests.engine.families import CONFIGS
 from tests.engine.plain import on_two_ranks
-from tests.engine.runs import NO_DROPOUT, curve, make_job
+from tests.engine.runs import NO_DROPOUT, changed, curve, make_job
 from tests.make import task_job
 
 LEARNS = {
@@ -61,12 +61,8 @@ def test_wrong_labels_are_the_worst_rows(tmp_path):
     assert page.count("\n| ") == min(len(found), 50) + 2
     assert f"| {first['row']} | probably mislabelled | 1 " in page
     path = str(job.metrics_file.with_name("suspect_rows.parquet"))
-    assert set(found["row"]) == {*make_job_skipping(job, path).batches.skipped}
-
-
-def make_job_skipping(job, path):
-    train = job.settings.train.model_copy(update={"skip_rows": path})
-    return replace(job, settings=job.settings.model_copy(update={"train": train}))
+    skipping = changed(job, train={"skip_rows": path})
+    assert set(found["row"]) == {*skipping.batches.skipped}
 
 
 def test_the_audit_changes_no_bit_of_the_training(tmp_path):
@@ -86,34 +82,18 @@ def test_each_row_is_seen_once_a_pass(tmp_path, monkeypatch, batching):
     assert kept[-1].seen[:-1].tolist() == [2] * len(job.train)
 
 
-def test_a_repeated_step_is_counted_once(tmp_path, monkeypatch):
-    """Memory runs out in the second micro-batch of the first step."""
-    calls, right = [], Stepper._run
+@pytest.mark.parametrize("method", ["_run", "update"])
+def test_a_step_that_lacked_memory_is_counted_once(tmp_path, monkeypatch, method):
+    """In the second of its micro-batches, or in its update."""
+    audits, right = [], getattr(Stepper, method)
 
-    def full_once(self, tensors, *, is_last):
-        calls.append((self.audit, is_last))
-        if len(calls) == 2:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return right(self, tensors, is_last=is_last)
-
-    monkeypatch.setattr(Stepper, "_run", full_once)
-    job = make_job(tmp_path, audit=True, on_oom="shrink", token_budget=60, epochs=2)
-    run_job(job)
-    audit, was_whole_step = calls[0]
-    assert not was_whole_step
-    assert audit.seen[:-1].tolist() == [2] * len(job.train)
-
-
-def test_a_step_whose_update_lacked_memory_is_counted_once(tmp_path, monkeypatch):
-    audits, right = [], Stepper.update
-
-    def full_once(self):
+    def full_once(self, *tensors, **options):
         audits.append(self.audit)
         if len(audits) == 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        right(self)
+        return right(self, *tensors, **options)
 
-    monkeypatch.setattr(Stepper, "update", full_once)
+    monkeypatch.setattr(Stepper, method, full_once)
     job = make_job(tmp_path, audit=True, on_oom="shrink", token_budget=60, epochs=2)
     run_job(job)
     assert audits[0].seen[:-1].tolist() == [2] * len(job.train)
@@ -122,8 +102,7 @@ def test_a_step_whose_update_lacked_memory_is_counted_once(tmp_path, monkeypatch
 @pytest.mark.parametrize("module", [test_arrays, test_images])
 def test_samples_are_audited_too(tmp_path, module):
     job = module.job_of(tmp_path)
-    train = job.settings.train.model_copy(update={"audit": True, "epochs": 2})
-    run_job(replace(job, settings=job.settings.model_copy(update={"train": train})))
+    run_job(changed(job, train={"audit": True, "epochs": 2}))
     found = found_in(job)
     assert set(found["passes"]) <= {2} and found["text"].map(len).min() > 0
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from transformers import BertConfig
 
-from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import CPU_BF16_PAD_MULTIPLE, Runtime, set_up
+from flatout.engine.machine.runtime import CPU_BF16_PAD_MULTIPLE, set_up
 from flatout.engine.ops.attention import PACKED, packed_attention
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 from flatout.engine.parameters import RuntimeSettings
@@ -18,10 +17,9 @@ from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import step_rows as training_rows
 from tests.engine.families import CONFIGS, gradient, step_rows, task_model
 from tests.engine.plain import job_for, save_start
-from tests.engine.runs import make_job
+from tests.engine.runs import CPU, make_job
 
-BF16 = Runtime(torch.device("cpu"), "CPU", "bf16", Ranks(), threads=1)
-FP32 = replace(BF16, precision="fp32")
+BF16 = replace(CPU, precision="bf16")
 HIDDEN = BertConfig(hidden_size=16, num_attention_heads=2)
 
 
@@ -100,7 +98,7 @@ def test_packed_totals_are_rounded_up_in_bf16_alone(tmp_path):
     for batch, shapes in micro_batches(tmp_path, BF16, "packed"):
         assert {total for _, total in shapes} <= {64, 128}
         assert batch.num_tokens < batch.num_padded_tokens
-    for batch, _ in micro_batches(tmp_path, FP32, "packed"):
+    for batch, _ in micro_batches(tmp_path, CPU, "packed"):
         assert batch.num_tokens == batch.num_padded_tokens
 
 
@@ -111,7 +109,7 @@ def test_padded_lengths_are_rounded_up_in_bf16_alone(tmp_path):
             for _, shapes in micro_batches(tmp_path, runtime, "grouped")
             for _, length in shapes
         ]
-        for runtime in (BF16, FP32)
+        for runtime in (BF16, CPU)
     }
     assert set(lengths["bf16"]) == {8, 16, 24}
     assert any(length % 8 for length in lengths["fp32"])

@@ -11,13 +11,12 @@ from transformers import AutoModel, AutoModelForPreTraining
 
 from flatout.engine.batches.global_batches import Planner
 from flatout.engine.families import family_of
-from flatout.engine.machine.runtime import set_up
 from flatout.engine.models import model as models
 from flatout.engine.models.building import ModelError, build, load_pretrained
 from flatout.engine.models.flops import AttentionPairs, ModelFlops
 from flatout.engine.models.memory import count_parameters
 from flatout.engine.models.model_keys import model_key_faults
-from flatout.engine.parameters import ModelSettings, RuntimeSettings
+from flatout.engine.parameters import ModelSettings
 from flatout.engine.train.evaluate import evaluate
 from tests.engine.families import (
     BILM,
@@ -33,6 +32,7 @@ from tests.engine.families import (
     task_of,
     token_rows,
 )
+from tests.engine.runs import CPU
 
 TASK = "bidirectional-lm"
 
@@ -136,9 +136,8 @@ def test_an_evaluation_has_the_figures_of_each_direction(at_once, monkeypatch):
     monkeypatch.setattr(models, "LOGITS_AT_ONCE", at_once)
     rows, model = token_rows(TASK), task_model("bilm", TASK, "eager")
     data = step_rows("bilm", TASK, "grouped", rows=rows)
-    runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
     planner = Planner("grouped", 60, 24)
-    found = evaluate(model, rows, planner, data.collator, runtime)
+    found = evaluate(model, rows, planner, data.collator, CPU)
     losses, ranks = ([[], []] for _ in range(2))
     for view in rows.views(np.arange(len(rows))):
         ids = torch.tensor(view.tolist())
@@ -246,8 +245,4 @@ def test_tasks_and_models_that_do_not_fit_are_refused():
         built_by(bert)
     for task in ("causal-lm", "sequence-classification"):
         with pytest.raises(ModelError, match=f"no model for task {task}"):
-            built_by(replace_task(bilm(), task))
-
-
-def replace_task(settings, task):
-    return settings.model_copy(update={"task": task})
+            built_by(bilm().model_copy(update={"task": task}))

@@ -16,11 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.machine.runtime import set_up
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import (
     ModelSettings,
-    RuntimeSettings,
     SettingsError,
     SplitSettings,
     TokenizeSettings,
@@ -49,6 +47,7 @@ from tests.engine.plain import (
     plain_training,
     save_start,
 )
+from tests.engine.runs import CPU, metrics_of
 
 TASK = "causal-lm"
 MODEL = ModelSettings(task=TASK, config={"model_type": "llama", **CONFIGS["llama"]})
@@ -279,8 +278,7 @@ def test_trainings_equal_plain_ones_on_one_rank_and_on_two(tmp_path):
     own = {n: completions(getattr(one, n)) for n in ("train", "validation", "test")}
     one, two = replace(one, **own), replace(two, **own)
     plain = plain_training(one)
-    runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
-    assert_same(observed(one, runtime)[0], plain)
+    assert_same(observed(one, CPU)[0], plain)
     ranks = tmp_path / "ranks"
     ranks.mkdir()
     assert_same(on_two_ranks({"two": two}, ranks)["two"][0], plain)
@@ -298,11 +296,10 @@ def test_rows_without_a_target_are_counted_and_give_no_loss(tmp_path, caplog):
     few = {"global_batch_size": 1, "max_steps": 8, "epochs": 1}
     job = job_for(tmp_path / "job", TASK, start, rows=8, **few)
     job = replace(job, train=cut_prompts(job.train, {2, 5}))
-    result = train(job, set_up(RuntimeSettings(precision="fp32", threads=1)))
-    order = [int(step_row) for step_row in map(job_rows(job), range(8))]
-    points = map(json.loads, job.metrics_file.read_text().splitlines())
-    losses = [p["step"] for p in points if "train_loss" in p["metrics"]]
-    assert losses == [step for step, row in enumerate(order, 1) if row in (2, 5)]
+    result = train(job, CPU)
+    batches = GlobalBatches(len(job.train), 1, job.settings.runtime.seed)
+    learnt = [step for step in range(8) if batches.rows(step)[0] in (2, 5)]
+    assert [step - 1 for step in metrics_of(job)["train_loss"]] == learnt
     assert any("no row of the batches up to step" in w for w in result.report.warnings)
     (told,) = [w for w in result.report.warnings if "have no target" in w]
     assert told in caplog.messages
@@ -310,14 +307,9 @@ def test_rows_without_a_target_are_counted_and_give_no_loss(tmp_path, caplog):
     assert "rows 0, 1, 3, 4, 6, ... of train_tokens" in told
 
 
-def job_rows(job):
-    batches = GlobalBatches(len(job.train), 1, job.settings.runtime.seed)
-    return lambda step: batches.rows(step)[0]
-
-
 def test_rows_that_are_all_prompts_are_refused(tmp_path):
     start = save_start(tmp_path / "start", TASK)
     job = job_for(tmp_path / "job", TASK, start, rows=8)
     job = replace(job, train=cut_prompts(job.train, set()))
     with pytest.raises(SettingsError, match="every prompt fills the whole row"):
-        train(job, set_up(RuntimeSettings(precision="fp32", threads=1)))
+        train(job, CPU)

@@ -24,7 +24,7 @@ from flatout.engine.train.loop import evaluate_split, train
 from flatout.engine.train.setup.assemble import assemble, build_model
 from tests.engine.families import CONFIGS
 from tests.engine.plain import on_two_ranks
-from tests.engine.runs import NO_DROPOUT, make_job
+from tests.engine.runs import NO_DROPOUT, make_job, metrics_of
 
 TEMPERATURE = 0.1
 PAIRS = 32
@@ -399,10 +399,8 @@ def test_a_figure_of_shorter_vectors_chooses_the_best_model(tmp_path):
     model = {"matryoshka": [16, 8]}
     job = pair_job(tmp_path, model=model, metric="recall_at_1_dim_8", evaluate_every=1)
     report = train(job, set_up(job.settings.runtime)).report.as_dict()
-    points = job.metrics_file.read_text().splitlines()
-    found = [json.loads(point)["metrics"] for point in points]
     name = "validation_recall_at_1_dim_8"
-    assert report[name] == max(own[name] for own in found if name in own)
+    assert report[name] == max(metrics_of(job)[name].values())
     assert objective(job.settings) == (name, True)
     job = pair_job(tmp_path, model=model, metric="recall_at_1_dim_32")
     with pytest.raises(SettingsError, match="no metric 'recall_at_1_dim_32'"):

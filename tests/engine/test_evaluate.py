@@ -9,8 +9,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from flatout.engine.launch.launch import run_job
-from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import Runtime, set_up
+from flatout.engine.machine.runtime import set_up
 from flatout.engine.models import model as model_module
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.rows.tokens import TokenRows
@@ -19,9 +18,8 @@ from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import evaluate_split
 from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import step_rows, task_model, token_rows
-from tests.engine.runs import curve, make_job
+from tests.engine.runs import CPU, changed, curve, make_job
 
-CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
 CASES = [
     ("bert", "sequence-classification"),
     ("llama", "sequence-classification"),
@@ -193,12 +191,9 @@ def test_an_accuracy_of_few_rows_is_told(tmp_path, caplog, labels, told):
 
 
 def test_tasks_without_classes_are_told_of_no_few_rows(tmp_path):
-    settings = make_job(tmp_path).settings
-    regression = settings.model.model_copy(update={"task": "regression"})
     rows = token_rows("regression", 20)
     job = replace(
-        make_job(tmp_path, max_steps=1),
-        settings=settings.model_copy(update={"model": regression}),
+        changed(make_job(tmp_path, max_steps=1), model={"task": "regression"}),
         **dict.fromkeys(("train", "validation", "test"), rows),
         label_names=(),
     )

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from flatout.engine.batches.collation import StepRows
 from flatout.engine.launch.launch import run_job
-from flatout.engine.machine.runtime import set_up
-from flatout.engine.parameters import RuntimeSettings
 from flatout.engine.train.recording import recorder
 from flatout.engine.train.recording.health import Conditions, find_problems
 from flatout.engine.train.recording.report import LogPoint
-from tests.engine.runs import NO_DROPOUT, make_job
+from tests.engine.runs import CPU, NO_DROPOUT, changed, make_job
 
 LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
-CPU = set_up(RuntimeSettings(threads=1))
 
 
 @pytest.fixture
@@ -31,8 +27,7 @@ def told(tmp_path, monkeypatch):
     def of(steps=12, **options):
         threads = options.pop("threads", 1)
         found, job = [], make_job(tmp_path, epochs=20, max_steps=steps, **options)
-        runtime = job.settings.runtime.model_copy(update={"threads": threads})
-        settings = job.settings.model_copy(update={"runtime": runtime})
+        job = changed(job, runtime={"threads": threads})
         judge = recorder.Recorder.check_health
 
         def noted(self):
@@ -42,7 +37,7 @@ def told(tmp_path, monkeypatch):
             found.extend((self.history[-1].step, text) for text in new)
 
         monkeypatch.setattr(recorder.Recorder, "check_health", noted)
-        return found, run_job(replace(job, settings=settings)).report.warnings
+        return found, run_job(job).report.warnings
 
     return of
 

@@ -34,7 +34,7 @@ from flatout.engine.rows.decoding import Decoder
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
-from tests.engine.runs import curve
+from tests.engine.runs import changed, curve
 from tests.make import samples_job, samples_settings
 
 VIT = {
@@ -439,23 +439,9 @@ def test_batchnorm_takes_a_step_at_once_or_is_refused(tmp_path):
         run_job(small)
     job = job_of(tmp_path / "b", RESNET, max_steps=3, learning_rate=1e-12, flip=0.0)
     result = run_job(job)
-    torch.manual_seed(job.settings.runtime.seed)
-    model = AutoModelForImageClassification.from_config(build_model(job).config)
     assert result.report.token_budget == 16
-    first = plain_first_loss(job, model.train())
+    [(first, _)] = plain_losses(job, 1)
     np.testing.assert_allclose(result.history[0].loss, first, rtol=1e-3)
-
-
-def plain_first_loss(job, model):
-    pixels = np.stack(job.train.views(np.arange(len(job.train)))).astype(np.float64)
-    images = (pixels - pixels.mean((0, 1, 2))) / pixels.std((0, 1, 2))
-    rows = GlobalBatches(len(job.train), 16, job.settings.runtime.seed).rows(0)
-    torch.manual_seed(job.settings.runtime.seed)
-    model = AutoModelForImageClassification.from_config(model.config).train()
-    chosen = torch.tensor(images[rows]).float().permute(0, 3, 1, 2)
-    labels = torch.tensor(job.train.labels_of(rows))
-    loss = nn.functional.cross_entropy(model(pixel_values=chosen).logits, labels)
-    return loss.item()
 
 
 def test_operations_are_those_of_each_place(tmp_path):
@@ -548,8 +534,7 @@ def test_a_checkpoint_starts_a_training_of_other_classes(tmp_path, config):
         Image.fromarray(pixels).save(raw / "grey" / f"{number}.png")
     options = {"max_steps": 1, "learning_rate": 1e-12}
     again = job_of(tmp_path / "second", config, **options)
-    known = again.settings.model.model_copy(update={"name_or_path": str(folder)})
-    again = replace(again, settings=again.settings.model_copy(update={"model": known}))
+    again = changed(again, model={"name_or_path": str(folder)})
     result = run_job(again)
     assert again.label_names == ("dark", "grey", "light")
     ours, theirs = (

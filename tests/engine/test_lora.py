@@ -59,7 +59,7 @@ from tests.engine.plain import (
     plain_training,
     save_start,
 )
-from tests.engine.runs import Crash, crash, curve, when_logged
+from tests.engine.runs import changed, crashed, curve
 from tests.engine.test_compiled_parts import (
     PLAN,
     assert_same as assert_alike,
@@ -197,6 +197,12 @@ def trained(tmp_path_factory, starts):
     return job, run_job(job)
 
 
+def adapt(model, task, lora=LORA):
+    """Add an adapter to `model`."""
+    given = {"name_or_path": "x", "task": task, "lora": lora}
+    add_adapter(model, parse_settings({"model": given}).model, task_of(task))
+
+
 @torch.no_grad()
 def logits_of(model):
     return model.eval()(input_ids=IDS).logits
@@ -243,8 +249,7 @@ def test_the_catalog_saves_the_adapter_and_the_merged_model(trained, tmp_path):
 
 def test_a_finished_training_is_saved_merged_without_another_one(trained, tmp_path):
     job, result = trained
-    kept = job.settings.train.model_copy(update={"resume": "auto"})
-    job = replace(job, settings=job.settings.model_copy(update={"train": kept}))
+    job = changed(job, train={"resume": "auto"})
     write_result(job, result)
     merging = with_lora(job, LORA | {"merged": True})
     again = load_finished_result(merging)
@@ -291,8 +296,7 @@ def test_a_killed_training_goes_on_and_checkpoints_are_small(tmp_path, starts):
     lora = LORA | {"dropout": 0.1}
     whole = run_job(lora_job(tmp_path / "whole", task, starts[task], lora, **often))
     job = lora_job(tmp_path / "cut", task, starts[task], lora, **often)
-    with pytest.raises(Crash), when_logged("step 7/10", crash):
-        run_job(job)
+    crashed(job, "step 7/10")
     stored = load_file(step_folders(job.work_folder)[0] / "model.safetensors")
     assert stored
     assert all("lora_" in name or "classifier.modules" in name for name in stored)
@@ -327,11 +331,8 @@ def test_only_the_adapter_and_the_head_are_trained(trained, starts):
 def test_frozen_weights_cost_no_operations(starts):
     """2 a weight forward, 2 more for its input's gradient, none for its own."""
     base = TASKS["causal-lm"].from_pretrained(starts["causal-lm"])
-    settings = parse_settings(
-        {"model": {"name_or_path": "x", "task": "causal-lm", "lora": {"rank": 1}}}
-    ).model
     whole = ModelFlops.of(base)
-    add_adapter(base, settings, task_of("causal-lm"))
+    adapt(base, "causal-lm", {"rank": 1})
     small = sum(p.numel() for p in base.parameters() if p.requires_grad)
     first = base.base_model.layers[0].self_attn
     below = sum(
@@ -417,10 +418,7 @@ def test_a_language_model_without_its_head_has_no_adapter(tmp_path):
 def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
     task = "causal-lm" if family == "qwen3" else "sequence-classification"
     found = task_model(family, task, PACKED)
-    lora = {"rank": 4, "targets": targets}
-    given = {"name_or_path": "x", "task": task, "lora": lora}
-    settings = parse_settings({"model": given}).model
-    add_adapter(found.model, settings, task_of(task))
+    adapt(found.model, task, {"rank": 4, "targets": targets})
     plan = replace(PLAN, joined=family == "bert")
     found.fused_layers = found.family.fuse(found.model, plan)
     notes = unfused_parts(found)
@@ -479,11 +477,10 @@ def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, t
     """Also of layers that store their matrices transposed (GPT-2)."""
     found = []
     for strategy, implementation in (("packed", PACKED), ("grouped", "sdpa")):
-        base, own_task = built(family, task, implementation), task_of(task)
-        given = {"name_or_path": "x", "task": task, "lora": LORA}
+        base = built(family, task, implementation)
         torch.manual_seed(0)
-        add_adapter(base, parse_settings({"model": given}).model, own_task)
-        model = TaskModel(base, own_task, 24, whole=strategy == "grouped").train()
+        adapt(base, task)
+        model = TaskModel(base, task_of(task), 24, whole=strategy == "grouped").train()
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # else an adapter changes nothing
                 torch.nn.init.normal_(parameter, std=0.1)
@@ -502,9 +499,7 @@ def test_adapted_query_key_and_value_are_joined_after_their_products(
     monkeypatch.setattr(joined_blocks, "joined_attention", by_row)
     task = "sequence-classification"
     model = built("bert", task, PACKED)
-    lora = LORA | {"targets": targets}
-    settings = parse_settings({"model": {"name_or_path": "x", "lora": lora}}).model
-    add_adapter(model, settings, task_of(task))
+    adapt(model, task, LORA | {"targets": targets})
     for name, parameter in model.named_parameters():
         parameter.requires_grad_()
         if "lora_B" in name:  # else an adapter changes nothing
@@ -516,8 +511,7 @@ def test_adapted_query_key_and_value_are_joined_after_their_products(
 
 def test_adapted_decoders_are_turned_by_the_kernel():
     model = built("qwen3", "causal-lm")
-    given = {"name_or_path": "x", "task": "causal-lm", "lora": LORA}
-    add_adapter(model, parse_settings({"model": given}).model, task_of("causal-lm"))
+    adapt(model, "causal-lm")
     assert joined_blocks.fuse_decoder(model) == 2
     assert joined_blocks.fuse_gates(model) == 0
 
@@ -527,9 +521,7 @@ def test_adapted_blocks_share_whole_graphs(monkeypatch):
     """The first block, whose input needs no gradient, has its own."""
     monkeypatch.setitem(CONFIGS, "qwen3", {**CONFIGS["qwen3"], "num_hidden_layers": 3})
     model = task_model("qwen3", "causal-lm", "sdpa")
-    given = {"name_or_path": "x", "task": "causal-lm", "lora": LORA}
-    settings = parse_settings({"model": given}).model
-    add_adapter(model.model, settings, task_of("causal-lm"))
+    adapt(model.model, "causal-lm")
     torch._dynamo.reset()
     counters.clear()
     compiled(model, backend="eager").train()

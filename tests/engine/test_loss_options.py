@@ -20,8 +20,7 @@ from flatout.engine.tasks import LossOptions, check_options, loss_options
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.step import Stepper
 from tests.engine.families import LABEL_NAMES, MAX_LENGTH, built, step_rows, task_of
-from tests.engine.runs import NO_DROPOUT, make_job, run_forked
-from tests.engine.test_evaluate import CPU
+from tests.engine.runs import CPU, NO_DROPOUT, make_job, run_forked
 
 WEIGHTS = (0.5, 3.0, 1.25)
 OPTIONS = [

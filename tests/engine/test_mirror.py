@@ -29,7 +29,14 @@ from flatout.engine.files.content_key import file_hash
 from flatout.engine.files.mirror import COMPLETE, Mirror, MirrorError
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.signals import Interrupted
-from tests.engine.runs import Crash, crash, curve, make_job, run_forked, when_logged
+from tests.engine.runs import (
+    crashed,
+    curve,
+    make_job,
+    run_forked,
+    weights,
+    when_logged,
+)
 from tests.make import TableRecipe
 
 LONG = 30
@@ -75,7 +82,7 @@ def url(tmp_path):
 def lost(tmp_path_factory):
     """Folder of a machine that was lost after step 9, with `the mirror` in it."""
     folder = tmp_path_factory.mktemp("lost")
-    crashed(job_of(folder / "a", f"file://{folder}/the mirror"))
+    crashed(job_of(folder / "a", f"file://{folder}/the mirror"), "step 9/12  loss")
     return folder
 
 
@@ -91,20 +98,10 @@ def job_of(folder: Path, url: str | None, **train):
     return make_job(folder, evaluate_every=3, checkpoint=checkpoint, **train)
 
 
-def weights(result) -> tuple[str, str]:
-    folders = (result.model_folder, result.last_model_folder)
-    return tuple(file_hash(folder / "model.safetensors") for folder in folders)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     result = run_job(job_of(tmp_path_factory.mktemp("undisturbed"), None))
     return curve(result), weights(result)
-
-
-def crashed(job, text: str = "step 9/12  loss") -> None:
-    with pytest.raises(Crash), when_logged(text, crash):
-        run_job(job)
 
 
 def steps_in(url: str) -> list[int]:
@@ -124,7 +121,7 @@ def test_a_new_machine_goes_on_from_the_mirror(tmp_path, kind, undisturbed, requ
     url = request.getfixturevalue("url")
     if kind == "s3":
         url = f"s3://{request.getfixturevalue('bucket')}/a run"
-    crashed(job_of(tmp_path / "a", url))
+    crashed(job_of(tmp_path / "a", url), "step 9/12  loss")
     newest = steps_in(url)[-1]
     result = run_job(job_of(tmp_path / "b", url))
     assert result.report.resumed_from_step == newest > 0

@@ -13,13 +13,13 @@ from transformers import AutoModel
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
-from flatout.engine.tasks import Metrics, Task
+from flatout.engine.tasks import Metrics
 from flatout.engine.tasks.sequence_classification import SequenceClassification
 from flatout.engine.train import evaluate as evaluating
 from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.loop import train
 from flatout.engine.train.setup.assemble import assemble, build_model
-from tests.engine.runs import NO_DROPOUT, make_job
+from tests.engine.runs import NO_DROPOUT, changed, make_job
 
 
 class Near(SequenceClassification):
@@ -79,8 +79,7 @@ PATH = f"{__name__}.Near"
 def near_job(folder, path=PATH, **train):
     options = {"token_budget": "auto", "epochs": 4, **train}
     job = make_job(folder, config=NO_DROPOUT, **options)
-    model = job.settings.model.model_copy(update={"task": path})
-    return replace(job, settings=job.settings.model_copy(update={"model": model}))
+    return changed(job, model={"task": path})
 
 
 def seeded_model(job):
@@ -171,8 +170,3 @@ def test_metrics_that_are_no_numbers_are_refused_before_training(tmp_path):
     with pytest.raises(SettingsError, match=match):
         train(job, set_up(job.settings.runtime))
     assert not list(job.work_folder.glob("*/*.safetensors"))
-
-
-def test_only_a_task_that_defines_a_head_brings_one():
-    assert Near.head is not Task.head
-    assert SequenceClassification.head is Task.head

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import re
 import sys
@@ -29,12 +28,11 @@ from flatout.engine.train.setup.assemble import assemble, build_model
 from tests.conftest import PROJECT
 from tests.engine.runs import (
     NO_DROPOUT,
-    Crash,
-    crash,
+    crashed,
     curve,
     make_job,
+    metrics_of,
     run_forked,
-    when_logged,
 )
 
 PAGE = (PROJECT / "docs/own_parts.md").read_text("utf-8")
@@ -166,14 +164,6 @@ def runtime_of(job):
     return set_up(job.settings.runtime)
 
 
-def metrics_of(job) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for line in map(json.loads, job.metrics_file.read_text().splitlines()):
-        for name, value in line["metrics"].items():
-            found.setdefault(name, {})[line["step"]] = value
-    return found
-
-
 def test_a_training_with_all_parts_of_the_page(parts, tmp_path, capsys):
     job = make_job(
         tmp_path,
@@ -270,8 +260,7 @@ def test_an_optimizer_goes_on_after_a_crash_as_if_there_had_been_none(
     given = {"optimizer": optimizer, "checkpoint": {"every_steps": 2}}
     whole = run_job(make_job(tmp_path / "whole", **given))
     job = make_job(tmp_path / "cut", **given)
-    with pytest.raises(Crash), when_logged("step 9/12  loss", crash):
-        run_job(job)
+    crashed(job, "step 9/12  loss")
     result = run_job(job)
     assert result.report.resumed_from_step
     assert curve(result) == curve(whole)
@@ -325,8 +314,7 @@ def test_a_run_is_the_same_run_by_name_and_source_but_for_callbacks(parts, tmp_p
     given = {"compute_metrics": "page_parts.balanced"}
     given |= {"checkpoint": {"every_steps": 2, "every_minutes": None}}
     job = make_job(tmp_path, **given)
-    with pytest.raises(Crash), when_logged("step 6/12  loss", crash):
-        run_job(job)
+    crashed(job, "step 6/12  loss")
     file = parts / "page_parts.py"
     file.write_text(EXAMPLE.replace("np.mean(recalls)", "np.max(recalls)"))
     with pytest.raises(CheckpointError, match=r"code of page_parts: '\w+' -> '\w+'"):

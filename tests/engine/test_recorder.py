@@ -1,6 +1,5 @@
 """What a run notes: which model is the best, rates beside pauses."""
 
-import json
 import logging
 import math
 import time
@@ -14,20 +13,10 @@ from flatout.engine.batches import collation
 from flatout.engine.launch.launch import run_job
 from flatout.engine.train import loop
 from flatout.engine.train.recording.timing import compile_clock
-from tests.engine.runs import make_job
+from tests.engine.runs import make_job, metrics_of
 
 # So high a rate that the loss jumps: the best is neither the first nor the last.
 JUMPS = {"epochs": 4, "learning_rate": 3e-2, "schedule": "constant"}
-
-
-def validation_losses(job) -> dict[int, float]:
-    """By step."""
-    points = map(json.loads, job.metrics_file.read_text().splitlines())
-    return {
-        point["step"]: point["metrics"]["validation_loss"]
-        for point in points
-        if "validation_loss" in point["metrics"]
-    }
 
 
 def plain_loss(folder, rows) -> float:
@@ -47,7 +36,7 @@ def plain_loss(folder, rows) -> float:
 def test_the_model_of_the_lowest_validation_loss_is_kept_and_tested(tmp_path):
     job = make_job(tmp_path, evaluate_every=4, **JUMPS)
     result = run_job(job)
-    losses = validation_losses(job)
+    losses = metrics_of(job)["validation_loss"]
     best = min(losses.values())
     first, last = losses[min(losses)], losses[max(losses)]
     assert min(first, last) > best + 0.01
@@ -72,7 +61,8 @@ def test_a_first_validation_that_is_no_number_is_not_the_best_for_good(
 
     monkeypatch.setattr(loop, "evaluate_split", first_is_nan)
     result = run_job(job)
-    later = [loss for loss in validation_losses(job).values() if loss == loss]  # noqa: PLR0124
+    losses = metrics_of(job)["validation_loss"].values()
+    later = [loss for loss in losses if not math.isnan(loss)]
     assert len(later) == 2
     assert result.report.validation_loss == min(later)
     assert plain_loss(result.model_folder, job.validation) == pytest.approx(min(later))
@@ -159,12 +149,9 @@ def test_the_progress_line_the_report_and_the_points_give_one_rate(tmp_path, cap
     last = result.history[-1].samples_per_s
     mean = result.report.samples_per_s
     assert f"{last:.0f} samples/s (mean {mean:.0f})" in line
-    points = map(json.loads, job.metrics_file.read_text().splitlines())
-    sent = [point["metrics"].get("train_samples_per_second") for point in points]
-    assert [rate for rate in sent if rate] == [
-        point.samples_per_s for point in result.history if point.step > 3
-    ]
+    sent = list(metrics_of(job)["train_samples_per_second"].values())
+    assert sent == [p.samples_per_s for p in result.history if p.step > 3]
     # 60 rows in steps of 16, 16, 16 and 12; windows of steps 4, 5-6, 7-8, 9-10, 11-12.
-    windows = zip([12, 32, 28, 32, 28], [p for p in sent if p], strict=True)
+    windows = zip([12, 32, 28, 32, 28], sent, strict=True)
     seconds = sum(samples / rate for samples, rate in windows)
     assert mean == pytest.approx(132 / seconds)

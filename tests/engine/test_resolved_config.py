@@ -4,18 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoConfig, BertConfig
 
 from flatout.engine.families import family_of_type
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.parameters import ModelSettings, SettingsError
+from flatout.engine.parameters import SettingsError
 from flatout.engine.train.setup.resolved_config import resolve, slow_devices
 from flatout.engine.train.setup.step_data import make_collator, make_planner
-from tests.engine.runs import make_job
+from tests.engine.runs import CPU, H200, changed, make_job
 
-H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
 MEAN_TOKENS = 13.57
 
 
@@ -65,8 +63,7 @@ def test_graphs_are_not_for_several_micro_batches_shards_or_cpus(tmp_path):
     assert not graphs(tmp_path, 16, token_budget=217)
     assert not graphs(tmp_path, 16, gradient_checkpointing=True)
     assert not graphs(tmp_path, 16, runtime=PAIR, distributed={"strategy": "fsdp"})
-    cpu = replace(H200, device=torch.device("cpu"), precision="fp32")
-    assert not graphs(tmp_path, 16, runtime=cpu)
+    assert not graphs(tmp_path, 16, runtime=CPU)
 
 
 def test_each_of_several_gpus_has_graphs_of_its_share(tmp_path):
@@ -77,9 +74,8 @@ def test_each_of_several_gpus_has_graphs_of_its_share(tmp_path):
 
 
 def of_task(job, task, kind):
-    model = ModelSettings(task=task, config={"model_type": kind})
-    settings = job.settings.model_copy(update={"model": model})
-    return replace(job, settings=settings, label_names=())
+    job = changed(job, model={"task": task, "config": {"model_type": kind}})
+    return replace(job, label_names=())
 
 
 def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
@@ -149,15 +145,9 @@ def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
     assert collator.layout.row_multiple == -(-5 * batch // 8) + filler
 
 
-def with_attention(job, kernel):
-    runtime = job.settings.runtime.model_copy(update={"attention": kernel})
-    settings = job.settings.model_copy(update={"runtime": runtime})
-    return replace(job, settings=settings)
-
-
 def test_varlen_attention_is_refused_for_padded_rows(tmp_path):
     config = BertConfig(hidden_size=64, num_attention_heads=1)
-    cpu = replace(H200, device=torch.device("cpu"), precision="fp32")
-    padded = with_attention(make_job(tmp_path, batching="grouped"), "varlen")
+    job = make_job(tmp_path, batching="grouped")
+    padded = changed(job, runtime={"attention": "varlen"})
     with pytest.raises(SettingsError, match=r"varlen needs train\.batching: packed"):
-        resolve(padded, cpu, config)
+        resolve(padded, CPU, config)

@@ -25,12 +25,9 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     step_folders,
     was_trained_now,
 )
-from flatout.engine.files.content_key import file_hash
 from flatout.engine.launch.launch import collect, run_job
 from flatout.engine.launch.results import load_finished_result, write_result
-from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.garbage import collect_rarely
-from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.loop import train
@@ -38,28 +35,22 @@ from flatout.engine.train.recording.metrics_file import MetricsFile
 from flatout.engine.train.setup import assemble
 from flatout.engine.train.step import Stepper, _LossScale
 from tests.engine.runs import (
+    CPU,
     NO_DROPOUT,
     Crash,
+    changed,
     crash,
+    crashed,
     curve,
     make_job as job_of,
     points,
+    weights,
     when_logged,
 )
 
 make_job = partial(job_of, token_budget=240)
 """One or two micro-batches a step."""
 EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
-
-
-def weights(result) -> tuple[str, str]:
-    folders = (result.model_folder, result.last_model_folder)
-    return tuple(file_hash(folder / "model.safetensors") for folder in folders)
-
-
-def crashed(job, text: str) -> None:
-    with pytest.raises(Crash), when_logged(text, crash):
-        run_job(job)
 
 
 @pytest.fixture(scope="module")
@@ -177,11 +168,8 @@ def test_no_sound_checkpoint_is_no_reason_to_start_anew(tmp_path):
 def test_changed_settings_and_tokens_are_refused_by_name(tmp_path, monkeypatch):
     job = make_job(tmp_path, **EVERY_2)
     crashed(job, "step 6/12  loss")
-    train = job.settings.train.model_copy(
-        update={"learning_rate": 0.5, "adam_beta1": 0.8}
-    )
-    settings = job.settings.model_copy(update={"train": train})
-    other = replace(job, settings=settings, data_key="other")
+    other = changed(job, train={"learning_rate": 0.5, "adam_beta1": 0.8})
+    other = replace(other, data_key="other")
     monkeypatch.setattr(assemble, "build", None)  # refused before a model is made
     with pytest.raises(CheckpointError) as refused:
         run_job(other)
@@ -197,8 +185,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     job = make_job(tmp_path, **EVERY_2)
     crashed(job, "step 6/12  loss")
     config = {**job.settings.model.config, "hidden_size": 32}
-    model = job.settings.model.model_copy(update={"config": config})
-    other = replace(job, settings=job.settings.model_copy(update={"model": model}))
+    other = changed(job, model={"config": config})
     with pytest.raises(CheckpointError, match=r"model\.config\.hidden_size: 16 -> 32"):
         run_job(other)
 
@@ -537,7 +524,7 @@ def test_points_wait_until_a_full_disk_has_room(tmp_path, caplog):
 
 
 def test_a_resume_in_fp16_goes_on_with_its_loss_scale(tmp_path, monkeypatch):
-    half = Runtime(torch.device("cpu"), "CPU", "fp16", Ranks(), threads=1)
+    half = replace(CPU, precision="fp16")
     step, scales = Stepper.__call__, {}
 
     def noted(self, batch):

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
 from flatout.engine.answers.row_steps import (
@@ -23,15 +22,12 @@ from flatout.engine.batches.global_batches import GlobalBatches, permute, unperm
 from flatout.engine.checkpoints.resume import resume_from
 from flatout.engine.launch.launch import run_job
 from flatout.engine.launch.results import load_finished_result
-from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.setup.identity import identity
 from flatout.engine.train.step import Stepper
-from tests.engine.runs import NO_DROPOUT, Crash, crash, make_job, when_logged
+from tests.engine.runs import CPU, NO_DROPOUT, crashed, make_job, metrics_of
 from tests.make import task_job
 
-CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
 EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}, "token_budget": 240}
 
 
@@ -64,11 +60,6 @@ def seen(monkeypatch):
     return found
 
 
-def crashed(job, text):
-    with pytest.raises(Crash), when_logged(text, crash):
-        run_job(job)
-
-
 def test_rows_of_a_run_that_was_resumed_twice(tmp_path, seen):
     job = make_job(tmp_path, **EVERY_2)
     crashed(job, "step 3/12  loss")
@@ -92,11 +83,7 @@ def test_losses_are_replayed_from_a_checkpoint(tmp_path):
     config = {**NO_DROPOUT, "initializer_range": 0.3}
     job = make_job(tmp_path, config=config, log_every=1, **EVERY_2)
     crashed(job, "step 8/12  loss")
-    logged = dict(
-        (point["step"], point["metrics"]["train_loss"])
-        for point in map(json.loads, job.metrics_file.read_text().splitlines())
-        if "train_loss" in point["metrics"]
-    )
+    logged = metrics_of(job)["train_loss"]
     lines = row_lines(job, step=7, row=None, replays=True, most=50)
     assert lines[1] == "losses by the weights in step-000000006"
     losses = [float(line.split()[3]) for line in lines[3:]]

@@ -27,16 +27,10 @@ from flatout.engine.sweep.sweep import run_sweep
 from flatout.tracking.logged_models import _load_pyfunc, log_sample_model
 from flatout.tracking.store import connect
 from tests.engine import test_arrays as arrays, test_images as images
+from tests.engine.benches import ONE_WINDOW
 from tests.engine.plain import on_two_ranks
-from tests.engine.runs import Crash, crash, curve, when_logged
+from tests.engine.runs import crashed, curve
 
-QUICK = {
-    "steps_per_trial": 2,
-    "warmup_steps": 1,
-    "repeats": 1,
-    "min_window_s": 0.0,
-    "trial_timeout_s": 200,
-}
 KINDS = ("arrays", "images")
 
 
@@ -74,8 +68,7 @@ def test_a_training_that_was_killed_goes_on(kind, tmp_path):
     whole = run_job(job)
     cut = replace(job, work_folder=tmp_path / "cut/run")
     cut = replace(cut, metrics_file=tmp_path / "cut/metrics.jsonl")
-    with pytest.raises(Crash), when_logged("step 5/8", crash):
-        run_job(cut)
+    crashed(cut, "step 5/8")
     again = run_job(replace(cut))
     assert again.report.resumed_from_step in (2, 4)
     assert curve(again)[-4:] == curve(whole)[-4:]
@@ -231,7 +224,7 @@ def files_of(job, folder) -> JobFiles:
 def test_a_trial_of_the_benchmark(tmp_path, warm_trials):
     job = made("arrays", tmp_path / "job")
     dumped = job.settings.model_dump(mode="json")
-    settings = parse_settings({**dumped, "benchmark": QUICK})
+    settings = parse_settings({**dumped, "benchmark": ONE_WINDOW})
     bench = Bench(settings, files_of(job, tmp_path), tmp_path / "sweep")
     bench.start()
     trial = bench.run("end_to_end", {"train.global_batch_size": 8})

@@ -18,7 +18,7 @@ from flatout.engine.parameters import ModelSettings, SettingsError, parse_settin
 from flatout.engine.train.setup.job import TrainJob
 from tests.engine.families import CONFIGS
 from tests.engine.remote_code import write_model
-from tests.engine.runs import make_job
+from tests.engine.runs import make_job, metrics_of
 from tests.make import task_rows
 
 EXPERTS = {**CONFIGS["llama"], "num_local_experts": 2, "num_experts_per_tok": 1}
@@ -29,12 +29,6 @@ def job_of(folder, model: ModelSettings) -> TrainJob:
     job = make_job(folder)
     settings = job.settings.model_copy(update={"model": model})
     return replace(job, settings=settings, **task_rows(model.task))
-
-
-def reported_test_loss(job: TrainJob) -> float:
-    lines = job.metrics_file.read_text().splitlines()
-    metrics = [json.loads(line).get("metrics", {}) for line in lines]
-    return next(m["test_loss"] for m in metrics if "test_loss" in m)
 
 
 def trusting(folder) -> ModelSettings:
@@ -51,7 +45,8 @@ def test_a_model_of_its_own_code_is_trained_to_the_end(tmp_path):
         inputs = torch.tensor([ids])
         logits = result.model(inputs, torch.ones_like(inputs)).logits
         losses.append(F.cross_entropy(logits, torch.tensor([label])).item())
-    assert reported_test_loss(job) == pytest.approx(sum(losses) / 21, rel=1e-5)
+    [reported] = metrics_of(job)["test_loss"].values()
+    assert reported == pytest.approx(sum(losses) / 21, rel=1e-5)
     saved = result.model_folder
     assert {path.name for path in saved.iterdir()} == {
         *("config.json", "model.safetensors", "own_model.py")
@@ -100,7 +95,8 @@ def test_a_saved_language_model_generates_with_its_cache(tmp_path, family, confi
         logits = saved(inputs).logits[0, :-1]
         total += F.cross_entropy(logits, inputs[0, 1:], reduction="sum").item()
         count += len(ids) - 1
-    assert reported_test_loss(job) == pytest.approx(total / count, rel=1e-5)
+    [reported] = metrics_of(job)["test_loss"].values()
+    assert reported == pytest.approx(total / count, rel=1e-5)
     widths = []
     embeddings = saved.get_input_embeddings()
     embeddings.register_forward_hook(

@@ -12,8 +12,6 @@ from torch import nn
 from transformers import Trainer
 
 from flatout.engine.benchmark.measuring.driver import Driver
-from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import Runtime
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.ops.dropout import HashDropout, Noise, drawn_mask, replace_dropout
 from flatout.engine.parameters import TrainSettings
@@ -37,9 +35,7 @@ from tests.engine.plain import (
     save_start,
     without_targets,
 )
-from tests.engine.runs import make_job
-
-CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
+from tests.engine.runs import CPU, changed, make_job
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +126,10 @@ def test_a_batch_without_targets_is_a_step_by_zero_gradients(
     expected = plain_training(job)
     assert_same(found, expected)
     if strategy == "packed":
-        job = replace_train(job, log_every=4)
+        job = changed(job, train={"log_every": 4})
         assert observed(job, CPU)[1].history[0].loss == pytest.approx(
             sum(expected.losses[:4]) / 3, rel=1e-5
         )
-
-
-def replace_train(job, **train):
-    settings = job.settings
-    update = {"train": settings.train.model_copy(update=train)}
-    return replace(job, settings=settings.model_copy(update=update))
 
 
 def test_a_log_point_holds_the_means_of_its_window(tmp_path, plain):

@@ -21,8 +21,6 @@ from flatout.engine.answers.step_check import verify
 from flatout.engine.answers.verdict import Verdict
 from flatout.engine.batches.collation import Collator
 from flatout.engine.batches.global_batches import Planner
-from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import ModelError
 from flatout.engine.models.model import TaskModel
 from flatout.engine.ops import row_by_row
@@ -35,11 +33,11 @@ from flatout.engine.train.setup import assemble
 from flatout.engine.train.step import Stepper
 from tests.engine import test_arrays, test_images
 from tests.engine.families import BILM, CONFIGS, RECURRENT
+from tests.engine.runs import CPU
 from tests.engine.test_embedding import pair_job
 from tests.forks import fork_two
 from tests.make import task_job
 
-CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
 CLASSES = "sequence-classification"
 
 
