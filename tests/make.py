@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from flatout.engine.arrays.recipes import array_recipes
@@ -25,16 +26,24 @@ from flatout.engine.parameters import (
     ModelSettings,
     Settings,
     SplitSettings,
+    TokenizeSettings,
     parse_settings,
 )
 from flatout.engine.rows.rows import SplitRows, rows_from_dataset
 from flatout.engine.tasks import columns_of, make_task
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from flatout.engine.train.setup.job import TrainJob
 from tests.engine.families import LABEL_NAMES, MAX_LENGTH, NAMED, token_rows
 from tests.engine.runs import make_job
 
 SPLITS = {"train": 60, "validation": 20, "test": 21}
 """Number of token rows in each split."""
+
+
+def exact_settings(**groups: Any) -> Settings:
+    """Return settings for one thread in fp32."""
+    runtime = {"precision": "fp32", "tf32": False, "threads": 1}
+    return parse_settings({"runtime": runtime, **groups})
 
 
 def samples_settings(kind: str, model: Mapping[str, Any], **groups: Any) -> Settings:
@@ -145,12 +154,42 @@ def _picture(number: int) -> bytes:
     return file.getvalue()
 
 
+def text_recipes(
+    raw: Any, task: str = "sequence-classification", **split: Any
+) -> dict[str, Any]:
+    """Return the recipes of a split of texts for `task`."""
+    settings = SplitSettings(**split)
+    return plan_split(open_raw_texts(raw), columns_of(settings, task), settings)
+
+
+def saved_tokenizer(
+    folder: Path, rows: Any, model: ModelSettings, limits: TokenizeSettings
+) -> TokenizerFile:
+    """Return a tokenizer that is trained on `rows`, and saved in `folder`."""
+    TokenizerRecipe(rows, model, limits).build().save_pretrained(folder)
+    return TokenizerFile(folder)
+
+
+def byte_pairs(
+    texts: list[str], size: int, splitting: Any, special: Sequence[str] = ("<|end|>",)
+) -> Tokenizer:
+    """Return a tokenizer of byte pairs that is trained on `texts`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = splitting
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
 def split_recipes(kind: str, raw: Any, **split: Any) -> dict[str, Any]:
     """Return `train`, `validation`, `test`, `rejected` and `report` for any kind."""
     if kind == "texts":
-        settings = SplitSettings(**split)
-        columns = columns_of(settings, "sequence-classification")
-        found = plan_split(open_raw_texts(raw), columns, settings)
+        found = text_recipes(raw, **split)
         return {name.replace("_rows", ""): made for name, made in found.items()} | {
             "report": found["split_report"]
         }

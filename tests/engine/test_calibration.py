@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score
 from transformers import AutoTokenizer
 
 from flatout.engine.models.building import ModelError, load_pretrained
-from flatout.engine.parameters import ModelSettings, SettingsError, parse_settings
+from flatout.engine.parameters import ModelSettings, SettingsError
 from flatout.engine.predict.calibrating import calibrate
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.split_predictions import SplitPredictions
@@ -33,7 +33,7 @@ from flatout.project.hooks.settings import SettingsHooks
 from flatout.reports.pictures import reliability_figure
 from flatout.tracking.logged_models import TextModel
 from tests.engine.families import CONFIGS
-from tests.make import save_random
+from tests.make import exact_settings, save_random
 from tests.pipelines.tokens import write_tokens
 
 CLASSES, LABELS = "sequence-classification", "multi-label-classification"
@@ -175,18 +175,11 @@ def split_of(folder: Path, rows: list[str], task: str) -> Dataset:
 
 
 def settings_of(task: str, threshold: float | str = 0.5, calibrates: bool = False):
-    return parse_settings(
-        {
-            "runtime": {"precision": "fp32", "threads": 1},
-            "tokenize": {"max_length": MAX_LENGTH},
-            "model": {
-                "task": task,
-                "label_threshold": threshold,
-                "name_or_path": "saved",
-            },
-            "evaluate": {"calibrate": calibrates},
-            "predict": {"text_column": "text"},
-        }
+    return exact_settings(
+        tokenize={"max_length": MAX_LENGTH},
+        model={"task": task, "label_threshold": threshold, "name_or_path": "saved"},
+        evaluate={"calibrate": calibrates},
+        predict={"text_column": "text"},
     )
 
 

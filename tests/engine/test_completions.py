@@ -14,8 +14,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flatout.engine.batches.global_batches import GlobalBatches
-from flatout.engine.data.raw_texts import open_raw_texts
-from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import (
     ModelSettings,
@@ -48,6 +46,7 @@ from tests.engine.plain import (
     save_start,
 )
 from tests.engine.runs import CPU, metrics_of
+from tests.make import text_recipes
 
 TASK = "causal-lm"
 MODEL = ModelSettings(task=TASK, config={"model_type": "llama", **CONFIGS["llama"]})
@@ -86,8 +85,7 @@ def talks_of(count: int) -> pd.DataFrame:
 
 
 def split(frame: pd.DataFrame, **options):
-    settings = SplitSettings(label_column=None, **options)
-    made = plan_split(open_raw_texts(frame), columns_of(settings, TASK), settings)
+    made = text_recipes(frame, TASK, label_column=None, **options)
     return made["train_rows"].to_dataset(), made["rejected_rows"].table().to_pylist()
 
 

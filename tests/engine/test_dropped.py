@@ -7,13 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_facts import text_hashes
-from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.parameters import SettingsError, SplitSettings
-from tests.make import numbers_in, raw_rows, split_recipes
+from flatout.engine.parameters import SettingsError
+from tests.make import SPLITS, numbers_in, raw_rows, split_recipes
 
 ROWS = [(number, "ab"[number % 2]) for number in range(120)]
-SPLITS = ("train", "validation", "test")
 
 
 def numbers_of(kind, made):
@@ -63,16 +62,10 @@ def test_a_file_of_another_kind_is_refused(tmp_path, name):
 
 
 def test_numbers_do_not_name_rows_of_several_files(tmp_path):
-    from flatout.engine.data.readers.text_files import TextFiles
-    from flatout.engine.tasks import columns_of
-
     for name, first in (("a", 0), ("b", 60)):
         frame = raw_rows("texts", tmp_path, ROWS[first : first + 60])
         frame.to_parquet(tmp_path / f"{name}.parquet")
-    settings = SplitSettings(drop_rows=[3])
-    columns = columns_of(settings, "sequence-classification")
-    made = plan_split(TextFiles(tmp_path), columns, settings)
-    images = split_recipes("images", raw_rows("images", tmp_path, ROWS), drop_rows=3)
-    for report in (made["split_report"], images["report"]):
+    images = raw_rows("images", tmp_path, ROWS)
+    for kind, raw in (("texts", TextFiles(tmp_path)), ("images", images)):
         with pytest.raises(SettingsError, match="several files, so that numbers do"):
-            report.value()
+            split_recipes(kind, raw, drop_rows=[3])["report"].value()

@@ -6,11 +6,10 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flatout.engine.files.arrow_folder import write_recipe
-from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, TokenizeSettings
 from flatout.engine.predict.checks import check_tokens
@@ -26,7 +25,8 @@ from flatout.engine.tokenizing.token_recipes import (
     split_recipes,
     tokens_recipe,
 )
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+from tests.make import byte_pairs, saved_tokenizer
 
 WORDS = "the quick brown fox jumps over a lazy \ud55c\uad6d\uc5b4 \U0001f600".split()
 MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})
@@ -46,23 +46,13 @@ def rows_of(texts, **columns):
 
 @pytest.fixture(scope="module")
 def word_pieces(tmp_path_factory):
-    recipe = TokenizerRecipe(rows_of(texts_of(300)), MODEL, TOKENIZE)
-    folder = tmp_path_factory.mktemp("tokenizer") / "t"
-    write_whole(folder, recipe.key, recipe.write)
-    return TokenizerFile(folder)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return saved_tokenizer(folder, rows_of(texts_of(300)), MODEL, TOKENIZE)
 
 
 def bpe(folder, space):
     """Byte-level (`space` is a letter of the token) or Metaspace pieces."""
-    tokenizer = Tokenizer(models.BPE(unk_token=None))
-    tokenizer.pre_tokenizer = space
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts_of(300), trainer)
+    tokenizer = byte_pairs(texts_of(300), 500, space, ["<s>", "</s>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
@@ -477,8 +467,7 @@ def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, tmp_path):
     AutoTokenizer.from_pretrained(word_pieces.folder).save_pretrained(tmp_path / "own")
     check_tokens(tokens, TokenizerFile(tmp_path / "own"))
     texts = rows_of([text.upper() + " z" for text in texts_of(300, seed=1)] + ["zebra"])
-    other = TokenizerRecipe(texts, MODEL, TOKENIZE)
-    write_whole(tmp_path / "other", other.key, other.write)
+    other = saved_tokenizer(tmp_path / "other", texts, MODEL, TOKENIZE)
     with pytest.raises(ModelError, match="with another tokenizer than the model's"):
-        check_tokens(tokens, TokenizerFile(tmp_path / "other"))
-    check_tokens(tokens.select([0, 1]), TokenizerFile(tmp_path / "other"))  # not known
+        check_tokens(tokens, other)
+    check_tokens(tokens.select([0, 1]), other)  # not known

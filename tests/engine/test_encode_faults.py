@@ -11,11 +11,11 @@ import pytest
 
 from flatout.datasets import KeyedArrowDataset
 from flatout.engine.files import atomic_write
-from flatout.engine.files.atomic_folder import is_current, write_whole
+from flatout.engine.files.atomic_folder import is_current
 from flatout.engine.tokenizing.encoders import encode
-from flatout.engine.tokenizing.tokenizer import TokenizerRecipe
 from tests.conftest import PROJECT
 from tests.engine.half_encoded import MODEL, TOKENIZE, recipe_of
+from tests.make import saved_tokenizer
 
 ROWS = 4000
 
@@ -27,8 +27,7 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     texts = [f"row {i} of many words in a row" for i in range(ROWS)]
     rows = datasets.Dataset.from_dict({"text": texts})
     rows.save_to_disk(tmp_path / "rows")
-    made = TokenizerRecipe(rows, MODEL, TOKENIZE)
-    write_whole(tmp_path / "tokenizer", made.key, made.write)
+    saved_tokenizer(tmp_path / "tokenizer", rows, MODEL, TOKENIZE)
 
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine.half_encoded", str(tmp_path)],

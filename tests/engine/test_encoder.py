@@ -16,6 +16,7 @@ from tokenizers import (
 )
 
 from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, Encoder
+from tests.make import byte_pairs
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
@@ -42,28 +43,14 @@ def word_piece():
     return tokenizer
 
 
-def byte_level(*steps, normalizer=None):
-    tokenizer = Tokenizer(models.BPE())
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = (
-        pre_tokenizers.Sequence(list(steps)) if steps[1:] else steps[0]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SAMPLE, trainer)
-    return tokenizer
-
-
-def split_by(pattern):
-    return (
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+def qwen2():
+    steps = [
+        pre_tokenizers.Split(Regex(QWEN2), behavior="isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    )
+    ]
+    tokenizer = byte_pairs(SAMPLE, 330, pre_tokenizers.Sequence(steps))
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
 
 
 def words_of_spaces():
@@ -79,10 +66,10 @@ def words_of_spaces():
 
 KNOWN = {
     "bert": word_piece(),
-    "gpt2": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "qwen2": byte_level(*split_by(QWEN2), normalizer=normalizers.NFC()),
+    "gpt2": byte_pairs(SAMPLE, 330, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "qwen2": qwen2(),
     "words": words_of_spaces(),
-    "metaspace": byte_level(pre_tokenizers.Metaspace()),
+    "metaspace": byte_pairs(SAMPLE, 330, pre_tokenizers.Metaspace()),
 }
 TEXT = st.lists(
     st.one_of(

@@ -8,10 +8,8 @@ import pytest
 from kedro.io import DatasetError
 
 from flatout.datasets import LogSessions, SyntheticSessions
-from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.parameters import SplitSettings
+from tests.make import text_recipes
 
 LOG = [  # LineId, Content, EventId
     (1, "Receiving block blk_-16 src /10.2", "E5"),
@@ -147,10 +145,8 @@ def test_repeated_sessions_stay_and_broken_lines_are_in_quarantine(tmp_path):
     path = tmp_path / "sessions"
     path.write_text("".join(f"1 2 {n % 3}\n" for n in range(300)) + "\n")
     raw = LogSessions(filepath=str(path)).load()
-    settings = SplitSettings(
-        label_column=None, group_column="session", keep_duplicates=True
-    )
-    recipes = plan_split(raw, Columns.of(settings, None, "next-key"), settings)
+    own = {"label_column": None, "group_column": "session"}
+    recipes = text_recipes(raw, "next-key", **own, keep_duplicates=True)
     names = ("train_rows", "validation_rows", "test_rows")
     rows = [pa.Table.from_batches(recipes[name].batches()) for name in names]
     assert sum(map(len, rows)) == 300 and min(map(len, rows)) > 10
@@ -159,6 +155,5 @@ def test_repeated_sessions_stay_and_broken_lines_are_in_quarantine(tmp_path):
     assert rejected["reason"] == "session has no key"
     report = recipes["split_report"].value()
     assert report["duplicates"] == 0 and report["texts_in_two_splits"] == 3
-    dropped = settings.model_copy(update={"keep_duplicates": False})
-    columns = Columns.of(dropped, None, "next-key")
-    assert len(plan_split(raw, columns, dropped)["rejected_rows"].table()) == 1
+    dropped = text_recipes(raw, "next-key", **own)
+    assert len(dropped["rejected_rows"].table()) == 1

@@ -8,20 +8,15 @@ import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer
 
-from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.models.building import (
-    ModelError,
-    load_pretrained,
-)
+from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.models.model_files import save_sentence_files
-from flatout.engine.parameters import SettingsError, SplitSettings, parse_settings
+from flatout.engine.parameters import SettingsError
 from flatout.engine.predict import mining, vectors
 from flatout.engine.predict.predicting import predict
-from flatout.engine.tasks import columns_of
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from tests.engine.families import CONFIGS
-from tests.make import save_random
+from tests.make import exact_settings, save_random, saved_tokenizer, text_recipes
 
 MAX_LENGTH, TOP, NEGATIVES, MARGIN = 24, 12, 3, 0.02
 ANIMALS = "cat dog horse cow bird fish snake frog bear wolf".split()
@@ -30,16 +25,10 @@ PAIRS = {"anchor_column": "q", "positive_column": "a", "label_column": None}
 
 def settings_of(folder, task="embedding", **options):
     mine = {"top_k": TOP, "negatives": NEGATIVES, "margin": MARGIN, **options}
-    return parse_settings(
-        {
-            "runtime": {"precision": "fp32", "threads": 1},
-            "model": {
-                "task": task,
-                "config": {"model_type": "bert", **CONFIGS["bert"]},
-            },
-            "tokenize": {"max_length": MAX_LENGTH, "vocab_size": 120},
-            "mine": {"folder": str(folder / "vectors"), **mine},
-        }
+    return exact_settings(
+        model={"task": task, "config": {"model_type": "bert", **CONFIGS["bert"]}},
+        tokenize={"max_length": MAX_LENGTH, "vocab_size": 120},
+        mine={"folder": str(folder / "vectors"), **mine},
     )
 
 
@@ -52,8 +41,7 @@ def frame_of(count=200, **columns):
 
 
 def splits_of(frame, task="embedding", **columns):
-    settings = SplitSettings(**(PAIRS | columns))
-    made = plan_split(open_raw_texts(frame), columns_of(settings, task), settings)
+    made = text_recipes(frame, task, **(PAIRS | columns))
     names = ("train", "validation", "test")
     return {name: made[f"{name}_rows"].to_dataset() for name in names}
 
@@ -63,8 +51,7 @@ def saved(tmp_path_factory):
     """A folder with a model, its tokenizer, and what sentence-transformers reads."""
     folder = tmp_path_factory.mktemp("model")
     settings, rows = settings_of(folder), splits_of(frame_of())["train"]
-    recipe = TokenizerRecipe(rows, settings.model, settings.tokenize)
-    recipe.build().save_pretrained(folder)
+    saved_tokenizer(folder, rows, settings.model, settings.tokenize)
     save_random(folder, folder, settings.model, factor=8)
     save_sentence_files(load_pretrained(folder).config, folder, MAX_LENGTH)
     return folder

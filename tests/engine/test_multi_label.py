@@ -12,19 +12,15 @@ import torch
 from datasets import Dataset
 from sklearn.metrics import accuracy_score, f1_score
 
-from flatout.engine.data.columns import Columns
-from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.split import SplitError
-from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.parameters import ModelSettings, SplitSettings
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.rows.tokens import TokenRows
-from flatout.engine.tasks import make_task, task_class
-from tests.engine.families import task_of
+from tests.engine.families import LABEL_NAMES as NAMES, task_of
 from tests.engine.test_token_classification import not_utf8
+from tests.make import text_recipes
 
 TASK = "multi-label-classification"
-NAMES = ["a", "b", "c"]
 
 
 def lists(count: int) -> list[list[str]]:
@@ -32,9 +28,7 @@ def lists(count: int) -> list[list[str]]:
 
 
 def split(frame: pd.DataFrame, **settings):
-    chosen = SplitSettings(max_rejected_fraction=0.5, **settings)
-    columns = Columns.of(chosen, task_class(TASK).label_type, TASK)
-    made = plan_split(open_raw_texts(frame), columns, chosen)
+    made = text_recipes(frame, TASK, max_rejected_fraction=0.5, **settings)
     rows = [made[f"{name}_rows"].to_dataset() for name in ("train", "validation")]
     return rows, made["split_report"].value(), made["rejected_rows"].table()
 
@@ -106,13 +100,12 @@ def test_columns_of_other_values_and_bad_settings_are_refused():
         split(frame, label_columns=["a", "bb"])
     with pytest.raises(SplitError, match="no row of train has a label"):
         split(frame_of([[]] * 100))
-    kind = task_class("regression").label_type
     with pytest.raises(RawTextsError, match=r"model\.task is regression"):
-        Columns.of(SplitSettings(label_columns=NAMES), kind, "regression")
+        text_recipes(frame, "regression", label_columns=NAMES)
 
 
 def test_labels_become_zeros_and_ones_that_rows_give_back():
-    task = make_task(ModelSettings(task=TASK, config={"model_type": "bert"}), NAMES)
+    task = task_of(TASK)
     labels = pa.chunked_array([pa.array([[], ["c", "a"]]), pa.array([["b"]])])
     encoded = task.encode_labels(labels)
     assert encoded.type == task.token_label_type()

@@ -14,14 +14,13 @@ import psutil
 import pytest
 
 from flatout.engine.files.arrow_folder import write_recipe
-from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.files.content_key import file_hash
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders import encode, on_ray
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.encoders.on_ray import VERSIONS, encode_part
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from tests.make import saved_tokenizer
 
 MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})
 TOKENIZE = TokenizeSettings(max_length=16, vocab_size=300)
@@ -37,10 +36,8 @@ def rows_of(count: int) -> datasets.Dataset:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    recipe = TokenizerRecipe(rows_of(300), MODEL, TOKENIZE)
-    folder = tmp_path_factory.mktemp("tokenizer") / "t"
-    write_whole(folder, recipe.key, recipe.write)
-    return TokenizerFile(folder)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return saved_tokenizer(folder, rows_of(300), MODEL, TOKENIZE)
 
 
 def recipe_of(tokenizer, rows, engine="ray", model=MODEL, **tokenize):

@@ -12,9 +12,7 @@ from flatout.engine.data.given_splits import SplitTexts
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.split import SplitError
-from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.parameters import SplitSettings
-from flatout.engine.tasks import columns_of
+from tests.make import text_recipes
 
 SPLITS = ("train", "validation", "test")
 
@@ -57,9 +55,7 @@ def one_table(folder, frames) -> pd.DataFrame:
 
 
 def split(data, **options):
-    settings = SplitSettings(**options)
-    columns = columns_of(settings, "sequence-classification")
-    made = plan_split(open_raw_texts(data), columns, settings)
+    made = text_recipes(data, **options)
     rows = {name: made[f"{name}_rows"].to_dataset() for name in SPLITS}
     return rows, made["split_report"].value(), made["rejected_rows"].table().to_pylist()
 
@@ -132,10 +128,9 @@ def test_leaks_are_reported_with_their_rows_and_dropped_where_asked(
 
 
 def test_another_split_of_the_same_rows_has_another_key(tmp_path):
-    columns = columns_of(SplitSettings(), "sequence-classification")
     swapped = {**FRAMES, "test": FRAMES["validation"], "validation": FRAMES["test"]}
     keys = [
-        plan_split(in_memory(tmp_path, f), columns, SplitSettings())["train_rows"].key
+        text_recipes(in_memory(tmp_path, f))["train_rows"].key
         for f in (FRAMES, FRAMES, swapped)
     ]
     assert keys[0].digest == keys[1].digest != keys[2].digest

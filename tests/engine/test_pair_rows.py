@@ -8,21 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.data.split_recipes import plan_split
+from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.parameters import (
     ModelSettings,
     SettingsError,
-    SplitSettings,
     TokenizeSettings,
     parse_settings,
 )
 from flatout.engine.rows.rows import rows_from_dataset
-from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS
+from tests.make import saved_tokenizer, text_recipes
 
 TASK = "embedding"
 MODEL = ModelSettings(task=TASK, config={"model_type": "bert", **CONFIGS["bert"]})
@@ -41,15 +38,8 @@ def frame_of(count: int, **columns) -> pd.DataFrame:
 
 
 def split(frame: pd.DataFrame, task: str = TASK, **options):
-    settings = SplitSettings(max_rejected_fraction=1, **options)
-    made = plan_split(open_raw_texts(frame), columns_of(settings, task), settings)
+    made = text_recipes(frame, task, max_rejected_fraction=1, **options)
     return made["train_rows"].to_dataset(), made["rejected_rows"].table().to_pylist()
-
-
-def saved(folder, rows) -> TokenizerFile:
-    recipe = TokenizerRecipe(rows, MODEL, LIMITS)
-    recipe.build().save_pretrained(folder)
-    return TokenizerFile(folder)
 
 
 @pytest.mark.parametrize("form", ["pairs", "texts", "lists", "json", "mixed"])
@@ -62,7 +52,7 @@ def test_each_text_is_a_sequence_of_its_own(tmp_path, form):
         frame["n"] = [by[form](texts) for texts in own]
     rows, rejected = split(frame, **(PAIRS if form == "pairs" else TRIPLETS))
     assert not rejected
-    file = saved(tmp_path, rows)
+    file = saved_tokenizer(tmp_path, rows, MODEL, LIMITS)
     recipe = tokens_recipe("train_tokens", rows, file, [], MODEL, LIMITS)
     tokens = rows_from_dataset(recipe.to_dataset())
     members, numbers = tokens.sequences(np.arange(len(tokens)))
@@ -127,7 +117,7 @@ def test_scores_outside_of_the_range_are_rejected(tmp_path):
     range_fault = "s is not between -1 and 1: divide all by the largest"
     assert (found[3], found[4]) == ((range_fault, "4.5"), (range_fault, "-1.1"))
     assert found.keys() == {3, 4, 5}
-    file = saved(tmp_path, rows)
+    file = saved_tokenizer(tmp_path, rows, MODEL, LIMITS)
     recipe = tokens_recipe("train_tokens", rows, file, [], MODEL, LIMITS)
     tokens = rows_from_dataset(recipe.to_dataset())
     members, numbers = tokens.sequences(np.arange(len(tokens)))
@@ -157,30 +147,20 @@ def test_a_column_label_is_the_score_of_pairs_and_may_be_absent(caplog):
 def test_a_pair_is_a_repeat_only_with_all_its_texts():
     frame = frame_of(100)
     again = pd.concat([frame, frame[:10], frame[:10].assign(a="other")])
-    rows, _ = split(again.reset_index(drop=True), **PAIRS)
-    made = plan_of(again.reset_index(drop=True))
-    assert made["duplicates"] == 10
-    assert rows.column_names == ["text", "passages", "source_row"]
+    made = text_recipes(again.reset_index(drop=True), TASK, **PAIRS)
+    assert made["split_report"].value()["duplicates"] == 10
+    columns = made["train_rows"].to_dataset().column_names
+    assert columns == ["text", "passages", "source_row"]
 
 
 def test_all_triplets_of_an_anchor_are_in_one_split():
     frame = pd.concat([frame_of(100, n=f"wrong {k}") for k in range(3)])
-    frame = frame.reset_index(drop=True)
-    settings = SplitSettings(**TRIPLETS)
-    raw = open_raw_texts(frame)
-    made = plan_split(raw, columns_of(settings, TASK), settings)
+    made = text_recipes(frame.reset_index(drop=True), TASK, **TRIPLETS)
     anchors = [
         set(made[f"{name}_rows"].to_dataset()["text"])
         for name in ("train", "validation", "test")
     ]
     assert sum(map(len, anchors)) == len(set.union(*anchors)) == 100
-
-
-def plan_of(frame):
-    settings = SplitSettings(**PAIRS)
-    raw = open_raw_texts(frame)
-    report = plan_split(raw, columns_of(settings, TASK), settings)["split_report"]
-    return report.value()
 
 
 def test_columns_that_are_missing_are_named():
@@ -203,7 +183,7 @@ def test_columns_of_pairs_go_together(columns):
 
 def test_rows_of_another_task_are_refused(tmp_path):
     pairs, _ = split(frame_of(60), **PAIRS)
-    file = saved(tmp_path, pairs)
+    file = saved_tokenizer(tmp_path, pairs, MODEL, LIMITS)
     texts, _ = split(frame_of(60), task="masked-lm", text_column="q")
     other = MODEL.model_copy(update={"task": "masked-lm"})
     for rows, model in ((texts, MODEL), (pairs, other)):

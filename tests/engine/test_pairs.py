@@ -11,14 +11,13 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from flatout.engine.models.building import load_pretrained
-from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
+from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from tests.engine.families import CONFIGS, LABEL_NAMES, collator_of
 from tests.engine.test_predict import texts
-from tests.make import save_random
+from tests.make import exact_settings, save_random, saved_tokenizer
 
 LIMITS = TokenizeSettings(vocab_size=100, max_length=24)
 
@@ -29,9 +28,8 @@ def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path)
     labels = [LABEL_NAMES[n % 3] for n in range(30)]
     rows = Dataset.from_dict({"text": one, "text_pair": other, "label": labels})
     settings = ModelSettings(config={"model_type": family, **CONFIGS[family]})
-    made = TokenizerRecipe(rows, settings, LIMITS).build()
-    made.save_pretrained(tmp_path)
-    plain, file = AutoTokenizer.from_pretrained(tmp_path), TokenizerFile(tmp_path)
+    file = saved_tokenizer(tmp_path, rows, settings, LIMITS)
+    plain = AutoTokenizer.from_pretrained(tmp_path)
     expected = plain(one, other, truncation=True, max_length=24)
     recipe = tokens_recipe("train", rows, file, LABEL_NAMES, settings, LIMITS)
     tokens = recipe.to_dataset()
@@ -48,12 +46,8 @@ def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path)
         padded = plain.pad(dict(expected), return_tensors="pt")
         logits = model(**padded).logits
     frame = pd.DataFrame({"text": one, "text_pair": other})
-    chosen = parse_settings(
-        {
-            "runtime": {"precision": "fp32", "tf32": False, "threads": 1},
-            "tokenize": {"max_length": 24},
-            "predict": {"text_pair_column": "text_pair"},
-        }
+    chosen = exact_settings(
+        tokenize={"max_length": 24}, predict={"text_pair_column": "text_pair"}
     )
     answers = predict(load_pretrained(tmp_path), file, frame, chosen)
     table = pa.Table.from_batches(answers.batches(), answers.schema).to_pandas()

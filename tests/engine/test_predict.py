@@ -26,10 +26,10 @@ from flatout.engine.parameters import (
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import Predictor, prefetched
 from flatout.engine.predict.split_predictions import SplitPredictions
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from tests.engine.families import CONFIGS, LABEL_NAMES
 from tests.engine.remote_code import write_model
-from tests.make import save_random
+from tests.make import exact_settings, save_random, saved_tokenizer
 
 MAX_LENGTH = 24
 WORDS = "stock price falls after weak report while team wins a late match".split()
@@ -45,12 +45,9 @@ def texts(count: int) -> list[str]:
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
-    recipe = TokenizerRecipe(
-        Dataset.from_dict({"text": texts(50)}),
-        ModelSettings(config={"model_type": "bert"}),
-        TokenizeSettings(vocab_size=100),
-    )
-    recipe.build().save_pretrained(folder)
+    rows = Dataset.from_dict({"text": texts(50)})
+    bert = ModelSettings(config={"model_type": "bert"})
+    saved_tokenizer(folder, rows, bert, TokenizeSettings(vocab_size=100))
     return folder
 
 
@@ -243,23 +240,14 @@ def test_a_regression_gives_values(saved):
     assert np.abs(frame["value"] - scores).max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("second", "options"),
-    [
-        ("b", {"text_pair_column": "b"}),
-        (
-            "text_pair",  # as split writes it
-            {"split": {"text_column": "question", "text_pair_column": "passage"}},
-        ),
-    ],
-)
-def test_pairs_of_texts_are_told_apart(saved, second, options):
-    rows = pd.DataFrame({"text": texts(12), second: texts(12)[::-1]})
-    found = predicted(saved(), rows, **options)
-    logits = torch.from_numpy(plain_logits(saved(), rows["text"], rows[second]))
+def test_pairs_of_texts_are_told_apart_under_the_names_that_split_writes(saved):
+    rows = pd.DataFrame({"text": texts(12), "text_pair": texts(12)[::-1]})
+    columns = {"text_column": "question", "text_pair_column": "passage"}
+    found = predicted(saved(), rows, split=columns)
+    logits = torch.from_numpy(plain_logits(saved(), rows["text"], rows["text_pair"]))
     expected = logits.softmax(-1).max(-1).values.numpy()
     assert np.abs(found["score"] - expected).max() < 1e-5
-    assert found["text_pair"].tolist() == rows[second].tolist()
+    assert found["text_pair"].tolist() == rows["text_pair"].tolist()
 
 
 def test_rows_that_cannot_be_used_stay_in_place(saved):
@@ -391,9 +379,7 @@ def test_a_split_is_judged_by_the_threshold_of_the_settings(saved):
             "name_or_path": str(folder),
             "label_threshold": threshold,
         }
-        settings = parse_settings(
-            {"runtime": {"precision": "fp32", "threads": 1}, "model": options}
-        )
+        settings = exact_settings(model=options)
         found = SplitPredictions(
             model, tokenizer, dataset, dataset, LABEL_NAMES, settings
         )

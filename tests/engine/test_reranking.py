@@ -13,24 +13,23 @@ import torch
 from sklearn.metrics import average_precision_score, ndcg_score
 from transformers import AutoConfig, AutoTokenizer
 
-from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.split import SplitError
-from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import Vocabulary, load_pretrained
 from flatout.engine.models.model_files import save_sentence_files
-from flatout.engine.parameters import SettingsError, SplitSettings, parse_settings
+from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.rows import rows_from_dataset
-from flatout.engine.tasks import columns_of
 from flatout.engine.tasks._shared.ranking import Ranking, ranking_figures
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import split_recipes
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.loop import train
 from tests.engine.families import CONFIGS
 from tests.engine.runs import make_job
+from tests.make import saved_tokenizer, text_recipes
 
 TASK = "reranking"
 COLUMNS = {"query_column": "q", "passage_column": "p", "label_column": "y"}
@@ -51,8 +50,8 @@ def frame_of(queries: int, passages: int = 5) -> pd.DataFrame:
 
 
 def split(frame: pd.DataFrame, task: str = TASK, **options):
-    settings = SplitSettings(**{"max_rejected_fraction": 1, **COLUMNS, **options})
-    return plan_split(open_raw_texts(frame), columns_of(settings, task), settings)
+    options = {"max_rejected_fraction": 1, **COLUMNS, **options}
+    return text_recipes(frame, task, **options)
 
 
 def test_all_rows_of_a_query_are_in_one_split_and_bad_ones_are_rejected():
@@ -142,9 +141,8 @@ def trained(tmp_path_factory):
     given |= {"model": {"task": TASK, "config": config}}
     given["tokenize"] |= {"vocab_size": 100}
     settings = parse_settings(given)
-    recipe = TokenizerRecipe(rows["train"], settings.model, settings.tokenize)
-    recipe.build().save_pretrained(folder / "tokenizer")
-    file = TokenizerFile(folder / "tokenizer")
+    own = settings.model, settings.tokenize
+    file = saved_tokenizer(folder / "tokenizer", rows["train"], *own)
     made = split_recipes(rows, file, [], settings.model, settings.tokenize)
     tokens = [rows_from_dataset(recipe.to_dataset()) for recipe in made]
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
@@ -210,11 +208,7 @@ def test_a_cross_encoder_has_its_scores_and_its_loss(trained):
 
 def test_rows_of_another_task_are_refused(trained):
     job, result = trained
-    texts = plan_split(
-        open_raw_texts(frame_of(60)),
-        columns_of(SplitSettings(text_column="p", label_column="q"), "masked-lm"),
-        SplitSettings(text_column="p", label_column=None),
-    )
+    texts = text_recipes(frame_of(60), "masked-lm", text_column="p", label_column=None)
     rows = {"train": texts["train_rows"].to_dataset()}
     file = TokenizerFile(result.model_folder)
     settings = job.settings

@@ -18,12 +18,12 @@ from transformers import (
 
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
-from flatout.engine.parameters import parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from tests.engine.runs import make_job
+from tests.make import exact_settings
 
 TEXTS = ["a b c", "b </s> a", "c a", "", "a </s> </s>", "b b b"]
 
@@ -58,13 +58,10 @@ def folder(tmp_path_factory):
 
 
 def settings_of(folder):
-    return parse_settings(
-        {
-            "runtime": {"precision": "fp32", "threads": 1},
-            "model": {"name_or_path": str(folder)},
-            "tokenize": {"max_length": 24},
-            "predict": {"text_column": "text", "window_rows": 4},
-        }
+    return exact_settings(
+        model={"name_or_path": str(folder)},
+        tokenize={"max_length": 24},
+        predict={"text_column": "text", "window_rows": 4},
     )
 
 

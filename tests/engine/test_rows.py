@@ -19,8 +19,8 @@ from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_facts import normalised_text
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError
-from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import SplitSettings
+from tests.make import text_recipes
 
 CLASSES = Columns("text", None, "label", None)
 
@@ -377,6 +377,5 @@ def test_what_a_column_in_a_folders_name_and_a_saved_data_set_say(tmp_path):
 def test_classes_that_are_numbers_are_asked_about():
     labels = np.random.default_rng(0).normal(size=300)
     frame = pd.DataFrame({"text": [f"t{n}" for n in range(300)], "label": labels})
-    plan = plan_split(open_raw_texts(frame), CLASSES, SplitSettings())
     with pytest.raises(SplitError, match=r"are 300 numbers: model\.task: regression"):
-        plan["train_rows"].to_dataset()
+        text_recipes(frame)["train_rows"].to_dataset()

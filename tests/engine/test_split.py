@@ -17,6 +17,7 @@ from flatout.engine.data.split import SplitError
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.data.split_report import split_metrics, too_many_text
 from flatout.engine.parameters import SplitSettings
+from tests.make import text_recipes
 
 CLASSES = Columns("text", None, "label", None)
 NAMES = ("train_rows", "validation_rows", "test_rows")
@@ -129,8 +130,7 @@ def test_a_split_that_is_made_says_why_rows_were_rejected(tmp_path, caplog):
     rows[3], rows[7], rows[9] = "text 3,", "text 7,", ",a"
     file = tmp_path / "reviews.csv"
     file.write_text("\n".join(["text,label", *rows]))
-    raw = TextFiles(file)
-    recipes = plan_split(open_raw_texts(raw), CLASSES, SplitSettings())
+    recipes = text_recipes(TextFiles(file))
     with caplog.at_level(logging.INFO):
         recipes["split_report"].value()
     assert "; 3 rejected, 0 duplicates\n" in caplog.text
@@ -184,8 +184,7 @@ def test_unlabelled_text():
 
 def test_a_key_changes_with_data_and_options_and_only_then():
     def key(data, **options):
-        raw = open_raw_texts(data)
-        return plan_split(raw, CLASSES, SplitSettings(**options))["train_rows"].key
+        return text_recipes(data, **options)["train_rows"].key
 
     frame = frame_of(300)
     assert key(frame).digest == key(frame.copy()).digest
@@ -224,11 +223,9 @@ def test_rows_of_shards_are_named_with_their_file(tmp_path):
         frame["text"] = name + frame["text"]
         frame.loc[7:8, "text"] = None
         frame.to_parquet(tmp_path / f"{name}.parquet")
-    plan = plan_split(TextFiles(tmp_path), CLASSES, SplitSettings())
-    with pytest.raises(
-        SplitError, match=r"rows a\.parquet:7, a\.parquet:8, b\.parquet:7"
-    ):
-        plan["train_rows"].to_dataset()
+    places = r"rows a\.parquet:7, a\.parquet:8, b\.parquet:7"
+    with pytest.raises(SplitError, match=places):
+        text_recipes(TextFiles(tmp_path))["train_rows"].to_dataset()
 
 
 def test_a_report_as_flat_figures():

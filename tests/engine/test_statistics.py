@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from flatout.engine.files.arrow_folder import write_recipe
-from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.statistics import (
     histogram,
@@ -17,8 +16,8 @@ from flatout.engine.tokenizing.statistics import (
     token_report,
 )
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
 from flatout.reports.pictures import length_figure
+from tests.make import saved_tokenizer
 
 
 def test_lengths():
@@ -47,9 +46,7 @@ def stored(tmp_path_factory):
     model = ModelSettings(config={"model_type": "bert"})
     tokenize = TokenizeSettings(max_length=8, vocab_size=64)
     rows = datasets.Dataset.from_dict({"text": ["a b c"] * 6 + ["a b c d e f g h"] * 2})
-    made = TokenizerRecipe(rows, model, tokenize)
-    write_whole(folder / "tokenizer", made.key, made.write)
-    tokenizer = TokenizerFile(folder / "tokenizer")
+    tokenizer = saved_tokenizer(folder / "tokenizer", rows, model, tokenize)
     tokens = {}
     for name in ("train", "validation", "test"):
         recipe = tokens_recipe(f"{name}_tokens", rows, tokenizer, [], model, tokenize)

@@ -25,8 +25,7 @@ from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_facts import group_hashes
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError
-from flatout.engine.data.split_recipes import plan_split
-from flatout.engine.parameters import SplitSettings
+from tests.make import text_recipes
 
 COLUMNS = ["text", "label"]
 CLASSES = Columns("text", None, "label", None)
@@ -319,7 +318,7 @@ def test_values_of_no_use_are_rejected(tmp_path, content, columns, found):
 def test_files_whose_rows_are_of_no_use(tmp_path, content, error, said):
     files = TextFiles(write(tmp_path / "a.csv", content))
     with pytest.raises(error, match=said):
-        plan_split(files, CLASSES, SplitSettings())["train_rows"].to_dataset()
+        text_recipes(files)["train_rows"].to_dataset()
 
 
 def test_what_holds_no_file_of_a_known_kind(tmp_path):
@@ -473,7 +472,7 @@ def test_labels_are_told_by_their_rows(tmp_path):
     lines = [f"text {i},{i % 2}" for i in range(200)]
     rows = ["text,label", "", *lines, "text 3,0", "by itself,rare"]
     files = TextFiles(write(tmp_path / "a.csv", "\n".join(rows)))
-    plan = plan_split(files, CLASSES, SplitSettings(max_rejected_fraction=1))
+    plan = text_recipes(files, max_rejected_fraction=1)
     report = plan["split_report"].value()
     assert report["several_labels_at"] == [
         ["'1' in row a.csv:3", "'0' in row a.csv:200"]

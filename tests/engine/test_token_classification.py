@@ -14,22 +14,17 @@ from transformers import AutoTokenizer
 
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.rows import check_batch
-from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.models.building import Vocabulary, build, load_pretrained
-from flatout.engine.parameters import (
-    ModelSettings,
-    SplitSettings,
-    TokenizeSettings,
-    parse_settings,
-)
+from flatout.engine.parameters import ModelSettings, SplitSettings, TokenizeSettings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import columns_of, make_task
 from flatout.engine.tokenizing.encoders.encode import TokensError
 from flatout.engine.tokenizing.token_recipes import label_names_of, tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.reports.summary import summary_lines
 from tests.engine.families import CONFIGS
+from tests.make import exact_settings, saved_tokenizer, text_recipes
 
 TASK = "token-classification"
 TAGS = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
@@ -111,13 +106,15 @@ def test_a_value_that_is_not_utf8_rejects_its_row_alone(column):
 def made(tmp_path_factory):
     """Folder of a tokenizer, and rows of a split."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    settings = SplitSettings()
-    raw = open_raw_texts(rows_of(300))
-    recipes = plan_split(raw, columns_of(settings, TASK), settings)
-    rows = recipes["train_rows"].to_dataset()
-    recipe = TokenizerRecipe(rows, model_of("bert"), LIMITS)
-    recipe.build().save_pretrained(folder)
+    rows = text_recipes(rows_of(300), TASK)["train_rows"].to_dataset()
+    saved_tokenizer(folder, rows, model_of("bert"), LIMITS)
     return folder, rows
+
+
+def tokens_of(folder, rows):
+    file = TokenizerFile(folder)
+    recipe = tokens_recipe("train", rows, file, TAGS, model_of("bert"), LIMITS)
+    return recipe.to_dataset()
 
 
 def model_of(family: str) -> ModelSettings:
@@ -126,11 +123,8 @@ def model_of(family: str) -> ModelSettings:
 
 def test_the_first_piece_of_a_word_is_its_target_as_in_transformers(made):
     folder, rows = made
-    names = label_names_of(rows)
-    assert names == TAGS
-    tokens = tokens_recipe(
-        "train", rows, TokenizerFile(folder), names, model_of("bert"), LIMITS
-    ).to_dataset()
+    assert label_names_of(rows) == TAGS
+    tokens = tokens_of(folder, rows)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for row, token_row in zip(rows, tokens, strict=True):
         words = row["text"].split(" ")
@@ -140,7 +134,7 @@ def test_the_first_piece_of_a_word_is_its_target_as_in_transformers(made):
         ids = found.word_ids()
         firsts = [w is not None and w not in ids[:n] for n, w in enumerate(ids)]
         labels = [
-            names.index(row["label"][w]) if first else -100
+            TAGS.index(row["label"][w]) if first else -100
             for w, first in zip(ids, firsts, strict=True)
         ]
         assert token_row["input_ids"] == found["input_ids"]
@@ -156,9 +150,7 @@ def test_rows_that_were_split_for_another_task_are_refused(made, tags):
     )
     words, count = len(rows[3]["text"].split(" ")), len(tags or [])
     with pytest.raises(TokensError, match=f"row 3 has {words} words and {count} tags"):
-        tokens_recipe(
-            "train", odd, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
-        ).to_dataset()
+        tokens_of(folder, odd)
 
 
 @pytest.mark.parametrize("strategy", ["grouped", "packed"])
@@ -174,12 +166,9 @@ def test_predictions_are_those_of_plain_transformers(made, family, strategy, tmp
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     frame = rows_of(30)
-    chosen = parse_settings(
-        {
-            "runtime": {"precision": "fp32", "tf32": False, "threads": 1},
-            "tokenize": {"max_length": 16},
-            "predict": {"strategy": strategy, "token_budget": 64},
-        }
+    chosen = exact_settings(
+        tokenize={"max_length": 16},
+        predict={"strategy": strategy, "token_budget": 64},
     )
     made_of = predict(load_pretrained(tmp_path), TokenizerFile(tmp_path), frame, chosen)
     table = pa.Table.from_batches(made_of.batches(), made_of.schema).to_pylist()
@@ -298,11 +287,7 @@ def test_entities_are_not_parted_by_pieces_that_are_no_targets():
 
 def test_the_first_target_of_each_row_is_marked(made):
     """So that no entity reaches over two rows."""
-    folder, rows = made
-    recipe = tokens_recipe(
-        "train", rows, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
-    )
-    tokens = rows_from_dataset(recipe.to_dataset())
+    tokens = rows_from_dataset(tokens_of(*made))
     task = make_task(model_of("bert"), TAGS)
     found = task.targets(tokens, np.arange(len(tokens)), 0, pools_last=False).labels
     assert {len(labels) for labels in found} > {1, 2}
@@ -311,12 +296,9 @@ def test_the_first_target_of_each_row_is_marked(made):
 
 
 def test_rows_of_tags_are_read_as_they_were_written(made):
-    folder, rows = made
-    recipe = tokens_recipe(
-        "train", rows, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
-    )
-    tokens = rows_from_dataset(recipe.to_dataset())
+    written = tokens_of(*made)
+    tokens = rows_from_dataset(written)
     assert tokens.has_token_labels
     assert not tokens.facts.label_counts
     (view,) = tokens.views(np.array([3]), "labels")
-    assert view.tolist() == recipe.to_dataset()["labels"][3]
+    assert view.tolist() == written["labels"][3]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flatout.engine.files.atomic_folder import write_whole
@@ -21,6 +21,7 @@ from flatout.engine.tokenizing.tokenizer import (
 )
 from flatout.engine.tokenizing.tokenizer_checks import make_usable, usable_positions
 from flatout.engine.tokenizing.word_pieces import SPECIAL_TOKENS, train_word_pieces
+from tests.make import byte_pairs
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -122,16 +123,8 @@ def test_the_key_follows_the_texts_and_the_size():
 
 def byte_level(**tokens):
     """A tokenizer like GPT-2's: no pad, start or unknown token, nothing added."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|end|>"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    splitting = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = byte_pairs(TEXTS, 400, splitting)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
@@ -155,14 +148,6 @@ def test_a_missing_pad_token_becomes_the_end_and_it_warns(tmp_path, caplog):
     assert "truncation_side is 'left'" in caplog.text
     assert file.max_positions == 64
     assert "pad and end of sequence are both '<|end|>'" in caplog.text
-
-
-def test_a_model_that_counts_positions_from_behind_the_pad_token(tmp_path):
-    tokenizer = byte_level(eos_token="<|end|>")
-    config = {"model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1}
-    model = checkpoint(tmp_path / "roberta", tokenizer, **config)
-    file = saved(tmp_path / "t", model)
-    assert file.max_positions == 64
 
 
 def test_text_survives_a_byte_level_tokenizer(tmp_path):

@@ -17,16 +17,16 @@ from transformers import (
     trainer_utils,
 )
 
-from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import build
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
-from flatout.engine.tokenizing.tokenizer import TokenizerFile, TokenizerRecipe
+from flatout.engine.tokenizing.tokenizer import TokenizerRecipe
 from tests.engine.families import CONFIGS, VOCABULARY, task_of
 from tests.engine.runs import make_job
+from tests.make import saved_tokenizer
 
 TASK = "causal-lm"
 MODEL = {
@@ -64,24 +64,20 @@ def trained(folder, form):
     """The folder of a model that knows four texts by heart."""
     rows = datasets.Dataset.from_dict(FORMS[form])
     settings = parse_settings({"model": MODEL})
-    recipe = TokenizerRecipe(rows, settings.model, LIMITS)
-    write_whole(folder / "tokenizer", recipe.key, recipe.write)
-    file = TokenizerFile(folder / "tokenizer")
+    file = saved_tokenizer(folder / "tokenizer", rows, settings.model, LIMITS)
     made = tokens_recipe("train", rows, file, [], settings.model, LIMITS)
     tokens = TokenRows(made.to_dataset().data.table)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    job = make_job(folder)
-    train = job.settings.train.model_copy(
-        update={
-            "global_batch_size": 4,
-            "max_steps": 120,
-            "epochs": 120,
-            "evaluate_every": None,
-            "learning_rate": 1e-2,
-            "token_budget": 512,
-        }
+    job = make_job(
+        folder,
+        global_batch_size=4,
+        max_steps=120,
+        epochs=120,
+        evaluate_every=None,
+        learning_rate=1e-2,
+        token_budget=512,
     )
-    update = {"model": settings.model, "tokenize": LIMITS, "train": train}
+    update = {"model": settings.model, "tokenize": LIMITS}
     splits = dict.fromkeys(("train", "validation", "test"), tokens)
     result = run_job(
         replace(
@@ -165,9 +161,7 @@ def test_texts_end_in_a_training_unless_they_are_cut(tmp_path, join):
     texts = ["one", "two words", "a longer text " * 20, "x" * 11]
     rows = datasets.Dataset.from_dict({"text": texts})
     model = ModelSettings(**MODEL)
-    recipe = TokenizerRecipe(rows, model, LIMITS)
-    write_whole(tmp_path / "tokenizer", recipe.key, recipe.write)
-    file = TokenizerFile(tmp_path / "tokenizer")
+    file = saved_tokenizer(tmp_path / "tokenizer", rows, model, LIMITS)
     limits = LIMITS.model_copy(update={"max_length": 12, "join_texts": join})
     made = tokens_recipe("train", rows, file, [], model, limits).to_dataset()
     theirs = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
