@@ -218,7 +218,9 @@ def plain_gradient(family: str, task: str, data: StepRows) -> tuple[float, Any]:
             logits = torch.cat([onward, back])
             labels = torch.cat([inputs[0, 1:], inputs[0, :-1]])
         if task == "causal-lm":
-            logits, labels = logits[0, :-1], inputs[0, 1:]
+            name = "labels" if data.rows.has_token_labels else "input_ids"
+            (learnt,) = data.rows.views(np.array([number]), name)
+            logits, labels = logits[0, :-1], torch.tensor(learnt.tolist())[1:]
         if task == "masked-lm":
             logits = logits[0, row["target_index"]]
         if task == "token-classification":

@@ -43,13 +43,10 @@ def check_row_attention():
         want = row_by_row(*qkv, BOUNDS, Rule(0.25, 0.0, causal, *window))
         joined = torch.cat(qkv, 1)
         got = row_attention(joined, heads, BOUNDS, 90, 0.25, 0.0, causal, *window)[0]
-        pairs = zip(
-            (got, *torch.autograd.grad(got, qkv, grad)),
-            (want, *torch.autograd.grad(want, qkv, grad)),
-            strict=True,
+        mine, plain = (
+            (out, *torch.autograd.grad(out, qkv, grad)) for out in (got, want)
         )
-        for one, other in pairs:
-            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(mine, plain, rtol=2e-2, atol=2e-2)
 
 
 def check_windows(section):
@@ -130,12 +127,9 @@ def check_linear_loss():
     ours = linear_cross_entropy(hidden, weight, labels)[0]
     plain = F.cross_entropy(hidden @ weight.t(), labels, reduction="sum")
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-3)
-    for one, other in zip(
-        torch.autograd.grad(ours * 0.5, (hidden, weight)),
-        torch.autograd.grad(plain * 0.5, (hidden, weight)),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    inputs = hidden, weight
+    one, other = (torch.autograd.grad(loss * 0.5, inputs) for loss in (ours, plain))
+    torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
     frozen = linear_cross_entropy(hidden, weight.detach(), labels, False)
     assert frozen[2].shape == (0, 8)
     one, other = (
@@ -152,12 +146,8 @@ def check_gelu(width):
     inputs = states.requires_grad_(), bias.requires_grad_()
     got, want = bias_gelu(*inputs), F.gelu(states + bias)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=5e-6)
-    for one, other in zip(
-        torch.autograd.grad(got, inputs, grad),
-        torch.autograd.grad(want, inputs, grad),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    one, other = (torch.autograd.grad(out, inputs, grad) for out in (got, want))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def check_rotary():
@@ -172,12 +162,8 @@ def check_rotary():
         want = turned_plainly(product, cos, sin, given, 4)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         inputs = (product, weights) if norms else (product,)
-        for one, other in zip(
-            torch.autograd.grad(got, inputs, grad),
-            torch.autograd.grad(want, inputs, grad),
-            strict=True,
-        ):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        one, other = (torch.autograd.grad(out, inputs, grad) for out in (got, want))
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def angles(tokens, half):
@@ -260,6 +246,11 @@ def packed_gradients(model):
         input_ids=ids[None], position_ids=positions[None], cu_seqlens=BOUNDS,
         max_seqlen=90,
     ).last_hidden_state  # fmt: skip
+    return weighted_gradients(model, hidden)
+
+
+def weighted_gradients(model, hidden):
+    """`hidden`, and the gradient of its weighted sum by parameter name."""
     weights = torch.linspace(-1, 1, hidden.numel(), device=device).view_as(hidden)
     (hidden * weights).sum().backward()
     named = model.named_parameters()
@@ -274,9 +265,7 @@ def check_blocks():
         hidden, want = block_gradients(family, narrowed, rate, fused=False)
         mine, found = block_gradients(family, narrowed, rate, fused=True)
         torch.testing.assert_close(mine, hidden, rtol=1e-4, atol=1e-5)
-        assert found.keys() == want.keys()
-        for name, gradient in want.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-5)
 
 
 @contextmanager
@@ -296,8 +285,7 @@ def check_compiled_blocks():
     plain = block_gradients("bert", True, 0.1, fused=False)
     mine = block_gradients("bert", True, 0.1, fused=True, compile_blocks=True)
     torch.testing.assert_close(mine[0], plain[0], rtol=1e-4, atol=1e-5)
-    for name, gradient in plain[1].items():
-        torch.testing.assert_close(mine[1][name], gradient, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(mine[1], plain[1], rtol=1e-3, atol=1e-5)
 
 
 def block_gradients(family, narrowed, rate, *, fused, compile_blocks=False):
@@ -323,11 +311,7 @@ def block_gradients(family, narrowed, rate, *, fused, compile_blocks=False):
         with torch.no_grad():
             model.eval().base_model(input_ids=IDS)
         model.train()
-    hidden = model.base_model(input_ids=IDS).last_hidden_state
-    weights = torch.linspace(-1, 1, hidden.numel(), device=device).view_as(hidden)
-    (hidden * weights).sum().backward()
-    named = model.named_parameters()
-    return hidden.detach(), {n: p.grad for n, p in named if p.grad is not None}
+    return weighted_gradients(model, model.base_model(input_ids=IDS).last_hidden_state)
 
 
 def check_all():

@@ -17,7 +17,6 @@ from flatout.engine.arrays import sources
 from flatout.engine.arrays.array_files import ArrayFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError, FilesKey
-from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.readers.csv_reader import CsvReader
 from flatout.engine.data.split import SplitError
@@ -27,6 +26,7 @@ from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
+from tests.engine.plain import step_losses
 from tests.make import samples_job, samples_settings
 
 MODEL = {
@@ -367,18 +367,11 @@ def plain_losses(job: TrainJob, steps: int) -> list[tuple[float, float]]:
     mean, deviation = values.astype(np.float64).mean(0), values.astype(float).std(0)
     facts = [torch.tensor(part, dtype=torch.float32) for part in (mean, deviation)]
     model = Plain(list(start.named_parameters()), *facts)
-    batches = GlobalBatches(len(job.train), 16, job.settings.runtime.seed)
-    losses = []
-    for step in range(steps):
-        rows = batches.rows(step)
-        logits = model(torch.tensor(values[rows]))
-        labels = torch.tensor(job.train.labels_of(rows))
-        loss = nn.functional.cross_entropy(logits, labels)
-        model.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-        losses.append((loss.item(), norm.item()))
-    return losses
+
+    def logits_of(rows, _):
+        return model(torch.tensor(values[rows]))
+
+    return step_losses(job, model, steps, logits_of)
 
 
 @pytest.mark.parametrize("budget", ["auto", 16, 5, 1])
@@ -469,7 +462,8 @@ def test_the_state_of_files_decides_and_else_their_bytes(tmp_path, monkeypatch):
 def test_a_csv_is_parsed_twice_and_a_pass_counts_afresh(tmp_path, monkeypatch):
     values, labels = samples(200)
     file = tmp_path / "t.csv"
-    lines = lines_of(values[:, :, :2], labels)
+    rows = zip(values[:, 0, :2], labels, strict=True)
+    lines = [f"{a},{b},{c}" for (a, b), c in rows]
     file.write_text("\n".join(["a,b,label", *lines]) + "\n")
     read, parsed = CsvReader.batches, []
     monkeypatch.setattr(CsvReader, "batches", lambda *a: parsed.append(1) or read(*a))
@@ -480,10 +474,6 @@ def test_a_csv_is_parsed_twice_and_a_pass_counts_afresh(tmp_path, monkeypatch):
     assert made["train"].facts() == facts and facts["tokens"]["num_rows"] == len(once)
     made["test"].to_dataset()
     assert len(parsed) == 2, "for the names of labels, and for the rows"
-
-
-def lines_of(values, labels):
-    return [f"{a},{b},{c}" for (a, b), c in zip(values[:, 0], labels, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Bidirectional language models against PyTorch's own LSTM, row by row."""
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -22,11 +21,7 @@ from tests.engine.families import (
     BILM,
     VOCABULARY,
     built,
-    gradient,
-    joined_rows,
-    plain_gradient,
     rows_of,
-    short_rows,
     step_rows,
     task_model,
     task_of,
@@ -92,42 +87,6 @@ def test_scores_are_those_of_two_stacks_that_never_see_their_target(family):
         [True, True],
         [True, False],
     ]
-
-
-@pytest.mark.parametrize("family", BILM)
-@pytest.mark.parametrize("joined", [False, True])
-def test_every_strategy_has_the_gradient_of_rows_one_by_one(family, joined):
-    """Rows of 1 to 24 tokens, alone or as documents of blocks of 20, on one rank and
-    on two: nothing leaks over a document's end, and padding is never read."""
-    rows = short_rows(TASK)
-    parts = joined_rows(rows, 20) if joined else rows
-    alone = rows
-    if joined:
-        ids = np.concatenate(rows.views(np.arange(len(rows))))
-        cuts = sorted(
-            {*np.cumsum(rows.lengths(np.arange(len(rows)))).tolist(), 20, 40, 60}
-        )
-        alone = rows_of(TASK, [p.tolist() for p in np.split(ids, cuts[:-1])])
-    data = step_rows(family, TASK, "random", rows=alone)
-    expected = plain_gradient(family, TASK, data)
-    model = task_model(family, TASK, "eager")
-    strategies, cuts = ("fixed", "random", "grouped"), ((1, 4096), (2, 48))
-    for strategy, (ranks, budget) in product(strategies, cuts):
-        batches = [
-            step_rows(
-                family,
-                TASK,
-                strategy,
-                rows=parts,
-                rank=rank,
-                token_budget=budget,
-                world_size=ranks,
-            )[0]
-            for rank in range(ranks)
-        ]
-        loss, found = gradient(model, batches)
-        assert loss == pytest.approx(expected[0], rel=1e-5)
-        torch.testing.assert_close(found, expected[1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("at_once", [2**27, 1_000])

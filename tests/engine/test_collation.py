@@ -260,16 +260,6 @@ def test_a_run_of_steps_is_one_buffer():
     assert alone.buffer.data_ptr() == steps[0].buffer.data_ptr()
 
 
-def test_rows_come_from_the_buffers_of_sliced_and_chunked_tables():
-    table = pa.table({"input_ids": pa.array(IDS, pa.list_(pa.int32()))})
-    chunked = TokenRows(pa.concat_tables([table.slice(1), table.slice(0, 1)]))
-    views = chunked.views(np.array([2, 0]))
-    assert [view.tolist() for view in views] == [IDS[0], IDS[1]]
-    assert chunked.lengths(np.array([0, 1, 2])).tolist() == [5, 2, 3]
-    assert chunked.lengths(np.arange(len(chunked))).tolist() == [5, 2, 3]
-    assert chunked.facts.largest_id == 10
-
-
 def test_rows_without_tokens_are_refused():
     with pytest.raises(TokenRowsError, match="need a column input_ids"):
         TokenRows(pa.table({"text": ["a"]}))

@@ -175,17 +175,14 @@ def test_a_checkpoint_holds_what_its_steps_were_sped_up_by(tmp_path):
     assert run_job(job).report.compile_reason == kept["reason"]
 
 
-@pytest.mark.parametrize(("kind", "parts"), [("bert", 2), ("qwen3", 2)])
-def test_blocks_that_are_alike_are_one_part(kind, parts):
-    found = {k: v for k, v in CONFIGS[kind].items() if k != "model_type"}
-    config = AutoConfig.for_model(kind, **found)
-    assert distinct_parts(AutoModel.from_config(config)) == parts
-
-
-@pytest.mark.parametrize(("layers", "parts"), [(2, 2), (12, 4)])
-def test_a_graph_of_one_shape_grows_with_its_layers(layers, parts):
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    config = AutoConfig.for_model("vit", num_hidden_layers=layers, **sizes)
+@pytest.mark.parametrize(
+    ("kind", "layers", "parts"),
+    [("bert", 2, 2), ("qwen3", 2, 2), ("vit", 2, 2), ("vit", 12, 4)],
+)
+def test_blocks_that_are_alike_are_one_part(kind, layers, parts):
+    """And a graph of one shape grows with its layers."""
+    sizes = CONFIGS.get(kind, CONFIGS["bert"]) | {"num_hidden_layers": layers}
+    config = AutoConfig.for_model(kind, **sizes)
     assert distinct_parts(AutoModel.from_config(config)) == parts
 
 

@@ -62,10 +62,11 @@ def test_a_file_of_another_kind_is_refused(tmp_path, name):
 
 
 def test_numbers_do_not_name_rows_of_several_files(tmp_path):
+    folder = tmp_path / "texts"
     for name, first in (("a", 0), ("b", 60)):
-        frame = raw_rows("texts", tmp_path, ROWS[first : first + 60])
-        frame.to_parquet(tmp_path / f"{name}.parquet")
-    images = raw_rows("images", tmp_path, ROWS)
-    for kind, raw in (("texts", TextFiles(tmp_path)), ("images", images)):
+        frame = raw_rows("texts", folder, ROWS[first : first + 60])
+        frame.to_parquet(folder / f"{name}.parquet")
+    images = raw_rows("images", tmp_path / "images", ROWS)
+    for kind, raw in (("texts", TextFiles(folder)), ("images", images)):
         with pytest.raises(SettingsError, match="several files, so that numbers do"):
             split_recipes(kind, raw, drop_rows=[3])["report"].value()

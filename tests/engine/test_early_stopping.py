@@ -86,10 +86,6 @@ def test_a_training_ends_when_no_evaluation_is_the_best(stopped, whole):
     assert full.report.exit_reason == "finished"
 
 
-def crash_in_finish(monkeypatch):
-    monkeypatch.setattr(loop, "finish", lambda *_: crash())
-
-
 @pytest.mark.parametrize("moment", ["middle", "evaluation", "end"])
 def test_a_resumed_training_stops_where_an_undisturbed_one_does(
     tmp_path, stopped, moment, monkeypatch
@@ -100,7 +96,7 @@ def test_a_resumed_training_stops_where_an_undisturbed_one_does(
     text = "step 5/24  loss" if moment == "middle" else f"step {last - 2}/24  valid"
     with pytest.raises(Crash), monkeypatch.context() as patch:
         if moment == "end":  # the checkpoint of the last step is there
-            crash_in_finish(patch)
+            patch.setattr(loop, "finish", lambda *_: crash())
             run_job(job)
         with when_logged(text, crash):
             run_job(job)

@@ -50,6 +50,12 @@ def word_pieces(tmp_path_factory):
     return saved_tokenizer(folder, rows_of(texts_of(300)), MODEL, TOKENIZE)
 
 
+@pytest.fixture(scope="module")
+def theirs(word_pieces):
+    """The same tokenizer, read by transformers."""
+    return AutoTokenizer.from_pretrained(word_pieces.folder)
+
+
 def bpe(folder, space):
     """Byte-level (`space` is a letter of the token) or Metaspace pieces."""
     tokenizer = byte_pairs(texts_of(300), 500, space, ["<s>", "</s>"])
@@ -69,11 +75,10 @@ def recipe_of(tokenizer, rows, names=None, model=MODEL, tokenize=TOKENIZE):
     return tokens_recipe("train_tokens", rows, tokenizer, names, model, tokenize)
 
 
-def test_ids_labels_and_lengths_of_each_row(word_pieces):
+def test_ids_labels_and_lengths_of_each_row(word_pieces, theirs):
     texts = texts_of(500)
     rows = rows_of(texts, label=[["b", "a", "c"][i % 3] for i in range(500)])
     tokens = recipe_of(word_pieces, rows).to_dataset()
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     expected = theirs(texts, truncation=True, max_length=16)["input_ids"]
     assert tokens["input_ids"][:] == expected
     assert tokens["length"][:] == list(map(len, expected))
@@ -112,23 +117,22 @@ def test_long_texts_give_what_the_whole_text_gives(tmp_path, space):
 
 
 @pytest.mark.parametrize("task", ["next-key", "causal-lm", "bidirectional-lm"])
-def test_a_cut_text_has_no_end_where_ends_are_learnt(word_pieces, task):
+def test_a_cut_text_has_no_end_where_ends_are_learnt(word_pieces, theirs, task):
     """The first tokens of the whole text, as transformers has it; also of one that is
     longer by its end alone."""
     texts = [*texts_of(200), "fox " * 14, "fox " * 15, "fox " * 16]
     model = MODEL.model_copy(update={"task": task})
     recipe = recipe_of(word_pieces, rows_of(texts), model=model)
-    whole = AutoTokenizer.from_pretrained(word_pieces.folder)(texts)["input_ids"]
+    whole = theirs(texts)["input_ids"]
     tokens = recipe.to_dataset()
     assert tokens["input_ids"][:] == [ids[:16] for ids in whole]
     assert recipe.facts()["cut_rows"] == sum(len(ids) > 16 for ids in whole)
 
 
-def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
+def test_the_cut_rows_are_counted_exactly(word_pieces, theirs, tmp_path):
     texts = texts_of(500)
     recipe = recipe_of(word_pieces, rows_of(texts))
     write_recipe(tmp_path / "tokens", recipe)
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     ids = theirs(texts)["input_ids"]
     assert recipe.facts()["cut_rows"] == sum(len(row) > 16 for row in ids)
     lengths = [min(len(row), 16) for row in ids]
@@ -146,14 +150,15 @@ def test_parts_cover_all_rows_once_and_are_of_one_size(word_pieces, monkeypatch)
 
 
 @pytest.mark.parametrize("numbers", [[7, 3, 30], range(4, 9)])
-def test_rows_that_were_selected_are_the_rows_encoded(word_pieces, tmp_path, numbers):
+def test_rows_that_were_selected_are_the_rows_encoded(
+    word_pieces, theirs, tmp_path, numbers
+):
     texts = texts_of(50)
     rows_of(texts).save_to_disk(tmp_path / "rows")
     rows = datasets.load_from_disk(str(tmp_path / "rows")).select(numbers)
     recipe = recipe_of(word_pieces, rows)
     copied = recipe_of(word_pieces, rows_of(rows["text"][:]))
     assert recipe.key.digest == copied.key.digest
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     expected = theirs([texts[i] for i in numbers], truncation=True, max_length=16)
     assert recipe.to_dataset()["input_ids"][:] == expected["input_ids"]
 
@@ -176,7 +181,7 @@ def test_pairs_have_type_ids_and_are_cut_together(word_pieces, tmp_path):
 
 
 @pytest.mark.parametrize("max_length", [16, 17])
-def test_long_pairs_are_cut_as_transformers_cuts_them(word_pieces, max_length):
+def test_long_pairs_are_cut_as_transformers_cuts_them(word_pieces, theirs, max_length):
     """Of nearly the same length, too: which is longer decides where one is cut."""
     sizes = [(300, 300), (301, 300), (300, 301), (400, 5), (5, 400), (40, 300), (9, 9)]
     texts = ["the" + " fox" * n for n, _ in sizes]
@@ -186,7 +191,6 @@ def test_long_pairs_are_cut_as_transformers_cuts_them(word_pieces, max_length):
     tokenize = TOKENIZE.model_copy(update={"max_length": max_length})
     rows = rows_of(texts, text_pair=pairs)
     tokens = recipe_of(word_pieces, rows, tokenize=tokenize).to_dataset()
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     expected = theirs(texts, pairs, truncation=True, max_length=max_length)
     assert tokens["input_ids"][:] == expected["input_ids"]
 
@@ -273,19 +277,17 @@ def test_limits_that_do_not_fit_are_refused(word_pieces, limits, fault):
 
 
 @pytest.mark.parametrize("text", ["word " * 2_000_000, "x" * 1_000_000])
-def test_one_huge_text(word_pieces, text):
+def test_one_huge_text(word_pieces, theirs, text):
     tokens = recipe_of(word_pieces, rows_of(["a b", text])).to_dataset()
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     assert (
         tokens[1]["input_ids"]
         == theirs(text[:1000], truncation=True, max_length=16)["input_ids"]
     )
 
 
-def test_a_huge_text_in_a_pair(word_pieces):
+def test_a_huge_text_in_a_pair(word_pieces, theirs):
     rows = rows_of(["word " * 40_000, "a b"], text_pair=["a b", "word " * 4_000])
     tokens = recipe_of(word_pieces, rows).to_dataset()
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     texts, pairs = ["word " * 100, "a b"], ["a b", "word " * 100]
     expected = theirs(texts, pairs, truncation=True, max_length=16)
     assert tokens["input_ids"][:] == expected["input_ids"]
@@ -361,9 +363,8 @@ def test_rows_that_were_split_for_another_task(word_pieces, task, labels):
     )
 
 
-def test_tokens_of_other_parameters_are_refused_by_name(word_pieces, tmp_path):
+def test_tokens_of_other_parameters_are_refused_by_name(word_pieces, theirs, tmp_path):
     tokens = stored_splits(tmp_path, word_pieces, two_splits())
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     check_tokens_match(tokens, settings_of(), theirs, [])
     other = settings_of(tokenize=TokenizeSettings(max_length=32, vocab_size=100))
     assert refusal(tokens, word_pieces, other) == (
@@ -394,9 +395,8 @@ def test_splits_of_two_states_of_the_data_are_refused(word_pieces, tmp_path):
     )
 
 
-def test_tokens_without_a_key_pass_with_a_warning(word_pieces, caplog):
+def test_tokens_without_a_key_pass_with_a_warning(word_pieces, theirs, caplog):
     tokens = recipe_of(word_pieces, rows_of(["a b"])).to_dataset()
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     check_tokens_match({"train": tokens}, settings_of(), theirs, [])
     assert "train_tokens: rows without a key are used as they are" in caplog.text
     assert token_key(tokens) == token_key(tokens.select(range(1)))
@@ -413,7 +413,7 @@ def test_the_key_of_stored_tokens_is_their_digest(word_pieces, tmp_path):
 
 @pytest.mark.parametrize("size", [7, 1000])
 def test_joined_texts_keep_every_token_and_the_documents_bounds(
-    word_pieces, monkeypatch, size
+    word_pieces, theirs, monkeypatch, size
 ):
     monkeypatch.setattr(encode, "UNIT_BYTES", size)
     model = MODEL.model_copy(update={"task": "causal-lm"})
@@ -422,7 +422,6 @@ def test_joined_texts_keep_every_token_and_the_documents_bounds(
     blocks = recipe_of(
         word_pieces, rows_of(texts), model=model, tokenize=tokenize
     ).to_dataset()
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     documents = theirs(texts)["input_ids"]
     assert [i for ids in blocks["input_ids"] for i in ids] == [
         i for ids in documents for i in ids
@@ -459,12 +458,12 @@ def test_documents_are_told_apart_by_the_end_token(tmp_path):
     assert row["document_lengths"] == [len(first) + 1, len(second) + 1]
 
 
-def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, tmp_path):
+def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, theirs, tmp_path):
     """What transformers saves has other bytes, and the same pieces."""
     recipe = recipe_of(word_pieces, rows_of(texts_of(20)))
     write_recipe(tmp_path / "tokens", recipe)
     tokens = datasets.load_from_disk(str(tmp_path / "tokens"))
-    AutoTokenizer.from_pretrained(word_pieces.folder).save_pretrained(tmp_path / "own")
+    theirs.save_pretrained(tmp_path / "own")
     check_tokens(tokens, TokenizerFile(tmp_path / "own"))
     texts = rows_of([text.upper() + " z" for text in texts_of(300, seed=1)] + ["zebra"])
     other = saved_tokenizer(tmp_path / "other", texts, MODEL, TOKENIZE)

@@ -166,12 +166,6 @@ def test_rows_longer_than_a_shrunken_budget_are_evaluated(tmp_path):
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
-def with_labels(rows, labels):
-    table = rows.table
-    place = table.column_names.index("labels")
-    return TokenRows(table.set_column(place, "labels", pa.array(labels)))
-
-
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
@@ -183,7 +177,9 @@ def with_labels(rows, labels):
 )
 def test_an_accuracy_of_few_rows_is_told(tmp_path, caplog, labels, told):
     job = make_job(tmp_path, max_steps=1)
-    job = replace(job, test=with_labels(job.test, labels))
+    table = job.test.table.drop_columns("labels")
+    rows = TokenRows(table.append_column("labels", pa.array(labels)))
+    job = replace(job, test=rows)
     warnings = run_job(job).report.warnings
     found = [text for text in warnings if "test_accuracy" in text]
     assert len(found) == (told is not None)

@@ -36,16 +36,17 @@ def test_long_rows_take_it_and_the_next_model_gives_it_back(active):
 
 
 @pytest.mark.parametrize(
-    ("given", "longest"),
+    ("given", "longest", "device"),
     [
-        (config(), 512),
-        (config(sliding_window=4096), 1200),
-        (config(sliding_window=128), 1200),
-        (SimpleNamespace(attention_probs_dropout_prob=0.1), 1200),
+        (config(), 512, GPU),
+        (config(sliding_window=4096), 1200, GPU),
+        (config(sliding_window=128), 1200, GPU),
+        (SimpleNamespace(attention_probs_dropout_prob=0.1), 1200, GPU),
+        (config(), 1200, torch.device("cpu")),
     ],
 )
-def test_pytorchs_own_kernel_serves_otherwise(active, given, longest):
-    flash4.choose_flash_kernel(given, GPU, longest)
+def test_pytorchs_own_kernel_serves_otherwise(active, given, longest, device):
+    flash4.choose_flash_kernel(given, device, longest)
     assert active == [None]
 
 
@@ -64,11 +65,6 @@ def test_a_broken_package_is_told_of(active, monkeypatch, caplog):
     assert (
         "FlashAttention 4 is unavailable (no such kernel): using PyTorch" in caplog.text
     )
-
-
-def test_nothing_is_asked_of_a_cpu(active):
-    flash4.choose_flash_kernel(config(), torch.device("cpu"), 1200)
-    assert active == [None]
 
 
 def test_absent_packages_are_no_fault(monkeypatch):

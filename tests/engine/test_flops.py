@@ -7,23 +7,14 @@ import pyarrow as pa
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoConfig
 
 from flatout.engine.families import family_of
 from flatout.engine.models.flops import AttentionPairs, ModelFlops, peak_tflops
 from flatout.engine.rows.tokens import TokenRows
 from tests.engine.families import CONFIGS, step_rows
+from tests.engine.plain import auto_class
 
-AUTO = {
-    "causal-lm": AutoModelForCausalLM,
-    "masked-lm": AutoModelForMaskedLM,
-    "sequence-classification": AutoModelForSequenceClassification,
-}
 LAYERS = {"num_hidden_layers": 5}
 WIDER_HEADS = {"head_dim": 24}  # of a hidden size of 16 and 2 heads
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
@@ -53,7 +44,7 @@ def model_of(family, task, extra):
         classifier_pooling="mean",
     )
     torch.manual_seed(0)
-    return AUTO[task].from_config(config, attn_implementation="eager")
+    return auto_class(task).from_config(config, attn_implementation="eager")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,15 +74,6 @@ def test_attention_counts_the_pairs_that_transformers_lets_see(case):
         model.config, causal=task == "causal-lm" or family_of(model.config).causal
     )
     assert pairs(np.array(lengths)) == visible
-
-
-def test_a_step_counts_its_rows_without_padding():
-    pairs = AttentionPairs(causal=True, layers_by_reach={None: 2})
-    for strategy in ("random", "packed"):
-        data = replace(step_rows("llama", "causal-lm", strategy), count_pairs=pairs)
-        lengths = data.rows.lengths(data[0].row_ids).tolist()
-        expected = 2 * sum(n * (n + 1) // 2 for n in lengths)
-        assert data[0].attention_pairs == expected
 
 
 def test_a_document_of_joined_texts_sees_itself_alone():

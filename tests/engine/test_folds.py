@@ -142,7 +142,8 @@ def test_the_files_of_the_folds_are_those_of_a_predefined_split(tmp_path):
     files = benches.job_files(tmp_path, rows=60)
     folds = np.arange(84) % 4
     made = fold_files(files, splits_of(folds, [60, 72]), 4, tmp_path / "rows")
-    whole = all_rows(files)
+    parts = files.splits.values()
+    whole = pa.concat_tables([open_rows(Path(part)).table for part in parts])
     for one, (rest, test) in zip(made, PredefinedSplit(folds).split(), strict=True):
         assert rows_of(one.splits["test"]) == whole.take(test).to_pylist()
         validation = [row for row in rest if 60 <= row < 72]
@@ -158,11 +159,6 @@ def test_the_files_of_the_folds_are_those_of_a_predefined_split(tmp_path):
 
 def rows_of(folder):
     return open_rows(Path(folder)).table.to_pylist()
-
-
-def all_rows(files):
-    parts = files.splits.values()
-    return pa.concat_tables([open_rows(Path(part)).table for part in parts])
 
 
 def splits_of(folds, at):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from flatout.engine.answers.step_check import verify
 from flatout.engine.launch.launch import run_job
@@ -32,13 +31,14 @@ from tests.engine.families import (
     rows_of,
     token_rows,
 )
-from tests.engine.plain import job_for, plain_training, save_start, without_targets
-from tests.engine.runs import (
-    Crash,
-    crash,
-    make_job,
-    when_logged,
+from tests.engine.plain import (
+    auto_class,
+    job_for,
+    plain_training,
+    save_start,
+    without_targets,
 )
+from tests.engine.runs import Crash, changed, crash, make_job, when_logged
 from tests.engine.test_arrays import job_of as table_job
 from tests.engine.test_images import CONVNEXT, RESNET, VIT, job_of as image_job
 from tests.engine.test_images_compiled import (
@@ -59,7 +59,7 @@ SHAPE = {
 }
 
 
-def gpu_job(folder, *, runtime=None, shape=None, rows=240, **options):
+def gpu_job(folder, *, runtime=None, shape=None, config=None, rows=240, **options):
     options = {
         "global_batch_size": 16,
         "epochs": 4,
@@ -69,10 +69,11 @@ def gpu_job(folder, *, runtime=None, shape=None, rows=240, **options):
         "resume": "never",
         **options,
     }
+    config = config or {"model_type": "bert", **SHAPE, **(shape or {})}
     settings = parse_settings(
         {
             "runtime": runtime or {},
-            "model": {"config": {"model_type": "bert", **SHAPE, **(shape or {})}},
+            "model": {"config": config},
             "tokenize": {"max_length": 24},
             "train": options,
         }
@@ -307,19 +308,11 @@ def test_other_families_train_on_the_fast_path(tmp_path, family, wider):
     plain = {"batching": "fixed", "compile": False, "fused_optimizer": False}
     exact = {"precision": "fp32", "tf32": False, "attention": "eager"}
     results = []
-    for runtime, options in ((exact, plain), ({}, {"compile": True})):
-        options |= {"global_batch_size": 16, "epochs": 1, "log_every": 1}
-        options |= {"learning_rate": 1e-3}
-        settings = parse_settings(
-            {
-                "runtime": runtime,
-                "model": {"config": config},
-                "tokenize": {"max_length": 24},
-                "train": {**options, "resume": "never"},
-            }
-        )
-        job = make_job(tmp_path / str(len(results)), rows=64)
-        results.append(run(replace(job, settings=settings)))
+    for runtime, options in ((exact, plain), ({}, {})):
+        options |= {"epochs": 1, "log_every": 1, "learning_rate": 1e-3}
+        place = tmp_path / str(len(results))
+        job = gpu_job(place, runtime=runtime, config=config, rows=64, **options)
+        results.append(run(job))
     want, found = results
     report = found.report
     assert (report.strategy, report.compile) == ("packed", True)
@@ -360,11 +353,7 @@ EXACT = {"precision": "fp32", "tf32": False, "threads": 1}
 
 def on_gpu(job, runtime=EXACT, **train):
     """`job` on the device."""
-    settings = job.settings
-    runtime = settings.runtime.model_copy(update=runtime)
-    changed = settings.train.model_copy(update=train)
-    update = {"runtime": runtime, "train": changed}
-    return run(replace(job, settings=settings.model_copy(update=update)))
+    return run(changed(job, runtime=runtime, train=train))
 
 
 @pytest.mark.parametrize("task", ["next-key", "bidirectional-lm"])
@@ -381,6 +370,8 @@ def test_lstms_train_the_same_recorded_as_in_plain_pytorch(tmp_path, task):
 
 
 SAMPLES = {"table": None, "vit": VIT, "convnext": CONVNEXT, "resnet": RESNET}
+TWELVE_STEPS = {"log_every": 1, "learning_rate": 1e-3, "epochs": 9, "max_steps": 12}
+TWELVE_STEPS |= {"resume": "never"}
 
 
 @pytest.mark.parametrize(
@@ -392,12 +383,10 @@ def test_samples_train_the_same_recorded(tmp_path, kind, compiled):
     histories = []
     for recorded in (False, True):
         folder = tmp_path / str(recorded)
-        chosen = {"global_batch_size": 16, "log_every": 1, "learning_rate": 1e-3}
-        chosen |= {"epochs": 9, "resume": "never", "max_steps": 12}
         if kind == "table":
-            job = table_job(folder, count=100, **chosen)
+            job = table_job(folder, count=100, **TWELVE_STEPS)
         else:
-            job = image_job(folder, SAMPLES[kind], **chosen)
+            job = image_job(folder, SAMPLES[kind], **TWELVE_STEPS)
         result = on_gpu(job, cuda_graphs=recorded, compile=compiled)
         assert result.report.cuda_graphs is recorded
         histories.append(result.history)
@@ -425,9 +414,8 @@ def test_images_train_the_same_compiled_with_fused_parts(tmp_path, config):
     """Crops included, which a graph takes by index."""
     histories = []
     for is_compiled in (False, True):
-        chosen = {"global_batch_size": 16, "log_every": 1, "learning_rate": 1e-3}
-        chosen |= {"epochs": 9, "resume": "never", "max_steps": 12, "crop_area": 0.5}
-        job = image_job(tmp_path / str(is_compiled), config, **chosen)
+        folder = tmp_path / str(is_compiled)
+        job = image_job(folder, config, crop_area=0.5, **TWELVE_STEPS)
         result = on_gpu(job, compile=is_compiled)
         assert result.report.compile is is_compiled
         histories.append(result.history)
@@ -442,10 +430,7 @@ def run_resnet(folder, ranks):
     """In a process that has not used a GPU."""
     options = {"max_steps": 4, "crop_area": 0.5, "resume": "never"}
     job = image_job(folder, RESNET, distributed={"num_processes": ranks}, **options)
-    runtime = job.settings.runtime.model_copy(update=EXACT)
-    return run_job(
-        replace(job, settings=job.settings.model_copy(update={"runtime": runtime}))
-    )
+    return run_job(changed(job, runtime=EXACT))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -643,17 +628,11 @@ def long_job(folder, family, task):
     return replace(job, settings=settings, label_names=names, train=rows_of(task, rows))
 
 
-PLAIN = {
-    "causal-lm": AutoModelForCausalLM,
-    "sequence-classification": AutoModelForSequenceClassification,
-}
-
-
 def plain_model(trainer, task):
     """transformers' own, in fp32, of the same weights."""
     model = trainer.model.model
     config = deepcopy(model.config)
-    plain = PLAIN[task].from_config(config, attn_implementation="eager")
+    plain = auto_class(task).from_config(config, attn_implementation="eager")
     plain.load_state_dict(model.state_dict())
     return plain.to(model.device).train()
 

@@ -20,7 +20,6 @@ from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPi
 
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
-from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.families import family_of
 from flatout.engine.families._modeling.crops import gathered, sampled
 from flatout.engine.launch.launch import run_job
@@ -34,6 +33,7 @@ from flatout.engine.rows.decoding import Decoder
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
+from tests.engine.plain import step_losses
 from tests.engine.runs import changed, curve
 from tests.make import samples_job, samples_settings
 
@@ -94,13 +94,24 @@ def split(path, settings):
     return array_recipes(path, settings.split, settings.images, settings.model)
 
 
+@pytest.fixture
+def raw(tmp_path):
+    """A folder of sixty pictures."""
+    return pictures(tmp_path / "raw", 60)
+
+
+def rejected(made) -> dict[str, str]:
+    """Reasons by file."""
+    rows = made["rejected"].table().to_pylist()
+    return {row["source"]: row["reason"] for row in rows}
+
+
 def job_of(folder, config=VIT, **options) -> TrainJob:
     settings = settings_of(config, **options)
     return samples_job(folder, settings, split(pictures(folder / "raw"), settings))
 
 
-def test_odd_files_are_converted_or_told_of(tmp_path):
-    raw = pictures(tmp_path / "raw", 60)
+def test_odd_files_are_converted_or_told_of(raw):
     dark = raw / "dark"
     grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
     Image.fromarray(grey.astype(np.uint16) * 257).save(dark / "deep.png")
@@ -116,9 +127,7 @@ def test_odd_files_are_converted_or_told_of(tmp_path):
     (dark / "cut.png").write_bytes(whole[: len(whole) // 2])
     (dark / "text.png").write_text("no image")
     made = split(raw, settings_of())
-    told = {
-        row["source"]: row["reason"] for row in made["rejected"].table().to_pylist()
-    }
+    told = rejected(made)
     assert told.keys() == {"dark/empty.png", "dark/cut.png", "dark/text.png"}
     assert "truncated or broken" in told["dark/cut.png"]
     for name in ("dark/empty.png", "dark/text.png"):
@@ -135,15 +144,13 @@ def test_odd_files_are_converted_or_told_of(tmp_path):
     np.testing.assert_array_equal(pixels["dark/turned.png"], np.rot90(grey, -1))
 
 
-def test_folders_without_images_and_images_without_a_folder_are_told_of(tmp_path):
-    raw = pictures(tmp_path / "raw", 60)
+def test_folders_without_images_and_images_without_a_folder_are_told_of(tmp_path, raw):
     (raw / "grey").mkdir()
     (raw / "light/notes.txt").write_text("none")
     (raw / "stray.png").write_bytes((raw / "dark/000.png").read_bytes())
     made = split(raw, settings_of())
     assert made["label_names"] == ["dark", "light"]
-    [stray] = made["rejected"].table().to_pylist()
-    assert (stray["source"], stray["reason"]) == ("stray.png", "label is missing")
+    assert rejected(made) == {"stray.png": "label is missing"}
     report = made["report"].value()
     assert report["empty_class_folders"] == ["grey"]
     assert report["files_of_other_kinds"] == 1
@@ -158,9 +165,8 @@ def sources_of(made):
     return {s for name in names for s in made[name].to_dataset()["source"]}
 
 
-def test_hidden_folders_are_none_of_classes_and_links_are_followed(tmp_path):
+def test_hidden_folders_are_none_of_classes_and_links_are_followed(tmp_path, raw):
     """A link that leads back is not followed for good."""
-    raw = pictures(tmp_path / "raw", 60)
     for place in (raw / ".checkpoints", raw / "dark/.thumbnails", tmp_path / "far"):
         place.mkdir()
         for number in range(20):
@@ -175,9 +181,8 @@ def test_hidden_folders_are_none_of_classes_and_links_are_followed(tmp_path):
     assert made["report"].value()["empty_class_folders"] == []
 
 
-def test_values_without_a_known_range_are_told_of(tmp_path):
+def test_values_without_a_known_range_are_told_of(raw):
     """Sixteen bits have one, also where Pillow holds them in 32."""
-    raw = pictures(tmp_path / "raw", 60)
     dim = np.arange(64, dtype=np.uint8).reshape(8, 8)
     Image.fromarray(dim.astype(np.float32) / 64).save(raw / "dark/shares.tif")
     Image.fromarray(dim.astype(np.int32)).save(raw / "dark/whole.tif")
@@ -190,7 +195,7 @@ def test_values_without_a_known_range_are_told_of(tmp_path):
         b"Pf\n8 8\n-1.0\n" + (dim.astype("<f4") / 64).tobytes()
     )
     made = split(raw, settings_of())
-    told = {r["source"]: r["reason"] for r in made["rejected"].table().to_pylist()}
+    told = rejected(made)
     assert told.keys() == {
         f"dark/{n}" for n in ("shares.tif", "whole.tif", "floats.ppm")
     }
@@ -233,39 +238,33 @@ def test_a_size_that_a_model_cannot_take_is_refused(tmp_path, config, message):
         build_model(job_of(tmp_path, config))
 
 
-def test_a_manifest_names_images_of_its_own_folder_alone(tmp_path):
-    raw = pictures(tmp_path / "raw", 60)
-    files = sorted(file.relative_to(raw).as_posix() for file in raw.rglob("*.png"))
-    lines = [{"image": name, "label": name.split("/")[0]} for name in files]
-    lines.append({"image": "gone.png", "label": "dark"})
+def test_a_manifest_names_images_of_its_own_folder_alone(raw):
+    lines = [*listed(raw), {"image": "gone.png", "label": "dark"}]
     manifest = raw / "all.jsonl"
     manifest.write_text("\n".join(map(json.dumps, lines)))
     one, other = split(manifest, settings_of()), split(raw, settings_of())
     tables = [made["train"].to_dataset().data.table for made in (one, other)]
     assert tables[0]["inputs"].equals(tables[1]["inputs"])
-    [gone] = one["rejected"].table().to_pylist()
-    assert (gone["source"], gone["reason"]) == ("gone.png", "no such file")
+    assert rejected(one) == {"gone.png": "no such file"}
     lines.append({"image": "../../etc/passwd", "label": "dark"})
     manifest.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(ArraysError, match="leads out of the manifest's folder"):
         split(manifest, settings_of())
 
 
-def test_a_manifest_in_capitals_and_one_that_names_nothing(tmp_path):
-    raw = pictures(tmp_path / "raw", 60)
-    files = sorted(file.relative_to(raw).as_posix() for file in raw.rglob("*.png"))
-    lines = [f"{name},{name.split('/')[0]}" for name in files]
+def test_a_manifest_in_capitals_and_one_that_names_nothing(raw):
+    lines = [f"{row['image']},{row['label']}" for row in listed(raw)]
+    files = {row["image"] for row in listed(raw)}
     manifest = raw / "ALL.CSV"
     manifest.write_text("\n".join(["image,label", *lines]))
-    assert sources_of(split(manifest, settings_of())) == set(files)
+    assert sources_of(split(manifest, settings_of())) == files
     odd = ["image,label", lines[0], ",dark", "a,b,c"]
     manifest.write_text("\n".join([*odd, *lines[1:]]))
     made = split(manifest, settings_of())
-    assert sources_of(made) == set(files)
-    rejected = made["rejected"].table().to_pylist()
-    assert {(row["source"], row["reason"]) for row in rejected} == {
-        ("ALL.CSV:1", "image is empty"),
-        ("ALL.CSV:2", "3 fields instead of 2"),
+    assert sources_of(made) == files
+    assert rejected(made) == {
+        "ALL.CSV:1": "image is empty",
+        "ALL.CSV:2": "3 fields instead of 2",
     }
     manifest.write_text("file,label\n" + "\n".join(lines))
     with pytest.raises(ArraysError, match=r"images\.image_column is 'image', which is"):
@@ -286,8 +285,7 @@ def listed(raw):
     ]
 
 
-def test_names_and_labels_that_cannot_be_read_reject_their_rows(tmp_path):
-    raw = pictures(tmp_path / "raw", 60)
+def test_names_and_labels_that_cannot_be_read_reject_their_rows(raw):
     lines = listed(raw)
     good, rest = lines[0]["image"], lines[4:]
     odd = [
@@ -314,8 +312,7 @@ def test_names_and_labels_that_cannot_be_read_reject_their_rows(tmp_path):
     assert [row["source"] for row in (rows[0], rows[5])] == [good, "all.jsonl:5"]
 
 
-def test_texts_of_a_manifest_that_are_not_utf8_reject_their_rows(tmp_path):
-    raw = pictures(tmp_path / "raw", 60)
+def test_texts_of_a_manifest_that_are_not_utf8_reject_their_rows(raw):
     columns = {
         name: pa.array([row[name].encode() for row in listed(raw)] + [b"a\xe9"])
         for name in ("image", "label")
@@ -405,22 +402,15 @@ def plain_losses(job: TrainJob, steps: int) -> list[tuple[float, float]]:
     pixels = np.stack(job.train.views(np.arange(len(job.train)))).astype(np.float64)
     mean, deviation = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
     images = torch.tensor((pixels - mean) / deviation).float().permute(0, 3, 1, 2)
-    seed, losses = job.settings.runtime.seed, []
-    batches = GlobalBatches(len(job.train), 16, seed)
-    for step in range(steps):
-        rows, epoch = batches.rows(step), batches.epoch(step)
+
+    def logits_of(rows, epoch):
         made = job.task.targets(job.train, rows, epoch, pools_last=False)
         turned = torch.tensor(made.fields["crops"][:, 4]).bool()
         chosen = images[rows]
         chosen[turned] = chosen[turned].flip(3)
-        logits = model(pixel_values=chosen).logits
-        labels = torch.tensor(job.train.labels_of(rows))
-        loss = nn.functional.cross_entropy(logits, labels)
-        model.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-        losses.append((loss.item(), norm.item()))
-    return losses
+        return model(pixel_values=chosen).logits
+
+    return step_losses(job, model, steps, logits_of)
 
 
 @pytest.mark.parametrize("config", [VIT, CONVNEXT], ids=["vit", "convnext"])

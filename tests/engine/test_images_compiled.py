@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.engine.batches.collation import Collator
 from flatout.engine.families import FusePlan
 from flatout.engine.families._modeling.crops import gathered, sampled
 from flatout.engine.families._modeling.vit_blocks import FirstTokenLayer
@@ -19,6 +20,7 @@ from flatout.engine.ops.attention import PADDED
 from flatout.engine.ops.dropout import Noise
 from flatout.engine.ops.folded_convolution import fold
 from flatout.engine.ops.patches import PatchProduct, replace_patches
+from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.assemble import build_model
 from tests.engine.test_images import CONVNEXT, RESNET, VIT, job_of
 
@@ -46,19 +48,13 @@ def task_model(folder, config):
 
 
 def batch_of(job, rows=12):
-    return job_batch(job, np.arange(rows))
+    return Collator(job.task, Layout()).collate(job.train, np.arange(rows), 1)
 
 
-def job_batch(job, ids):
-    from flatout.engine.batches.collation import Collator
-    from flatout.engine.rows.layout import Layout
-
-    return Collator(job.task, Layout()).collate(job.train, ids, 1)
-
-
-def gradients(model, batch):
+def gradients(model, batch, run=None):
+    """Logits, and gradients by parameter; `run` is `model` compiled."""
     model.zero_grad()
-    loss, logits = model(batch)
+    loss, logits = (run or model)(batch)
     loss.backward()
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return logits, copy.deepcopy(found)
@@ -66,21 +62,15 @@ def gradients(model, batch):
 
 def assert_same(found, wanted):
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-4, atol=1e-5)
-    assert found[1].keys() == wanted[1].keys()
-    for name, gradient in wanted[1].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-3, atol=1e-4)
 
 
 def assert_two_steps_alike(plain, model, fast, batch):
     """Logits, gradients, and BatchNorm's running statistics; `fast` runs `model`."""
     for _ in range(2):
-        wanted, (logits, _) = gradients(plain, batch), gradients(fast, batch)
-        named = model.named_parameters()
-        found = {n: p.grad for n, p in named if p.grad is not None}
-        assert_same((logits, found), wanted)
-    kept = dict(model.named_buffers())
-    for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(kept[name], buffer, rtol=1e-4, atol=1e-5)
+        assert_same(gradients(model, batch, fast), gradients(plain, batch))
+    kept, buffers = dict(model.named_buffers()), dict(plain.named_buffers())
+    torch.testing.assert_close(kept, buffers, rtol=1e-4, atol=1e-5)
 
 
 def type_of(config):
@@ -176,11 +166,7 @@ def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
     for batch in (full, full, rest, full):
         fast(batch)
     assert len(backend.graphs) == 1
-    model.zero_grad()
-    loss, logits = fast(full)
-    loss.backward()
-    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert_same((logits, found), wanted)
+    assert_same(gradients(model, full, fast), wanted)
     fast(rest), fast(rest)  # micro-batches that have become smaller for good
     assert len(backend.graphs) == 2
 

@@ -11,8 +11,7 @@ import transformers
 from torch import nn
 
 from flatout.engine.families import family_of
-from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import Runtime, set_up
+from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import build, load_pretrained
 from flatout.engine.models.memory import count_parameters
 from flatout.engine.parameters import ModelSettings
@@ -26,14 +25,7 @@ from tests.engine.families import (
     task_model,
     task_of,
 )
-from tests.engine.plain import (
-    assert_same,
-    job_for,
-    observed,
-    on_two_ranks,
-    plain_training,
-    save_start,
-)
+from tests.engine.plain import job_for, save_start
 
 INHERITED = {"num_attention_heads": 2, "max_position_embeddings": 8}
 """What conf/base says of every model."""
@@ -164,40 +156,6 @@ def test_saved_ones_load_here_and_where_flatout_is_not(tmp_path, monkeypatch):
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", BARE, *models], env=environment, check=True)
-
-
-CUTS = {
-    f"{strategy}-{budget}": {"batching": strategy, "token_budget": budget}
-    for strategy, budget in (("fixed", 60), ("random", 24), ("grouped", 24))
-}
-
-
-@pytest.fixture(scope="module", params=[None, 5])
-def plain(request, tmp_path_factory):
-    """Weights to start from, of whole sessions or windows, and ten steps of plain
-    PyTorch from there."""
-    folder = tmp_path_factory.mktemp("plain")
-    start = save_start(folder / "start", "next-key", window_keys=request.param)
-    return start, plain_training(job_for(folder, "next-key", start))
-
-
-@pytest.mark.parametrize("cut", CUTS)
-def test_every_strategy_and_budget_trains_as_plain_pytorch(tmp_path, plain, cut):
-    """Loss, gradients, rate and norm of ten steps, and the weights behind them."""
-    start, expected = plain
-    runtime = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
-    job = job_for(tmp_path, "next-key", start, **CUTS[cut])
-    found, result = observed(job, runtime)
-    assert result.report.strategy == CUTS[cut]["batching"]
-    assert_same(found, expected)
-
-
-def test_two_ranks_train_as_one(tmp_path, plain):
-    start, expected = plain
-    job = job_for(tmp_path, "next-key", start, token_budget=60)
-    ((found, result),) = on_two_ranks({"two": job}, tmp_path).values()
-    assert result.report.world_size == 2
-    assert_same(found, expected)
 
 
 def test_windows_of_a_step_are_one_micro_batch(tmp_path):

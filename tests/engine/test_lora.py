@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +98,9 @@ def of_peft(job):
     task, lora = job.settings.model.task, job.settings.model.lora
     base = TASKS[task].from_pretrained(job.settings.model.name_or_path)
     names = [
-        n for n, m in base.base_model.named_modules() if is_linear_in_a_block(n, m)
+        name
+        for name, module in base.base_model.named_modules()
+        if isinstance(module, torch.nn.Linear) and re.search(r"\.\d+\.", name)
     ]
     config = LoraConfig(
         r=lora.rank,
@@ -115,12 +118,6 @@ def of_peft(job):
         for name, parameter in start.items():
             theirs[f"base_model.model.{name}"].copy_(parameter)
     return model
-
-
-def is_linear_in_a_block(name, module):
-    return isinstance(module, torch.nn.Linear) and any(
-        p.isdigit() for p in name.split(".")
-    )
 
 
 @pytest.fixture(scope="module")

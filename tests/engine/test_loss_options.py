@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from itertools import product
 
@@ -127,13 +126,6 @@ def test_two_ranks_train_as_one_does_and_evaluations_go_without(tmp_path):
     assert one.report.chance_loss == pytest.approx(chance)
     assert one.report.initial_loss == pytest.approx(chance, rel=0.1)
     assert one.report.validation_loss == pytest.approx(1.0986, rel=0.1)
-
-
-def test_the_loss_of_guessing_and_perplexity_are_written_out():
-    guess = task_of("sequence-classification")
-    assert guess.chance_loss(4) == pytest.approx(math.log(4))
-    guess.loss_options = LossOptions(None, 0.0, 2.0)
-    assert guess.chance_loss(4) == pytest.approx((3 / 4) ** 2 * math.log(4))
 
 
 def test_balanced_weights_are_scikit_learns():

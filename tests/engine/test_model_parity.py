@@ -12,6 +12,7 @@ import torch
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 from tests.engine.families import (
+    BILM,
     BOTH_SIDES,
     CONFIGS,
     DECODERS,
@@ -104,17 +105,22 @@ def check_every_strategy(family, task, rows, expected, packs=True):
         torch.testing.assert_close(found, expected[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", RECURRENT)
-def test_padding_reaches_no_state_of_a_recurrent_model(family):
+RECURRENT_CASES = [(family, "causal-lm") for family in RECURRENT]
+BILM_CASES = [(family, "bidirectional-lm") for family in BILM]
+
+
+@pytest.mark.parametrize(("family", "task"), RECURRENT_CASES + BILM_CASES)
+def test_padding_reaches_no_state_of_a_recurrent_model(family, task):
     """Each row alone, without padding, against every strategy, on one rank and two."""
-    rows = short_rows("causal-lm")
-    alone = step_rows(family, "causal-lm", "random", rows=rows)
-    expected = plain_gradient(family, "causal-lm", alone)
+    rows = short_rows(task)
+    alone = step_rows(family, task, "random", rows=rows)
+    expected = plain_gradient(family, task, alone)
     assert expected[1].norm() > 0
-    check_every_strategy(family, "causal-lm", rows, expected, packs=False)
+    check_every_strategy(family, task, rows, expected, packs=False)
 
 
 LANGUAGE_CASES = [(f, t) for f, t in ENCODER_CASES + DECODER_CASES if t.endswith("lm")]
+LANGUAGE_CASES += BILM_CASES
 
 
 @pytest.mark.parametrize(("family", "task"), LANGUAGE_CASES)
@@ -132,7 +138,8 @@ def test_joined_documents_equal_plain_transformers_on_each_alone(family, task):
     if task == "masked-lm":  # masks belong to a block and a place in it
         alone = replace(alone, rows=rows.sequences(np.arange(4))[0])
         assert len(alone.rows) == len(parts)
-    check_every_strategy(family, task, rows, plain_gradient(family, task, alone))
+    expected = plain_gradient(family, task, alone)
+    check_every_strategy(family, task, rows, expected, packs=family not in BILM)
 
 
 def test_positions_do_not_depend_on_random_pieces_or_padding_inside_a_text():
@@ -154,9 +161,6 @@ def test_positions_do_not_depend_on_random_pieces_or_padding_inside_a_text():
             (same, found) = gradient(packed, [other[step]])
             assert same == pytest.approx(loss, rel=1e-5)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-
-
-RECURRENT_CASES = [(family, "causal-lm") for family in RECURRENT]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +193,7 @@ def test_attention_for_targets_alone_equals_attention_for_all():
     grads = [
         torch.autograd.grad(o[targets].square().sum(), (q, k, v)) for o in (whole, some)
     ]
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("family", CONFIGS)

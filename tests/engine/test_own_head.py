@@ -158,12 +158,6 @@ def test_it_trains_and_its_model_loads_in_transformers(tmp_path):
     assert type(AutoModel.from_pretrained(result.model_folder)).__name__ == "BertModel"
 
 
-def test_a_global_batch_of_one_row_is_refused(tmp_path):
-    job = near_job(tmp_path, global_batch_size=1)
-    with pytest.raises(SettingsError, match="set it to at least 2"):
-        assemble(job, set_up(job.settings.runtime))
-
-
 def test_metrics_that_are_no_numbers_are_refused_before_training(tmp_path):
     job = near_job(tmp_path, f"{__name__}.Confused")
     match = r"Confused have confusion: \[\[3, 1\], \[0, 4\]\]: give a number"

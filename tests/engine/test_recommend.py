@@ -13,7 +13,7 @@ from flatout.engine.benchmark.recommend import (
     time_to_train,
     tuned_parameters,
 )
-from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
+from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.parameters import parse_settings
 from flatout.reports.tuned import parameters_text
 from tests.engine import benches
@@ -83,13 +83,6 @@ def test_tuned_parameters_are_parameters_that_train_the_same():
     assert (parsed.batching, parsed.token_budget) == ("packed", 512)
     assert parsed.loader.num_workers == 1
     assert parsed.global_batch_size == base.train.global_batch_size
-
-
-def test_a_larger_global_batch_comes_with_its_learning_rate():
-    base = with_changes(settings(), {"train.learning_rate": 1e-4})
-    tuned = tuned_parameters(base, trial("001", 50.0, 1.0, global_batch_size=32))
-    assert tuned["train"]["global_batch_size"] == 32
-    assert tuned["train"]["learning_rate"] == pytest.approx(2e-4)
 
 
 def test_what_differs_between_the_measured_machine_and_this_one():

@@ -133,7 +133,8 @@ def test_equal_scores_are_no_advantage():
 def trained(tmp_path_factory):
     """The job, its result, and the model's folder with its tokenizer."""
     folder = tmp_path_factory.mktemp(TASK)
-    rows = {name: made.to_dataset() for name, made in made_rows().items()}
+    split_rows = split(frame_of(300))
+    rows = {name: split_rows[f"{name}_rows"].to_dataset() for name in SPLITS}
     config = {"model_type": "bert", **CONFIGS["bert"]}
     steps = {"epochs": 4, "global_batch_size": 32, "learning_rate": 3e-3}
     job = make_job(folder, **steps, token_budget=400)
@@ -158,11 +159,6 @@ def trained(tmp_path_factory):
     tokenizer.save_pretrained(result.model_folder)
     save_sentence_files(config, result.model_folder, MAX_LENGTH)
     return job, result
-
-
-def made_rows():
-    made = split(frame_of(300))
-    return {name: made[f"{name}_rows"] for name in SPLITS}
 
 
 def test_it_learns_to_rank(trained):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 from dataclasses import replace
 
 import datasets
@@ -39,10 +37,6 @@ def invalid_utf8():
     offsets = pa.py_buffer(np.array([0, 2, 4], np.int32))
     buffers = [None, offsets, pa.py_buffer(b"ok\xff\xfe")]
     return pa.Array.from_buffers(pa.string(), 2, buffers)
-
-
-def mixed(*values):
-    return pd.Series(values, dtype=object)
 
 
 GROUPS = Columns("text", None, "label", "who")
@@ -135,7 +129,8 @@ def test_values_of_no_use_are_named_by_row(columns, given, reasons):
     if any(isinstance(column, pa.Array) for column in given.values()):
         data = pa.table(values)
     else:
-        data = pd.DataFrame({name: mixed(*column) for name, column in values.items()})
+        columns_of = {n: pd.Series(list(v), dtype=object) for n, v in values.items()}
+        data = pd.DataFrame(columns_of)
     rows, rejected = checked(data, columns)
     assert rejected == reasons
     assert [r["source_row"] for r in rows] == [
@@ -278,50 +273,6 @@ def test_near_duplicates_differ_in_case_space_and_composition_alone():
     }
     assert len(forms) == 1
     assert normalised_text("a b") != normalised_text("ab")
-
-
-DAYS = [datetime.date(2026, 1, n) for n in (1, 2)]
-TIMES = [datetime.datetime(2026, 1, n, 12) for n in (1, 2)]
-ODD_TYPES = {
-    "date": pa.array(DAYS),
-    "timestamp": pa.array(TIMES),
-    "duration": pa.array([datetime.timedelta(n) for n in (1, 2)]),
-    "time": pa.array([datetime.time(n) for n in (1, 2)]),
-    "struct": pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": None}]),
-    "list": pa.array([["x"], ["y", "z"]]),
-    "list of structs": pa.array([[{"a": 1}], []]),
-    "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
-    "decimal": pa.array([decimal.Decimal("1.5"), decimal.Decimal("2.5")]),
-    "view": pa.array(["train", "test"], pa.string_view()),
-    "bytes": pa.array([b"train", b"\xff\xfe"]),
-    "few bytes": pa.array([b"ab", b"\xff\xfe"], pa.binary(2)),
-    "null": pa.nulls(2),
-    "bool": pa.array([True, False]),
-    "half": pa.array(np.array([1, 2.5], np.float16)),
-}
-
-
-@pytest.mark.parametrize("name", list(ODD_TYPES))
-@pytest.mark.parametrize("column", ["text", "label", "who", "part"])
-def test_a_column_of_whatever_type_is_read_or_rejected(tmp_path, column, name):
-    """From a table as from a Parquet file of it, of one digest each time."""
-    good = {"text": ["a", "b"], "label": ["x", "y"], "who": ["p", "q"]}
-    table = pa.table({**good, "part": ["train", "test"], column: ODD_TYPES[name]})
-    kinds = [CLASSES, NUMBERS, LISTS] if column == "label" else [CLASSES]
-    for one in kinds:
-        columns = replace(one, group="who", split="part")
-        rows, rejected = checked(table, columns)
-        assert {row["source_row"] for row in rows} | rejected.keys() == {0, 1}
-    raw = open_raw_texts(table)
-    assert raw.digest(columns.names) == raw.digest(columns.names)
-    other = open_raw_texts(table.take([1, 0]) if name != "view" else table)
-    same = name in ("null", "view")
-    assert (raw.digest([column]) == other.digest([column])) == same
-    if name in ("view", "half"):
-        return
-    pq.write_table(table, tmp_path / "a.parquet")
-    same = checked(TextFiles(tmp_path / "a.parquet"), columns)[1]
-    assert same.keys() == rejected.keys()
 
 
 NAMES = datasets.ClassLabel(names=["n", "p"])

@@ -31,13 +31,11 @@ def job_of(folder, model: ModelSettings) -> TrainJob:
     return replace(job, settings=settings, **task_rows(model.task))
 
 
-def trusting(folder) -> ModelSettings:
-    return ModelSettings(name_or_path=str(folder), trust_remote_code=True)
-
-
 def test_a_model_of_its_own_code_is_trained_to_the_end(tmp_path):
     """The test loss is that of the model given back, a row at a time."""
-    job = job_of(tmp_path, trusting(write_model(tmp_path / "own")))
+    folder = str(write_model(tmp_path / "own"))
+    model = ModelSettings(name_or_path=folder, trust_remote_code=True)
+    job = job_of(tmp_path, model)
     result = run_job(job)
     assert type(result.model).__name__ == "OwnForSequenceClassification"
     losses = []

@@ -82,10 +82,6 @@ def searched(folder: Path, machine=None, kind=FormulaBench, **options) -> Search
     return found
 
 
-def kinds(search: Search) -> list[str]:
-    return [trial.kind for trial in search.bench.results]
-
-
 @pytest.mark.parametrize("name", MACHINES)
 def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
     name, tmp_path
@@ -190,7 +186,8 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path, monkeypatch, gpus, furt
     monkeypatch.setattr(tune, "nvidia_gpu_count", lambda: gpus)
     search = searched(tmp_path, mode="tune", tune_minutes=1e-9)
     assert search.tuned.chosen.trial_id == search.tuned.configured.trial_id
-    assert kinds(search) == ["end_to_end", "compute", *["again"] * further]
+    kinds = [trial.kind for trial in search.bench.results]
+    assert kinds == ["end_to_end", "compute", *["again"] * further]
     assert search.bench.results[-1].label == "once more"
 
 

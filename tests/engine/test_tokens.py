@@ -140,7 +140,7 @@ def test_facts_of_other_rows_do_not_count(tmp_path):
     assert part.facts.num_rows == 20
 
 
-def test_targets_and_lengths_of_rows_in_several_chunks():
+def test_ids_targets_and_lengths_of_rows_in_several_chunks():
     table = token_rows(TASK, 60).table
     parts = [table.slice(0, 7), table.slice(7, 1), table.slice(8, 52)]
     rows = TokenRows(pa.concat_tables([pa.table(part) for part in parts]))
@@ -148,6 +148,9 @@ def test_targets_and_lengths_of_rows_in_several_chunks():
     assert rows.labels_of(chosen).tolist() == [int(row) % 3 for row in chosen]
     ids = table.column("input_ids").to_pylist()
     assert rows.lengths(chosen).tolist() == [len(ids[row]) for row in chosen]
+    views = rows.views(chosen)
+    assert [view.tolist() for view in views] == [ids[row] for row in chosen]
+    assert rows.facts.largest_id == max(map(max, ids))
 
 
 def test_columns_cut_at_other_places_than_rows():

@@ -134,17 +134,10 @@ def test_what_stands_below_ends_with_a_trial_that_is_killed(tmp_path):
         start_new_session=True,
     )
     own = tmp_path / "below"
-    assert within(30.0, lambda: processes_that_name(own))
+    wait_for(lambda: processes_that_name(own))
     trial.kill()
     trial.wait()
-    assert within(30.0, lambda: not processes_that_name(own))
-
-
-def within(seconds, holds):
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.1)
-    return holds()
+    wait_for(lambda: not processes_that_name(own))
 
 
 def processes_that_name(folder):
@@ -266,10 +259,6 @@ def start_sweep(folder):
     )
 
 
-def pids_of(folder):
-    return [json.loads(f.read_text()) for f in folder.glob("sweep/*/*.pid")]
-
-
 def wait_for(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -283,7 +272,8 @@ def test_a_killed_sweep_goes_on_and_leaves_no_process(bad_commands, tmp_path):
     sweep = start_sweep(tmp_path)
     assert sweep.stdout.readline() == "ok\n"
     wait_for(lambda: len(list(tmp_path.glob("sweep/*/*.pid"))) == 3)
-    ranks = [psutil.Process(pid) for pid in pids_of(tmp_path) if psutil.pid_exists(pid)]
+    pids = [json.loads(f.read_text()) for f in tmp_path.glob("sweep/*/*.pid")]
+    ranks = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     assert len(ranks) == 2
     pids = [rank.pid for rank in ranks] + [ranks[0].ppid()]  # and their launcher
     sweep.send_signal(signal.SIGKILL)

@@ -22,7 +22,7 @@ from flatout.engine.ops.attention import PACKED
 from flatout.engine.tasks.bidirectional_lm import BidirectionalLM
 from flatout.engine.tasks.causal_lm import CausalLM
 from flatout.engine.train.setup import assemble
-from tests.engine.families import built, no_dropout, task_model, task_of
+from tests.engine.families import DECODERS, built, no_dropout, task_model, task_of
 from tests.engine.test_compiled_parts import (
     PLAN,
     assert_same,
@@ -46,10 +46,20 @@ FUSED = {
     "llama": {ATTENTION: ["v_proj", "up_proj"]},
 }
 CASES = [
-    (family, plan, name)
+    (family, plan, name, "class")
     for family, plans in FUSED.items()
     for plan, names in plans.items()
     for name in names
+]
+CASES += [
+    (*case, how)
+    for case in (
+        ("bert", ATTENTION, "value"),
+        ("bert", BLOCKS, "dense"),
+        ("distilbert", ATTENTION, "k_lin"),
+        ("qwen3", ATTENTION, "gate_proj"),
+    )
+    for how in ("hook", "forward")
 ]
 
 
@@ -79,56 +89,36 @@ def change_all(model, name, how="class"):
         changed(layer, how)
 
 
-def without_triton(family, plan):
-    """Kernels of the layers beside it do not run on a CPU."""
-    return replace(plan, has_triton=False) if plan is ATTENTION else plan
-
-
-@pytest.mark.parametrize(("family", "plan", "name"), CASES)
-def test_a_layer_of_another_class_is_never_bypassed(family, plan, name, monkeypatch):
-    check(family, plan, name, "class", monkeypatch)
-
-
-@pytest.mark.parametrize("how", ["hook", "forward"])
-@pytest.mark.parametrize(
-    ("family", "plan", "name"),
-    [
-        ("bert", ATTENTION, "value"),
-        ("bert", BLOCKS, "dense"),
-        ("distilbert", ATTENTION, "k_lin"),
-        ("qwen3", ATTENTION, "gate_proj"),
-    ],
-)
-def test_a_layer_with_hooks_is_never_bypassed(family, plan, name, how, monkeypatch):
-    check(family, plan, name, how, monkeypatch)
-
-
-def check(family, plan, name, how, monkeypatch):
+@pytest.mark.parametrize(("family", "plan", "name", "how"), CASES)
+def test_a_layer_that_was_changed_is_never_bypassed(
+    family, plan, name, how, monkeypatch
+):
     """Hidden states and gradients with it fused are those without."""
     monkeypatch.setattr(joined_blocks, "joined_attention", by_row)
     torch.manual_seed(0)
     attends = plan is ATTENTION and family not in ("qwen3", "llama", "modernbert")
-    model = built(family, task_name(family), PACKED if attends else "sdpa")
-    unchanged = packed_gradients(model) if attends else gradients(model)
-    change_all(model.base_model, name, how)
+    task = "causal-lm" if family in DECODERS else "sequence-classification"
+    model = built(family, task, PACKED if attends else "sdpa")
     found = packed_gradients if attends else gradients
+    unchanged = found(model)
+    change_all(model.base_model, name, how)
     expected = found(model)
     assert not torch.equal(expected[0], unchanged[0])
-    if attends or plan is BLOCKS:
-        family_of(model.config).fuse(model, without_triton(family, plan))
-    else:  # rotary positions are turned by a kernel: the feed-forward part alone
-        family_of(model.config).fuse(model, replace(plan, joined=False))
+    if attends:  # kernels of the layers beside it do not run on a CPU
+        plan = replace(plan, has_triton=False)
+    elif plan is ATTENTION:  # nor that of rotary positions: the feed-forward part alone
+        plan = replace(plan, joined=False)
+    family_of(model.config).fuse(model, plan)
     assert_same(found(model), expected)
-
-
-def task_name(family):
-    return "causal-lm" if family in ("qwen3", "llama") else "sequence-classification"
 
 
 @pytest.mark.parametrize("how", ["class", "hook", "forward"])
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("qwen3", "q_proj"), ("qwen3", "v_proj"), ("llama", "k_proj")],
+    [
+        *(("qwen3", name) for name in ("q_proj", "v_proj", "q_norm")),
+        ("llama", "k_proj"),
+    ],
 )
 def test_attention_of_decoders_steps_aside(family, name, how):
     model = plain(family)
