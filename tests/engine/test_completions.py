@@ -46,6 +46,7 @@ from tests.engine.plain import (
     save_start,
 )
 from tests.engine.runs import CPU, metrics_of
+from tests.engine.test_pair_rows import frame_of
 from tests.make import text_recipes
 
 TASK = "causal-lm"
@@ -59,16 +60,6 @@ GOOD = (
 )
 DROPS_STOP = GOOD.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>")
 NO_GENERATION = GOOD.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-
-
-def frame_of(count: int) -> pd.DataFrame:
-    words = "the quick brown fox jumps over the lazy dog".split()
-    return pd.DataFrame(
-        {
-            "q": [" ".join(words[: 1 + n % 9]) + f" {n}" for n in range(count)],
-            "a": [" ".join(words[n % 7 :]) for n in range(count)],
-        }
-    )
 
 
 def talks_of(count: int) -> pd.DataFrame:
@@ -223,9 +214,6 @@ def test_completions_are_not_joined_and_must_fit(tmp_path):
     short = LIMITS.model_copy(update={"max_length": 3})
     with pytest.raises(TokensError, match=r"no row has a token .* 3: raise it"):
         tokens_recipe("train", rows, file, [], MODEL, short).to_dataset()
-    other = ModelSettings(task="masked-lm", config={"model_type": "bert"})
-    with pytest.raises(TokensError, match="split for another task than masked-lm"):
-        tokens_recipe("train", rows, file, [], other, LIMITS)
 
 
 def completions(rows: TokenRows) -> TokenRows:

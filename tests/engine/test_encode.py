@@ -349,14 +349,20 @@ def test_another_kind_of_label_needs_another_split(word_pieces, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "labels"),
-    [("regression", ["pos", "neg"]), ("sequence-classification", [0.5, 1.0])],
+    ("task", "columns"),
+    [
+        ("regression", {"label": ["pos", "neg"]}),
+        ("sequence-classification", {"label": [0.5, 1.0]}),
+        ("embedding", {}),
+        ("masked-lm", {"passages": [["c"], ["d"]]}),
+        ("masked-lm", {"completion": ["c", "d"]}),
+        ("reranking", {"label": [0.5, 1.0]}),
+    ],
 )
-def test_rows_that_were_split_for_another_task(word_pieces, task, labels):
-    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": labels})
+def test_rows_that_were_split_for_another_task(word_pieces, task, columns):
     model = MODEL.model_copy(update={"task": task})
     with pytest.raises(TokensError) as error:
-        tokens_recipe("train_tokens", rows, word_pieces, [], model, TOKENIZE)
+        recipe_of(word_pieces, rows_of(["a", "b"], **columns), [], model)
     assert str(error.value) == (
         f"train_tokens: the rows were split for another task than {task}. Run kedro "
         "run --pipelines=split,tokenize, or set model.task back"

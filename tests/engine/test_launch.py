@@ -212,19 +212,6 @@ def _beat_for_ever(folder):
             beat.beat(step)
 
 
-def test_agents_meet_at_machine_0(tmp_path):
-    distributed = {
-        "num_machines": 2,
-        "machine_rank": 1,
-        "rendezvous_endpoint": "node0:29500",
-    }
-    attempt = Attempt(make_job(tmp_path, distributed=distributed), 4, tmp_path)
-    assert attempt._rendezvous() == {
-        **{"min_nodes": 2, "max_nodes": 2, "rdzv_backend": "static"},
-        **{"rdzv_endpoint": "node0:29500", "rdzv_configs": {"rank": 1}},
-    }
-
-
 def run_machines(folders):
     """Two machines of one rank each, on loopback; what each of them ended with."""
     endpoint = f"127.0.0.1:{free_port()}"

@@ -51,6 +51,8 @@ DECODER_CASES = [
     )
 ]
 
+RECURRENT_CASES = [(family, "causal-lm") for family in RECURRENT]
+BILM_CASES = [(family, "bidirectional-lm") for family in BILM]
 OTHER_TASKS = ("multi-label-classification", "token-classification", "regression")
 FEWER_CASES = [
     pytest.param(*case, marks=pytest.mark.slow if case[1] in OTHER_TASKS else ())
@@ -71,12 +73,16 @@ def test_packed_and_padded_give_the_same_loss_and_gradient(family, task):
     torch.testing.assert_close(filled[1], one[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("family", "task"), ENCODER_CASES + DECODER_CASES)
-def test_short_rows_of_every_strategy_equal_plain_transformers(family, task):
-    """Rows of one and two tokens among others, on one rank and on two."""
+@pytest.mark.parametrize(
+    ("family", "task"), ENCODER_CASES + DECODER_CASES + RECURRENT_CASES + BILM_CASES
+)
+def test_short_rows_of_every_strategy_equal_plain_models(family, task):
+    """Rows of one and two tokens among others, on one rank and on two, against each row
+    alone: padding reaches no state of a recurrent model."""
     rows = short_rows(task)
     data = step_rows(family, task, "random", rows=rows)
     expected = plain_gradient(family, task, data)
+    assert expected[1].norm() > 0
     check_every_strategy(family, task, rows, expected)
 
 
@@ -90,9 +96,11 @@ def test_decoders_that_look_to_both_sides_equal_plain_transformers(family, task)
     check_every_strategy(family, task, rows, expected)
 
 
-def check_every_strategy(family, task, rows, expected, packs=True):
+def check_every_strategy(family, task, rows, expected):
     padded, packed = (task_model(family, task, name) for name in ("sdpa", PACKED))
-    strategies = ("fixed", "random", "grouped", *(("packed",) if packs else ()))
+    strategies = ["fixed", "random", "grouped"]
+    if family not in RECURRENT | BILM:
+        strategies.append("packed")
     for strategy, ranks in product(strategies, (1, 2)):
         own = {"rows": rows, "token_budget": 48, "world_size": ranks}
         batches = [
@@ -103,20 +111,6 @@ def check_every_strategy(family, task, rows, expected, packs=True):
         loss, found = gradient(model, batches)
         assert loss == pytest.approx(expected[0], rel=1e-5)
         torch.testing.assert_close(found, expected[1], rtol=1e-4, atol=1e-6)
-
-
-RECURRENT_CASES = [(family, "causal-lm") for family in RECURRENT]
-BILM_CASES = [(family, "bidirectional-lm") for family in BILM]
-
-
-@pytest.mark.parametrize(("family", "task"), RECURRENT_CASES + BILM_CASES)
-def test_padding_reaches_no_state_of_a_recurrent_model(family, task):
-    """Each row alone, without padding, against every strategy, on one rank and two."""
-    rows = short_rows(task)
-    alone = step_rows(family, task, "random", rows=rows)
-    expected = plain_gradient(family, task, alone)
-    assert expected[1].norm() > 0
-    check_every_strategy(family, task, rows, expected, packs=False)
 
 
 LANGUAGE_CASES = [(f, t) for f, t in ENCODER_CASES + DECODER_CASES if t.endswith("lm")]
@@ -138,8 +132,7 @@ def test_joined_documents_equal_plain_transformers_on_each_alone(family, task):
     if task == "masked-lm":  # masks belong to a block and a place in it
         alone = replace(alone, rows=rows.sequences(np.arange(4))[0])
         assert len(alone.rows) == len(parts)
-    expected = plain_gradient(family, task, alone)
-    check_every_strategy(family, task, rows, expected, packs=family not in BILM)
+    check_every_strategy(family, task, rows, plain_gradient(family, task, alone))
 
 
 def test_positions_do_not_depend_on_random_pieces_or_padding_inside_a_text():

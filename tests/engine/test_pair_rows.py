@@ -16,7 +16,6 @@ from flatout.engine.parameters import (
     parse_settings,
 )
 from flatout.engine.rows.rows import rows_from_dataset
-from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from tests.engine.families import CONFIGS
 from tests.make import saved_tokenizer, text_recipes
@@ -179,13 +178,3 @@ def test_columns_of_pairs_go_together(columns):
     model = {"config": {"model_type": "bert"}}
     with pytest.raises(SettingsError, match="anchor_column and positive_column"):
         parse_settings({"split": columns, "model": model})
-
-
-def test_rows_of_another_task_are_refused(tmp_path):
-    pairs, _ = split(frame_of(60), **PAIRS)
-    file = saved_tokenizer(tmp_path, pairs, MODEL, LIMITS)
-    texts, _ = split(frame_of(60), task="masked-lm", text_column="q")
-    other = MODEL.model_copy(update={"task": "masked-lm"})
-    for rows, model in ((texts, MODEL), (pairs, other)):
-        with pytest.raises(TokensError, match=r"--pipelines=split,tokenize"):
-            tokens_recipe("train_tokens", rows, file, [], model, LIMITS)

@@ -23,7 +23,6 @@ from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks._shared.ranking import Ranking, ranking_figures
-from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import split_recipes
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.loop import train
@@ -200,13 +199,3 @@ def test_a_cross_encoder_has_its_scores_and_its_loss(trained):
         [list(frame["q"]), list(frame["p"])], labels
     )
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_rows_of_another_task_are_refused(trained):
-    job, result = trained
-    texts = text_recipes(frame_of(60), "masked-lm", text_column="p", label_column=None)
-    rows = {"train": texts["train_rows"].to_dataset()}
-    file = TokenizerFile(result.model_folder)
-    settings = job.settings
-    with pytest.raises(TokensError, match=r"--pipelines=split,tokenize"):
-        split_recipes(rows, file, [], settings.model, settings.tokenize)

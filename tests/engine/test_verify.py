@@ -262,22 +262,15 @@ MORE = {
 }
 
 
-def check_sound(folder, own):
+SLOW = [pytest.param(own, marks=pytest.mark.slow) for own in MORE.values()]
+
+
+@pytest.mark.parametrize("own", [*SOUND.values(), *SLOW], ids=[*SOUND, *MORE])
+def test_sound_steps_are_not_suspected(tmp_path, own):
     own = dict(own)
     runtime = replace(CPU, precision=own.pop("runtime", "fp32"))
-    verdict = verify(job(folder, **own), runtime)
+    verdict = verify(job(tmp_path, **own), runtime)
     assert verdict.is_sound, "\n".join(verdict.lines())
-
-
-@pytest.mark.parametrize("own", SOUND.values(), ids=SOUND)
-def test_sound_steps_are_not_suspected(tmp_path, own):
-    check_sound(tmp_path, own)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own", MORE.values(), ids=MORE)
-def test_further_sound_steps_are_not_suspected(tmp_path, own):
-    check_sound(tmp_path, own)
 
 
 OTHERS = {
