@@ -17,7 +17,6 @@ from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_facts import normalised_text
 from flatout.engine.data.rows import check_batch
 from flatout.engine.data.split import SplitError
-from flatout.engine.parameters import SplitSettings
 from tests.make import text_recipes
 
 CLASSES = Columns("text", None, "label", None)
@@ -257,13 +256,6 @@ def test_the_nearest_name_of_a_missing_column(present, hint):
     assert f"split.label_column is 'label', which is not there{hint}. Set" in str(
         error.value
     )
-
-
-def test_tasks_with_labels_need_a_label_column():
-    settings = SplitSettings(label_column=None)
-    with pytest.raises(RawTextsError, match=r"needs labels: set split\.label_column"):
-        Columns.of(settings, pa.string(), "sequence-classification")
-    assert Columns.of(settings, None, "causal-lm").names == ["text"]
 
 
 def test_near_duplicates_differ_in_case_space_and_composition_alone():

@@ -208,15 +208,6 @@ def test_a_trial_again_by_hand_is_the_same(bad_trials, tmp_path, ranks):
     assert json.loads(result.read_text()) == first
 
 
-def test_a_batch_larger_than_the_data_needs_no_process(tmp_path):
-    bench = Bench(settings(), job_files(tmp_path, rows=48), tmp_path / "sweep")
-    bench.start()
-    trial = bench.run("end_to_end", {"train.global_batch_size": 64})
-    assert trial.status == "error"
-    assert trial.note == "global batch 64 is larger than the data (48 train rows)"
-    assert trial.log == ""
-
-
 def test_the_key_of_a_trial_is_all_that_decides_its_answer():
     context = {"data": "a", "device": "b", "versions": {"torch": "2.13"}}
     asked = spec("end_to_end")
