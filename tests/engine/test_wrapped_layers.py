@@ -112,12 +112,14 @@ def test_a_layer_that_was_changed_is_never_bypassed(
     assert_same(found(model), expected)
 
 
-@pytest.mark.parametrize("how", ["class", "hook", "forward"])
+PROJECTIONS = [("qwen3", "q_proj"), ("qwen3", "v_proj"), ("llama", "k_proj")]
+
+
 @pytest.mark.parametrize(
-    ("family", "name"),
+    ("family", "name", "how"),
     [
-        *(("qwen3", name) for name in ("q_proj", "v_proj", "q_norm")),
-        ("llama", "k_proj"),
+        *((*case, how) for case in PROJECTIONS for how in ("class", "hook", "forward")),
+        ("qwen3", "q_norm", "class"),
     ],
 )
 def test_attention_of_decoders_steps_aside(family, name, how):
