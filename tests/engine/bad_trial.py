@@ -1,7 +1,5 @@
 """A trial that does what trials must not: `python -m tests.engine.bad_trial FOLDER`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Sweeps for tests: tiny token rows on the disk, and a machine made of a formula."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any

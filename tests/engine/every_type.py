@@ -1,8 +1,6 @@
 """Every model type of transformers that a small model can be built of, per task: rows
 packed and padded beside rows read alone by transformers."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections import Counter

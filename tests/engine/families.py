@@ -1,7 +1,5 @@
 """Tiny models of every family with a packed path, and token rows for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

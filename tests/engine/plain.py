@@ -1,8 +1,6 @@
 """A training as one writes it by hand: a model of transformers, rows padded to the
 longest of the whole batch, and PyTorch's own AdamW, clipping and schedule."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

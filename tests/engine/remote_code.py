@@ -1,8 +1,6 @@
 """A model of code of its own, as a folder: an embedding, a mean and a matrix. Its sizes
 have names that no other model has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

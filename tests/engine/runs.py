@@ -1,7 +1,5 @@
 """Small trainings for the tests of launching, checkpoints and faults."""
 
-from __future__ import annotations
-
 import json
 import logging
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A training made of a formula: `python -m tests.engine.sweep_trial FOLDER`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Numbers of a fixed shape: read, checked, dealt, and trained as plain PyTorch does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """`train.audit`: rows with wrong labels are found by how they are learnt."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibration and thresholds, against numpy, scikit-learn and plain transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

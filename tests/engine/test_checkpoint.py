@@ -1,7 +1,5 @@
 """Checkpoints are whole or absent, sound or passed over, and cost no run."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import threading

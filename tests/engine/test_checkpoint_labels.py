@@ -1,7 +1,5 @@
 """Heads of checkpoints whose labels are named, ordered or meant in another way."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

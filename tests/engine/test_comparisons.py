@@ -1,7 +1,5 @@
 """Comparisons under noise: rates of error by simulation, and equality with scipy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

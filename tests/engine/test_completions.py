@@ -1,7 +1,5 @@
 """Completions alone are learnt: rows, tokens, gradients, trainings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Keys and digests: equal for equal rows, different for different ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """The same training on any number of ranks."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -1,7 +1,5 @@
 """`split.drop_rows`: raw rows that are left out, by number or by an audit's file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """Which evaluation is the best, and when a training ends because none is any more."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Vectors of texts: their loss, its gradient however a step is cut, and the figures."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Token rows: the ids that transformers gives, whatever the route."""
 
-from __future__ import annotations
-
 import datasets
 import numpy as np
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Rows have the ids that the tokenizer gives each text alone."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings, strategies as st

@@ -1,7 +1,5 @@
 """All model types that transformers has for a task: equal, or refused by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine.every_type import MAPPINGS, sweep, tried

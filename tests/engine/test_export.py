@@ -1,7 +1,5 @@
 """Exported models: their outputs, figures and files, read without flatout."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

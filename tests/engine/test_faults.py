@@ -1,7 +1,5 @@
 """Ranks that die, hang, fail or are told to stop."""
 
-from __future__ import annotations
-
 import logging
 import re
 import tempfile

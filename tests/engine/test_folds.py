@@ -1,7 +1,5 @@
 """Folds: scikit-learn's sizes, no group in two, and what cannot be divided."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

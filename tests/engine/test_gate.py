@@ -1,7 +1,5 @@
 """`gate`: trainings that are slower or worse than a baseline are found."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, replace

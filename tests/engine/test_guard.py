@@ -1,7 +1,5 @@
 """The guard's judgement: which earlier run counts, what is slow, what is blamed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Illnesses that are planted are told of at the first log points, once each."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

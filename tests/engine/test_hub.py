@@ -1,7 +1,5 @@
 """Names of checkpoints: which are paths, and what a Hub that is away costs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

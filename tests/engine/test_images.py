@@ -1,7 +1,5 @@
 """Images: decoded, cut by chance on the device, and trained as plain PyTorch does."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a compiled step of images puts in place of a model's own parts."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whole or absent, and what is there stays: failing renames, killed writers, names."""
 
-from __future__ import annotations
-
 import os
 import signal
 

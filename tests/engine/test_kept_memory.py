@@ -1,7 +1,5 @@
 """Freed memory stays with the process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

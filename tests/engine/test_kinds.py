@@ -1,7 +1,5 @@
 """What the split promises of texts, arrays and images alike."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Where training runs: in this process, in ranks, on machines, in a launcher."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Adapters: trained, saved and read as peft does it, whatever is packed or fused."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Weights of classes, smoothed labels and focal loss against PyTorch's own."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product
 

@@ -1,7 +1,5 @@
 """What a trial measures, run in this process on tiny rows."""
 
-from __future__ import annotations
-
 import gc
 import time
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """How many tokens fit in a GPU's memory: exact sums, and passes that leave no trace."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

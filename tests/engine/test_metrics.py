@@ -1,7 +1,5 @@
 """Figures of an evaluation against scikit-learn and SciPy, on one and two ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 

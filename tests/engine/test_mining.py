@@ -1,7 +1,5 @@
 """Hard negatives: their ranks, the margin, vectors that are read again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa

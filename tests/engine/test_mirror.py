@@ -1,7 +1,5 @@
 """Checkpoints in an object store: a machine with an empty disk goes on from there."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Names in model.config and model.overrides that transformers would take in silence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

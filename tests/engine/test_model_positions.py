@@ -1,7 +1,5 @@
 """Positions that depend on the batch, and families of one's own for known types."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM

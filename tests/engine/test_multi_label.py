@@ -1,7 +1,5 @@
 """Several labels a row: from raw columns to figures, against scikit-learn."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Token rows from a Ray cluster are, byte for byte, those of this machine."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """Optimizers and frozen parts against PyTorch's own."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

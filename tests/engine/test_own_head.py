@@ -1,7 +1,5 @@
 """A task with a head and a loss of its own: texts of one class lie near one another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

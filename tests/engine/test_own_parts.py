@@ -1,7 +1,5 @@
 """Metric, optimizer, schedule and callbacks of a package outside of the repository."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """Splits that are given: entries of their own, a DatasetDict, or a column."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import datasets

@@ -1,7 +1,5 @@
 """Pairs and triplets: from raw columns to token rows of several sequences."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pairs of texts: training, predict and plain transformers see the same rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A saved model applied to texts, against plain transformers on the same rows."""
 
-from __future__ import annotations
-
 import json
 import random
 

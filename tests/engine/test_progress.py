@@ -1,7 +1,5 @@
 """The line of progress: what it says, how often, and the projection behind it."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

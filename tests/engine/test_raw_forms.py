@@ -1,7 +1,5 @@
 """Rows from any source and of any Arrow type: read back equal, or told of."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import re

@@ -1,7 +1,5 @@
 """What to train with, and how long it takes."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

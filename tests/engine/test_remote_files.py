@@ -1,7 +1,5 @@
 """Raw texts of a store: fetched once, and again where they have changed."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer

@@ -1,8 +1,6 @@
 """Passages ranked for queries: columns, figures, training, and the folder that a
 `CrossEncoder` loads."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

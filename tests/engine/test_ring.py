@@ -1,7 +1,5 @@
 """Steps of samples of one shape lie where a device reads them, copied once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Adding a parameter means adding one field: its roles stand on it."""
 
-from __future__ import annotations
-
 import pytest
 
 from flatout.engine.parameters import Settings, in_role, is_in, reported

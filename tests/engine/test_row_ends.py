@@ -1,7 +1,5 @@
 """Classifiers that read the state at the end token, and texts that hold it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """`rows`: which rows a step has, which steps a row has, and rows that are left out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which rows are used, and what is said of the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import datasets

@@ -1,7 +1,5 @@
 """Samples of one shape beside training: predictions, MLflow, trials, sweeps."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

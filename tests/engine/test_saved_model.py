@@ -1,7 +1,5 @@
 """What a training saves and gives back: code of a model's own, caches, experts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

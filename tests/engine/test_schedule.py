@@ -1,7 +1,5 @@
 """Learning rates of steps against exact values and against transformers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pydantic import ValidationError

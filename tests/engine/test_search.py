@@ -1,7 +1,5 @@
 """Which trial next: judged on machines whose best settings are known."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Splits: stable, without leaks, every row accounted for."""
 
-from __future__ import annotations
-
 import logging
 
 import pandas as pd

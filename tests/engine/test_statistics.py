@@ -1,7 +1,5 @@
 """Figures on token rows, counted by hand."""
 
-from __future__ import annotations
-
 import json
 
 import datasets

@@ -1,7 +1,5 @@
 """The sweep: what is tried, what is kept, what is refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 

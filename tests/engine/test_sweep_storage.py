@@ -1,7 +1,5 @@
 """What a sweep keeps of its trials when commands, machines or storages go."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

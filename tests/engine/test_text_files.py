@@ -1,7 +1,5 @@
 """Files of every kind, and everything that is wrong with files."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """A tag a word: raw rows, alignment, figures, predictions, against other libraries."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The tokenizer: trained or loaded, checked, and clear about what is wrong."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

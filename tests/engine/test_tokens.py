@@ -1,7 +1,5 @@
 """Token rows at a start: what is known of them without reading them."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Trials in processes of their own: what they measure, and how they may fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

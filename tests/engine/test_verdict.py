@@ -1,7 +1,5 @@
 """What bounds a step: every verdict by the figures that make it."""
 
-from __future__ import annotations
-
 import pytest
 
 from flatout.engine.benchmark.trials.trial_spec import TrialResult

@@ -1,7 +1,5 @@
 """`verify`: planted faults are found, sound steps are not suspected."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from functools import partial

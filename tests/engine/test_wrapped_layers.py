@@ -1,8 +1,6 @@
 """Layers that somebody changed (adapters, quantised ones, hooks) compute as they do in
 plain PyTorch, whatever is fused around them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MethodType, SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Language models from scratch write what they learnt, and stop, in transformers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace
