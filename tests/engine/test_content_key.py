@@ -81,19 +81,22 @@ def test_a_key_does_not_depend_on_the_order_of_its_fields():
     )
 
 
-def test_changes_name_the_fields():
-    now, then = (
-        ContentKey({"a": 1, "b": "x", "new": None}),
-        ContentKey({"a": 1, "b": "y"}),
-    )
-    assert now.changes_since(then) == ['b: "y" -> "x"', "new: absent -> null"]
+B = 'b: "y" -> "x"'
+MANY = [f"class {n}" for n in range(20)]
 
 
-def test_of_digests_no_more_is_said_than_that_they_differ():
-    then, now = ContentKey({"rows": "0" * 32}), ContentKey({"rows": "f" * 32})
-    assert now.changes_since(then) == ["rows: changed"]
-    files = ContentKey({"rows": {"a.json": "f" * 32}})
-    assert files.changes_since(ContentKey({})) == ["rows: changed"]
+@pytest.mark.parametrize(
+    ("then", "now", "changes"),
+    [
+        ({"a": 1, "b": "y"}, {"a": 1, "b": "x", "n": None}, [B, "n: absent -> null"]),
+        ({"rows": "0" * 32}, {"rows": "f" * 32}, ["rows: changed"]),
+        ({}, {"rows": {"a.json": "f" * 32}}, ["rows: changed"]),
+        ({"n": MANY, "a": 1}, {"n": [], "a": 2}, ["a: 1 -> 2", "n: changed"]),
+    ],
+)
+def test_changes_name_the_fields(then, now, changes):
+    """But not the values of digests and of long lists."""
+    assert ContentKey(now).changes_since(ContentKey(then)) == changes
 
 
 def test_a_memory_mapped_file_has_the_digest_of_its_rows(tmp_path):
@@ -102,12 +105,3 @@ def test_a_memory_mapped_file_has_the_digest_of_its_rows(tmp_path):
         writer.write_table(table, max_chunksize=64)
     mapped = pa.ipc.open_stream(pa.memory_map(str(tmp_path / "a.arrow"))).read_all()
     assert arrow_digest([mapped]) == arrow_digest([table])
-
-
-def test_a_change_of_much_is_told_without_its_values():
-    names = [f"class {n}" for n in range(20)]
-    before, after = (
-        ContentKey({"names": names, "a": 1}),
-        ContentKey({"names": [], "a": 2}),
-    )
-    assert after.changes_since(before) == ["a: 1 -> 2", "names: changed"]

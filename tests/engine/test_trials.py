@@ -33,20 +33,15 @@ COLUMNS = (
 
 
 @pytest.fixture
-def bad_trials(monkeypatch, warm_trials):
-    """Trials run tests/engine/bad_trial.py, in forks of a process that imports it."""
-    bad(monkeypatch)
+def bad_commands(monkeypatch):
+    """Trials run `python -m tests.engine.bad_trial`."""
+    monkeypatch.setattr(trials, "MODULE", "tests.engine.bad_trial")
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
 @pytest.fixture
-def bad_commands(monkeypatch):
-    """Trials run `python -m tests.engine.bad_trial`."""
-    bad(monkeypatch)
-
-
-def bad(monkeypatch):
-    monkeypatch.setattr(trials, "MODULE", "tests.engine.bad_trial")
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+def bad_trials(bad_commands, warm_trials):
+    """The same in forks of a process that imports it."""
 
 
 def answer(tmp_path, behaviour, timeout_s=30.0, limit=None, ranks=1):
