@@ -22,8 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-FEW = 200
-"""Number of rows in the validation and test splits, which do not affect the result."""
+from benchmarks import training
 
 
 def parsed() -> argparse.Namespace:
@@ -51,58 +50,20 @@ def flipped(labels: Any, classes: int, given: argparse.Namespace) -> Any:
     return found
 
 
-def job_of(table: pa.Table, names: Any, given: argparse.Namespace, folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    from flatout.engine.parameters import parse_settings
-    from flatout.engine.rows.tokens import TokenRows
-    from flatout.engine.rows.vocabulary import Vocabulary
-    from flatout.engine.train.setup.job import TrainJob
-
-    train = {
-        "global_batch_size": given.batch,
-        "learning_rate": given.learning_rate,
-        "epochs": given.epochs,
-        "compile": False,
-        "freeze": given.freeze,
-        "distributed": {"num_processes": 1},
-        "audit": True,
-    }
-    model = {"task": "sequence-classification", "name_or_path": given.model}
-    settings = parse_settings(
-        {
-            "runtime": {"seed": given.seed},
-            "model": model,
-            "tokenize": {"max_length": given.longest},
-            "train": train,
-        }
-    )
-    few = TokenRows(table.slice(0, FEW))
-    vocabulary = Vocabulary.of(AutoTokenizer.from_pretrained(given.model))
-    places = folder / "run", folder / "metrics.jsonl"
-    return TrainJob(
-        settings, TokenRows(table), few, few, vocabulary, tuple(names), *places, "k"
-    )
-
-
-def trained(job: Any) -> Any:
-    from flatout.engine.machine.runtime import set_up
-    from flatout.engine.train.loop import train
-
-    train(job, set_up(job.settings.runtime))
-    return job.work_folder / "last"
-
-
-def audited(job: Any, count: int) -> Any:
+def audited(table: pa.Table, count: int, trained: Any) -> Any:
     """Return the `count` most suspect rows according to `train.audit`."""
-    trained(job)
-    path = job.metrics_file.with_name("suspect_rows.parquet")
-    return pq.read_table(path).column("row").to_numpy()[:count]
+    with tempfile.TemporaryDirectory(prefix="audit-") as name:
+        trained(table, Path(name))
+        path = Path(name) / "suspect_rows.parquet"
+        return pq.read_table(path).column("row").to_numpy()[:count]
 
 
-def by_cleanlab(table: pa.Table, count: int, make: Any, folds: int) -> Any:
+def by_cleanlab(
+    table: pa.Table, count: int, trained: Any, tokenizer: Any, folds: int
+) -> Any:
     """Return the `count` rows that cleanlab's default score ranks as most suspect."""
     from cleanlab.rank import get_label_quality_scores
+    from scipy.special import softmax
 
     labels = table.column("labels").to_numpy()
     fold = np.random.default_rng(1).permutation(len(labels)) % folds
@@ -110,28 +71,10 @@ def by_cleanlab(table: pa.Table, count: int, make: Any, folds: int) -> Any:
     for number in range(folds):
         with tempfile.TemporaryDirectory(prefix="audit-") as name:
             unseen = np.flatnonzero(fold == number)
-            job = make(table.take(np.flatnonzero(fold != number)), Path(name))
-            found[unseen] = probabilities(job, trained(job), table.take(unseen))
+            model = trained(table.take(np.flatnonzero(fold != number)), Path(name))
+            logits = training.logits_of(model, tokenizer, table.take(unseen))
+            found[unseen] = softmax(logits, 1)
     return np.argsort(get_label_quality_scores(labels, found), kind="stable")[:count]
-
-
-def probabilities(job: Any, folder: Path, table: pa.Table) -> Any:
-    import torch
-    from transformers import AutoModelForSequenceClassification as Model
-
-    model, found = Model.from_pretrained(folder).eval(), []
-    ids = table.column("input_ids").to_pylist()
-    order = np.argsort([len(own) for own in ids], kind="stable")
-    with torch.inference_mode():
-        for start in range(0, len(order), FEW):
-            own = [torch.tensor(ids[row]) for row in order[start : start + FEW]]
-            padded = torch.nn.utils.rnn.pad_sequence(own, batch_first=True)
-            mask = torch.nn.utils.rnn.pad_sequence(
-                [torch.ones_like(row) for row in own], batch_first=True
-            )
-            logits = model(input_ids=padded, attention_mask=mask).logits
-            found.append(logits.softmax(-1).numpy())
-    return np.concatenate(found)[np.argsort(order, kind="stable")]
 
 
 def main() -> None:
@@ -145,20 +88,29 @@ def main() -> None:
     names, true = np.unique(data["label"], return_inverse=True)
     labels = flipped(true, len(names), given)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    ids = tokenizer(data["text"].tolist(), truncation=True, max_length=given.longest)
-    columns = {
-        "input_ids": pa.array(ids["input_ids"], pa.list_(pa.int32())),
-        "labels": labels,
+    texts = [data["text"].tolist()]
+    table = training.text_table(tokenizer, texts, labels, given.longest)
+    wrong = set(np.flatnonzero(labels != true).tolist())
+
+    train = {
+        "global_batch_size": given.batch,
+        "learning_rate": given.learning_rate,
+        "epochs": given.epochs,
+        "compile": False,
+        "freeze": given.freeze,
+        "audit": True,
     }
-    table, wrong = pa.table(columns), set(np.flatnonzero(labels != true).tolist())
 
-    def make(rows: pa.Table, folder: Path) -> Any:
-        return job_of(rows, names, given, folder)
+    def trained(rows: pa.Table, folder: Path) -> Any:
+        return training.fine_tuned(
+            rows, tokenizer, folder, names, given.seed, given.longest, **train
+        )
 
-    with tempfile.TemporaryDirectory(prefix="audit-") as name:
-        sides = {"audit": audited(make(table, Path(name)), len(wrong))}
+    sides = {"audit": audited(table, len(wrong), trained)}
     if given.folds:
-        sides["cleanlab"] = by_cleanlab(table, len(wrong), make, given.folds)
+        sides["cleanlab"] = by_cleanlab(
+            table, len(wrong), trained, tokenizer, given.folds
+        )
     found = {n: len(wrong & {*own.tolist()}) / len(wrong) for n, own in sides.items()}
     sys.stdout.write(f"{json.dumps({'rows': len(labels), **found})}\n")
 

@@ -57,8 +57,7 @@ def pair_table(shape: Shape) -> pa.Table:
     """Return pairs in flatout's format: the tokens and the lengths of both texts."""
     short = replace(shape, mean_tokens=QUESTION_TOKENS, longest=LONGEST_QUESTION)
     sides = [
-        training.token_table(one, labels=False)["input_ids"].to_pylist()
-        for one in (short, shape)
+        training.token_table(one)["input_ids"].to_pylist() for one in (short, shape)
     ]
     pairs = list(zip(*sides, strict=True))
     columns = {
@@ -109,15 +108,16 @@ def save_model(shape: Shape, folder: Path, auto: Any, **config: Any) -> None:
     ).save_pretrained(folder)
 
 
-def clock(watch: Stopwatch) -> Any:
-    """Return a callback that stops training after the last window of the stopwatch."""
-    import transformers
-
-    class Clock(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-            control.should_training_stop = watch.step()
-
-    return Clock()
+def measured(
+    shape: Shape, model: Any, trainer: Any, arguments: Any, rows: Any, loss: Any
+) -> Figures:
+    """Return the throughput of one of the trainers of sentence-transformers."""
+    flags, watch = {**training.best_flags(shape), **FLAGS}, Stopwatch(shape)
+    with tempfile.TemporaryDirectory(prefix="sentences-") as name:
+        given = {"train_dataset": rows, "loss": loss}
+        clock = training.clock(watch)
+        trainer(model, arguments(name, **flags), **given, callbacks=[clock]).train()
+    return watch.figures()
 
 
 def peer(given: argparse.Namespace) -> Figures:
@@ -126,20 +126,12 @@ def peer(given: argparse.Namespace) -> Figures:
     from transformers import AutoModel
 
     shape = shape_of(given)
-    pairs = text_pairs(shape)
-    flags = {**training.best_flags(shape), **FLAGS}
     with tempfile.TemporaryDirectory(prefix="sentences-") as name:
         save_model(shape, Path(name), AutoModel)
         model = st.SentenceTransformer(name, device=training.DEVICE.type)
-        watch = Stopwatch(shape)
-        st.SentenceTransformerTrainer(
-            model,
-            st.SentenceTransformerTrainingArguments(name, **flags),
-            train_dataset=pairs,
-            loss=losses.MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE),
-            callbacks=[clock(watch)],
-        ).train()
-    return watch.figures()
+    kinds = st.SentenceTransformerTrainer, st.SentenceTransformerTrainingArguments
+    loss = losses.MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE)
+    return measured(shape, model, *kinds, text_pairs(shape), loss)
 
 
 def passages_of(shape: Shape) -> Shape:
@@ -168,20 +160,12 @@ def reranker_peer(given: argparse.Namespace) -> Figures:
 
     shape = shape_of(given)
     pairs = text_pairs(passages_of(shape))
-    scores = [float(n % 2) for n in range(len(pairs))]
-    flags = {**training.best_flags(shape), **FLAGS}
     with tempfile.TemporaryDirectory(prefix="sentences-") as name:
         save_model(shape, Path(name), AutoModelForSequenceClassification, num_labels=1)
         model = ce.CrossEncoder(name, device=training.DEVICE.type)
-        watch = Stopwatch(shape)
-        ce.CrossEncoderTrainer(
-            model,
-            ce.CrossEncoderTrainingArguments(name, **flags),
-            train_dataset=pairs.add_column("label", scores),
-            loss=BinaryCrossEntropyLoss(model),
-            callbacks=[clock(watch)],
-        ).train()
-    return watch.figures()
+    kinds = ce.CrossEncoderTrainer, ce.CrossEncoderTrainingArguments
+    rows = pairs.add_column("label", [float(n % 2) for n in range(len(pairs))])
+    return measured(shape, model, *kinds, rows, BinaryCrossEntropyLoss(model))
 
 
 EMBEDDINGS = {"flatout": flatout, "sentence-transformers, compiled": peer}

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks import training
-from benchmarks.harness import Figures, Script, main
+from benchmarks.harness import Figures, Script, Side, main
 from benchmarks.packed_loop import packed_loop
 from benchmarks.training import LABELS, Shape
 
@@ -59,46 +60,28 @@ def _model(shape: Shape) -> Any:
 
 
 def flatout(given: argparse.Namespace) -> Figures:
-    shape = shape_of(given)
-    table = training.token_table(shape, labels=True)
-    return training.flatout(shape, "sequence-classification", table)
+    return training.flatout(shape_of(given), "sequence-classification")
 
 
 def _trainer(given: argparse.Namespace, **flags: Any) -> Figures:
     shape = shape_of(given)
-    table = training.token_table(shape, labels=True)
     collator = training.padding_collator(causal=False)
-    return training.trainer(shape, _model(shape), table, collator, **flags)
-
-
-def trainer_random(given: argparse.Namespace) -> Figures:
-    return _trainer(given)
-
-
-def trainer_rebalanced(given: argparse.Namespace) -> Figures:
-    return _trainer(given, train_sampling_strategy="batch_rebalance")
-
-
-def trainer_compiled(given: argparse.Namespace) -> Figures:
-    return _trainer(
-        given,
-        train_sampling_strategy="batch_rebalance",
-        torch_compile=training.IS_CUDA,
-    )
+    return training.trainer(shape, _model(shape), collator, **flags)
 
 
 def loop(given: argparse.Namespace) -> Figures:
     shape = shape_of(given)
-    table = training.token_table(shape, labels=True)
-    return packed_loop(shape, _model(shape), table)
+    return packed_loop(shape, _model(shape))
 
 
-SIDES = {
+REBALANCED = {"train_sampling_strategy": "batch_rebalance"}
+COMPILED = {"torch_compile": training.IS_CUDA}
+SIDES: dict[str, Side] = {
     "flatout": flatout,
     "packed, compiled loop": loop,
-    "Trainer, random order": trainer_random,
-    "Trainer, batch_rebalance": trainer_rebalanced,
-    "Trainer, batch_rebalance, compiled": trainer_compiled,
+    "Trainer, random order": _trainer,
+    "Trainer, batch_rebalance": partial(_trainer, **REBALANCED),
+    "Trainer, batch_rebalance, compiled": partial(_trainer, **REBALANCED, **COMPILED),
 }
 MODERNBERT_SIDES = {name: SIDES[name] for name in SIDES if "loop" not in name}
 """These sides exclude the loop, which needs a pooler. ModernBERT has none."""

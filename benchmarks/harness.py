@@ -13,12 +13,14 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,10 +56,11 @@ def parser_of(script: Script) -> argparse.ArgumentParser:
     )
     parser.add_argument("--small", action="store_true", help="tiny, for two cores")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--cases", nargs="+", choices=list(script.cases))
     parser.add_argument("--without", nargs="+", default=[], help="sides to leave out")
     parser.add_argument("--out", type=Path, default=PROJECT / "build" / "benchmarks")
-    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
     return parser
 
 
@@ -66,7 +69,7 @@ def main(script: Script, parser: argparse.ArgumentParser | None = None) -> int:
     code, which is 1 if a side failed."""
     given = (parser or parser_of(script)).parse_args()
     if given.side:
-        given.case, name = given.side
+        given.case, name, given.turn = given.side
         found = script.cases[given.case][name](given)
         sys.stdout.write(f"\n{MARK}{json.dumps(found)}\n")
         return 0
@@ -85,20 +88,31 @@ def _by_turns(
     """Return the metrics of each run, by side. A side that failed is not run again."""
     names = [name for name in script.cases[case] if name not in given.without]
     found: dict[str, list[Figures]] = {name: [] for name in names}
-    for turn in range(given.turns):
-        for name in names if turn % 2 == 0 else names[::-1]:
-            if any("error" in run for run in found[name]):
-                continue
-            argument = script.checkouts.get(name)
-            checkout = getattr(given, argument) if argument else PROJECT
-            run = _run(script.module, case, name, Path(checkout), given.out)
-            found[name].append(run)
-            shown = run.get("error") or f"{run[script.figure]:,.4g} {script.figure}"
-            _say(f"{case}, turn {turn + 1}, {name}: {shown}")
+
+    def measure(job: tuple[int, str]) -> None:
+        turn, name = job
+        if any("error" in run for run in found[name]):
+            return
+        argument = script.checkouts.get(name)
+        checkout = Path(getattr(given, argument) if argument else PROJECT)
+        run = _run(script.module, case, name, turn, checkout, given.out)
+        found[name].append({"turn": turn, **run})
+        with (given.out / f"{script.module}.jsonl").open("a") as lines:
+            lines.write(json.dumps({"case": case, "side": name, **found[name][-1]}))
+            lines.write("\n")
+        shown = run.get("error") or f"{run[script.figure]:,.4g} {script.figure}"
+        _say(f"{case}, turn {turn}, {name}: {shown}")
+
+    turns = range(1, given.turns + 1)
+    jobs = [(turn, n) for turn in turns for n in names[:: 1 if turn % 2 else -1]]
+    with ThreadPoolExecutor(given.parallel) as pool:
+        list(pool.map(measure, jobs))
     return found
 
 
-def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figures:
+def _run(
+    module: str, case: str, name: str, turn: int, checkout: Path, out: Path
+) -> Figures:
     """Run a side in a new process with the code of `checkout`. The process has the
     thread settings of a flatout training run, which speed up steps on shared cores."""
     from flatout.engine.machine.environment import training_environment
@@ -106,12 +120,13 @@ def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figure
 
     places = [str(checkout / "src"), str(PROJECT), os.environ.get("PYTHONPATH", "")]
     out.mkdir(parents=True, exist_ok=True)
-    slug = "".join(c if c.isalnum() else "-" for c in f"{module}-{case}-{name}")
+    told = [case, name, str(turn)]
+    slug = re.sub(r"\W", "-", "-".join([module, *told]))
     log = out / f"{slug}.log"
     begin = time.perf_counter()
     with log.open("w") as target:
         done = subprocess.run(
-            [sys.executable, "-m", module, *sys.argv[1:], "--side", case, name],
+            [sys.executable, "-m", module, *sys.argv[1:], "--side", *told],
             cwd=PROJECT,
             env={
                 **training_environment(RuntimeSettings()),
@@ -123,11 +138,11 @@ def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figure
             check=False,
         )
     lines = log.read_text(errors="replace").splitlines()
-    told = [line for line in lines if line.startswith(MARK)]
-    if done.returncode or not told:
+    marked = [line for line in lines if line.startswith(MARK)]
+    if done.returncode or not marked:
         last = next((line for line in reversed(lines) if line.strip()), "")
         return {"error": f"exit code {done.returncode}: {last[:200]} (log: {log})"}
-    found: Figures = json.loads(told[-1].removeprefix(MARK))
+    found: Figures = json.loads(marked[-1].removeprefix(MARK))
     return {**found, "process_s": time.perf_counter() - begin}
 
 
@@ -164,7 +179,7 @@ def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> st
 
 def _more(runs: Sequence[Figures], figure: str) -> str:
     """Return the medians of all other metrics that the runs returned."""
-    hidden = {figure, "process_s"}
+    hidden = {figure, "process_s", "turn"}
     names = [n for n, v in runs[0].items() if isinstance(v, (int, float))]
     return ", ".join(
         f"{name} {median(run[name] for run in runs):.4g}"
@@ -179,18 +194,15 @@ def conditions() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(PROJECT),
         "hardware": _hardware(),
-        "versions": {name: _version(name) for name in ("torch", "transformers")},
+        "versions": {name: version(name) for name in ("torch", "transformers")},
     }
 
 
 def conditions_text() -> str:
     found = conditions()
-    versions = ", ".join(
-        f"{name} {number}" for name, number in found["versions"].items()
-    )
-    return (
-        f"{found['hardware']}, {found['date']}, commit {found['commit']}, {versions}."
-    )
+    versions = ", ".join(map(" ".join, found["versions"].items()))
+    start = f"{found['hardware']}, {found['date']}, commit {found['commit']}"
+    return f"{start}, {versions}."
 
 
 def _hardware() -> str:
@@ -199,16 +211,9 @@ def _hardware() -> str:
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         return f"{count} x {torch.cuda.get_device_name(0)}"
-    names = [
-        line.partition(":")[2].strip()
-        for line in _lines(Path("/proc/cpuinfo"))
-        if line.startswith("model name")
-    ]
+    file = Path("/proc/cpuinfo")
+    names = re.findall("model name.*: (.*)", file.read_text() if file.exists() else "")
     return f"{os.cpu_count()} cores, {(names or [platform.machine()])[0]}"
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def _commit(checkout: Path) -> str:
@@ -219,13 +224,6 @@ def _commit(checkout: Path) -> str:
 
     changed = " with changes" if git("status", "--porcelain", "-uno") else ""
     return (git("rev-parse", "--short", "HEAD") or "unknown") + changed
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _keep(script: Script, found: Mapping[str, Any], text: str, folder: Path) -> None:

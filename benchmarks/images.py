@@ -36,15 +36,14 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 SMALL: dict[str, dict[str, Any]] = {
     "ViT-S/16": {
-        "model_type": "vit",
+        **MODELS["ViT-S/16"],
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 64,
-        "patch_size": 16,
     },
     "ResNet-50": {
-        "model_type": "resnet",
+        **MODELS["ResNet-50"],
         "embedding_size": 16,
         "hidden_sizes": [32, 64],
         "depths": [1, 1],

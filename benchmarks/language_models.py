@@ -1,4 +1,5 @@
 """Train Qwen3-0.6B with random weights: flatout, the Trainer, and a packed loop.
+The case of LoRA adapts all linear layers of the blocks, and includes peft.
 
     python -m benchmarks.language_models
     python -m benchmarks.language_models --small --turns 1
@@ -10,12 +11,14 @@ installed.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from benchmarks import training
-from benchmarks.harness import Figures, Script, main
+from benchmarks.harness import Figures, Script, Side, main
 from benchmarks.packed_loop import packed_loop
 from benchmarks.training import Shape
 
@@ -59,9 +62,16 @@ SHAPES = {
     ),
 }
 
+LORA, RANK = "LoRA, 96 tokens, batch 256", 16
+LORA_SHAPE = replace(
+    SHAPES["96 tokens, batch 256"],
+    micro_batch=128,
+    token_budget=12_288,  # the same number of tokens as in 128 rows
+)
+
 
 def shape_of(given: argparse.Namespace) -> Shape:
-    shape = SHAPES[given.case]
+    shape = LORA_SHAPE if given.case == LORA else SHAPES[given.case]
     if not given.small:
         return shape
     rows = {"batch": 8, "mean_tokens": 48, "longest": 128, "token_budget": "auto"}
@@ -69,65 +79,79 @@ def shape_of(given: argparse.Namespace) -> Shape:
     return replace(shape, config=SMALL, **rows, **steps)
 
 
-def model_of(shape: Shape) -> Any:
+def model_of(given: argparse.Namespace) -> Any:
+    """Return the model, or peft's model with an adapter, whose base is in bf16 on a
+    GPU as usual."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
+    shape = shape_of(given)
     config = AutoConfig.for_model(**shape.config, max_position_embeddings=shape.longest)
-    return AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config)
+    if given.case != LORA:
+        return model
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    kind = TaskType.CAUSAL_LM
+    lora = LoraConfig(r=RANK, target_modules="all-linear", task_type=kind)
+    return get_peft_model(model.to(torch.bfloat16) if training.IS_CUDA else model, lora)
 
 
 def flatout(given: argparse.Namespace) -> Figures:
-    shape = shape_of(given)
-    table = training.token_table(shape, labels=False)
-    return training.flatout(shape, "causal-lm", table)
+    return training.flatout(shape_of(given), "causal-lm")
+
+
+def flatout_lora(given: argparse.Namespace) -> Figures:
+    base = argparse.Namespace(**{**vars(given), "case": next(iter(SHAPES))})
+    with tempfile.TemporaryDirectory(prefix="base-") as name:
+        model_of(base).save_pretrained(name)
+        model = {"name_or_path": name, "config": {}, "lora": {"rank": RANK}}
+        return training.flatout(shape_of(given), "causal-lm", model=model)
 
 
 def loop(given: argparse.Namespace) -> Figures:
-    shape = shape_of(given)
-    table = training.token_table(shape, labels=False)
-    return packed_loop(shape, model_of(shape), table)
+    return packed_loop(shape_of(given), model_of(given))
 
 
-def trainer_rebalanced(given: argparse.Namespace) -> Figures:
-    shape = shape_of(given)
-    table = training.token_table(shape, labels=False)
+def rebalanced(given: argparse.Namespace) -> Figures:
     collator = training.padding_collator(causal=True)
-    rebalanced = {"train_sampling_strategy": "batch_rebalance"}
-    return training.trainer(shape, model_of(shape), table, collator, **rebalanced)
+    flags = {"train_sampling_strategy": "batch_rebalance"}
+    return training.trainer(shape_of(given), model_of(given), collator, **flags)
 
 
-def trainer_flattened(given: argparse.Namespace, **flags: Any) -> Figures:
+def flattened(given: argparse.Namespace, **flags: Any) -> Figures:
+    """Train without padding, and with Liger's kernels if liger-kernel is installed and
+    the model is not compiled."""
     from transformers import DataCollatorWithFlattening
 
-    shape, liger = shape_of(given), find_spec("liger_kernel") is not None
-    model = model_of(shape)
-    model.set_attn_implementation(training.register_packed_attention())
+    model = model_of(given)
+    base = model.get_base_model() if given.case == LORA else model
+    base.set_attn_implementation(training.register_packed_attention())
     collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
-    table = training.token_table(shape, labels=False)
-    uses_liger = liger and training.IS_CUDA and not flags
-    flags["use_liger_kernel"] = uses_liger
-    found = training.trainer(shape, model, table, collator, **flags)
-    return {**found, "liger": uses_liger}
+    liger = bool(find_spec("liger_kernel") and training.IS_CUDA and not flags)
+    flags["use_liger_kernel"] = liger
+    found = training.trainer(shape_of(given), model, collator, **flags)
+    return {**found, "liger": liger}
 
 
-def trainer_flattened_compiled(given: argparse.Namespace) -> Figures:
-    return trainer_flattened(given, torch_compile=training.IS_CUDA)
-
-
-SIDES = {
+SIDES: dict[str, Side] = {
     "flatout": flatout,
     "packed, compiled loop": loop,
-    "Trainer, flattened": trainer_flattened,
-    "Trainer, flattened, compiled": trainer_flattened_compiled,
-    "Trainer, batch_rebalance": trainer_rebalanced,
+    "Trainer, flattened": flattened,
+    "Trainer, flattened, compiled": partial(flattened, torch_compile=training.IS_CUDA),
+    "Trainer, batch_rebalance": rebalanced,
+}
+LORA_SIDES: dict[str, Side] = {
+    "flatout": flatout_lora,
+    "peft, Trainer, flattened": flattened,
+    "peft, Trainer, batch_rebalance": rebalanced,
 }
 SCRIPT = Script(
     "benchmarks.language_models",
     "Qwen3-0.6B's shape compared with the Trainer and a packed loop",
-    dict.fromkeys(SHAPES, SIDES),
-    small_cases=("96 tokens, batch 256",),
+    {**dict.fromkeys(SHAPES, SIDES), LORA: LORA_SIDES},
+    small_cases=("96 tokens, batch 256", LORA),
 )
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Adam. Sessions and words are random, because their values do not affect throughp
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -79,7 +79,7 @@ def _tokens(shape: Shape, found: Figures, each: float) -> Figures:
 def flatout(given: argparse.Namespace) -> Figures:
     shape = shape_of(given)
     causal = given.case == "DeepLog"
-    table = training.token_table(shape, labels=False)
+    table = training.token_table(shape)
     task = "next-key" if causal else "bidirectional-lm"
     mean = len(table["input_ids"].combine_chunks().values) / len(table)
     train = {"weight_decay": 0.0, "learning_rate": 5e-3, "compile": False}
@@ -87,29 +87,22 @@ def flatout(given: argparse.Namespace) -> Figures:
     return _tokens(shape, training.flatout(shape, task, table, **train), mean - 1)
 
 
-@dataclass
-class WindowModel:
+class WindowModel(nn.Module):
     """DeepLog as in public implementations, in which the input is the key's number."""
 
-    keys: int
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 64, 2, batch_first=True)
+        self.head = nn.Linear(64, KEYS)
 
-    def module(self) -> nn.Module:
-        class Model(nn.Module):
-            def __init__(self, keys: int) -> None:
-                super().__init__()
-                self.lstm = nn.LSTM(1, 64, 2, batch_first=True)
-                self.head = nn.Linear(64, keys)
-
-            def forward(self, windows: Tensor) -> Tensor:
-                return self.head(self.lstm(windows)[0][:, -1])
-
-        return Model(self.keys)
+    def forward(self, windows: Tensor) -> Tensor:
+        return self.head(self.lstm(windows)[0][:, -1])
 
 
 def deeplog_loop(given: argparse.Namespace) -> Figures:
     """Return the keys/s of a plain loop over windows of 10 keys."""
     shape = shape_of(given)
-    column = training.token_table(shape, labels=False)["input_ids"].combine_chunks()
+    column = training.token_table(shape)["input_ids"].combine_chunks()
     ids, bounds = column.values.to_numpy(), column.offsets.to_numpy()
     starts = [
         at for begin, end in pairwise(bounds) for at in range(begin, end - WINDOW)
@@ -120,7 +113,7 @@ def deeplog_loop(given: argparse.Namespace) -> Figures:
     data = torch.utils.data.TensorDataset(windows, keys[places + WINDOW].long())
     batch = min(DEEPLOG_BATCH, len(places) // 4)
     loader = torch.utils.data.DataLoader(data, batch, shuffle=True, drop_last=True)
-    model = WindowModel(KEYS).module().to(DEVICE)
+    model = WindowModel().to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters())
     watch = Stopwatch(replace(shape, batch=batch))
     while True:

@@ -21,14 +21,15 @@ from benchmarks.training import (
     Shape,
     Stopwatch,
     register_packed_attention,
+    token_table,
 )
 
 
 class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
     """Yields random global batches, each in one buffer that ends with padding rows."""
 
-    def __init__(self, shape: Shape, table: Any) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape) -> None:
+        self.shape, table = shape, token_table(shape)
         column = table["input_ids"].combine_chunks()
         self.ids = column.values.to_numpy()
         self.bounds = column.offsets.to_numpy()
@@ -86,12 +87,12 @@ def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
     return nn.functional.cross_entropy(logits.float(), batch["labels"])
 
 
-def packed_loop(shape: Shape, model: Any, table: Any) -> dict[str, Any]:
+def packed_loop(shape: Shape, model: Any) -> dict[str, Any]:
     """Train with the loop and return its throughput."""
     model.set_attn_implementation(register_packed_attention())
     model.to(DEVICE).train()
     torch.set_float32_matmul_precision("high")
-    batches = PackedBatches(shape, table)
+    batches = PackedBatches(shape)
     loader = torch.utils.data.DataLoader(
         batches, None, num_workers=4 if IS_CUDA else 0, pin_memory=IS_CUDA
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -88,9 +89,9 @@ class Stopwatch:
         }
 
 
-def token_table(shape: Shape, *, labels: bool) -> pa.Table:
+def token_table(shape: Shape) -> pa.Table:
     """Return rows of random tokens. As in real texts, the lengths are lognormal. There
-    are enough rows for several windows."""
+    are enough rows for several windows. Rows of encoders have labels."""
     chance = np.random.default_rng(2)
     count = max(2 * shape.steps, 40) * shape.batch
     draws = np.exp(0.7 * chance.standard_normal(count))
@@ -98,7 +99,7 @@ def token_table(shape: Shape, *, labels: bool) -> pa.Table:
     offsets = np.concatenate([[0], np.cumsum(lengths.astype(int))]).astype(np.int32)
     ids = chance.integers(FIRST_ID, shape.vocabulary, offsets[-1]).astype(np.int32)
     columns: dict[str, Any] = {"input_ids": pa.ListArray.from_arrays(offsets, ids)}
-    if labels:
+    if shape.config["model_type"] in ("bert", "modernbert"):
         columns["labels"] = pa.array(chance.integers(0, LABELS, count))
     return pa.table(columns)
 
@@ -112,10 +113,7 @@ def flatout_job(
     model: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a training job on these rows. `train` and `model` add parameters."""
-    from flatout.engine.parameters import parse_settings
-    from flatout.engine.rows.tokens import TokenRows
     from flatout.engine.rows.vocabulary import Vocabulary
-    from flatout.engine.train.setup.job import TrainJob
 
     given = {
         "global_batch_size": shape.batch,
@@ -126,33 +124,88 @@ def flatout_job(
         "distributed": {"num_processes": 1},
         **train,
     }
-    settings = parse_settings(
-        {
-            "model": {"task": task, "config": dict(shape.config), **(model or {})},
-            "tokenize": {"max_length": shape.longest},
-            "train": given,
-        }
-    )
-    few = TokenRows(table.slice(0, 64))
-    names = (
-        tuple(f"label {n}" for n in range(LABELS))
-        if task == "sequence-classification"
-        else ()
-    )
+    settings = {
+        "model": {"task": task, "config": dict(shape.config), **(model or {})},
+        "tokenize": {"max_length": shape.longest},
+        "train": given,
+    }
+    classes = LABELS if task == "sequence-classification" else 0
+    names = [f"label {n}" for n in range(classes)]
     vocabulary = Vocabulary(shape.vocabulary, PAD, 4, (0, 1, 2, 3, 4))
+    return job_of(settings, table, vocabulary, names, folder)
+
+
+def job_of(
+    settings: Any, table: pa.Table, vocabulary: Any, names: Any, folder: Path
+) -> Any:
+    """Return a training job. Its validation and test splits are a few rows of the
+    table, which do not influence the result."""
+    from flatout.engine.parameters import parse_settings
+    from flatout.engine.rows.tokens import TokenRows
+    from flatout.engine.train.setup.job import TrainJob
+
+    rows, few = TokenRows(table), TokenRows(table.slice(0, 64))
     places = folder / "run", folder / "metrics.jsonl"
-    rows = TokenRows(table)
-    return TrainJob(settings, rows, few, few, vocabulary, names, *places, "k")
+    parsed = parse_settings(settings)
+    return TrainJob(parsed, rows, few, few, vocabulary, tuple(names), *places, "k")
+
+
+def text_table(tokenizer: Any, texts: Any, labels: Any, longest: int) -> pa.Table:
+    """Return token rows of texts, or of pairs if `texts` has two columns of texts."""
+    found = tokenizer(*texts, truncation=True, max_length=longest)
+    names = [name for name in ("input_ids", "token_type_ids") if name in found]
+    lists = {name: pa.array(found[name], pa.list_(pa.int32())) for name in names}
+    return pa.table({**lists, "labels": labels})
+
+
+def fine_tuned(
+    table: pa.Table,
+    tokenizer: Any,
+    folder: Path,
+    names: Any,
+    seed: int,
+    longest: int,
+    **train: Any,
+) -> Any:
+    """Train the tokenizer's checkpoint with flatout, and return the model after the
+    last step. If there are no class names, the labels are numbers."""
+    from flatout.engine.machine.runtime import set_up
+    from flatout.engine.rows.vocabulary import Vocabulary
+    from flatout.engine.train.loop import train as trained
+
+    task = "sequence-classification" if len(names) else "regression"
+    settings = {
+        "runtime": {"seed": seed},
+        "model": {"task": task, "name_or_path": tokenizer.name_or_path},
+        "tokenize": {"max_length": longest},
+        "train": {**train, "distributed": {"num_processes": 1}},
+    }
+    job = job_of(settings, table, Vocabulary.of(tokenizer), names, folder)
+    return trained(job, set_up(job.settings.runtime)).last_model
+
+
+def logits_of(model: Any, tokenizer: Any, table: pa.Table) -> Any:
+    """Return the logits (N, C) of a transformers model for labelled rows, in fp32."""
+    lengths, found = pc.list_value_length(table["input_ids"]), []
+    order = np.argsort(lengths.to_numpy(), kind="stable")
+    model.to(DEVICE).eval()
+    with torch.inference_mode():
+        for rows in np.array_split(order, -(-len(order) // 200)):
+            texts = table.drop_columns("labels").take(rows).to_pydict()
+            padded = tokenizer.pad(texts, return_tensors="pt").to(DEVICE)
+            found.append(model(**padded).logits.cpu().numpy())
+    return np.concatenate(found)[np.argsort(order, kind="stable")]
 
 
 def flatout(
     shape: Shape,
     task: str,
-    table: pa.Table,
+    table: pa.Table | None = None,
     model: Mapping[str, Any] | None = None,
     **train: Any,
 ) -> dict[str, Any]:
-    """Measure training with flatout's own loader, step and logging."""
+    """Measure training with flatout's own loader, step and logging. If no table is
+    given, the rows are those of `token_table`."""
     from flatout.engine.batches.loader import StepLoader
     from flatout.engine.benchmark.measuring.driver import Driver
     from flatout.engine.machine.environment import apply
@@ -161,7 +214,8 @@ def flatout(
 
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         train = {"max_steps": 1_000_000, **train}
-        job = flatout_job(shape, task, table, Path(name), train, model)
+        rows = token_table(shape) if table is None else table
+        job = flatout_job(shape, task, rows, Path(name), train, model)
         apply(job.settings.runtime)
         runtime = set_up(job.settings.runtime)
         watch = Stopwatch(shape)
@@ -202,27 +256,31 @@ def best_flags(shape: Shape) -> dict[str, Any]:
     }
 
 
-def trainer(
-    shape: Shape, model: Any, table: pa.Table, collator: Any, **flags: Any
-) -> dict[str, Any]:
+def clock(watch: Stopwatch) -> Any:
+    """Return a callback that stops training after the last window of the stopwatch."""
+    import transformers
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            control.should_training_stop = watch.step()
+
+    return Clock()
+
+
+def trainer(shape: Shape, model: Any, collator: Any, **flags: Any) -> dict[str, Any]:
     """Measure transformers' Trainer with `flags` added to the fastest flags. Rows are
     in random order unless a flag changes this."""
     import transformers
     from datasets import Dataset
 
     watch = Stopwatch(shape)
-
-    class Clocked(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-            control.should_training_stop = watch.step()
-
     with tempfile.TemporaryDirectory(prefix="trainer-") as name:
         transformers.Trainer(
             model,
             transformers.TrainingArguments(name, **{**best_flags(shape), **flags}),
-            train_dataset=Dataset(table),
+            train_dataset=Dataset(token_table(shape)),
             data_collator=collator,
-            callbacks=[Clocked()],
+            callbacks=[clock(watch)],
         ).train()
     return watch.figures()
 

@@ -9,7 +9,11 @@ from argparse import Namespace
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks import (
     checkouts,
@@ -19,17 +23,19 @@ from benchmarks import (
     images,
     language_models,
     lstms,
+    quality,
+    training,
 )
 from tests.forks import Forked
 
-SCRIPTS = (checkouts, commands, encoders, images, language_models, lstms)
+SCRIPTS = (checkouts, commands, encoders, images, language_models, lstms, quality)
 
 
 def test_sides_change_places_and_ratios_are_of_turns(monkeypatch, tmp_path):
     rates = {"flatout": [100.0, 50.0], "loop": [50.0, 25.0], "broken": []}
     asked = []
 
-    def run(module, case, name, checkout, out):
+    def run(module, case, name, turn, checkout, out):
         asked.append(name)
         if name == "broken":
             return {"error": "status 1: no | memory"}
@@ -38,7 +44,7 @@ def test_sides_change_places_and_ratios_are_of_turns(monkeypatch, tmp_path):
     monkeypatch.setattr(harness, "_run", run)
     sides = dict.fromkeys(rates, lambda given: {})
     script = harness.Script("benchmarks.some", "", {"one": sides})
-    given = Namespace(turns=2, without=[], out=tmp_path)
+    given = Namespace(turns=2, parallel=1, without=[], out=tmp_path)
     found = harness._by_turns(script, "one", given)
     assert asked == ["flatout", "loop", "broken", "loop", "flatout"]
     lines = harness._table("one", found, "samples_per_s").splitlines()
@@ -57,6 +63,56 @@ def test_each_script_names_its_cases_and_sides(module):
         assert all(
             callable(side) or isinstance(side, partial) for side in sides.values()
         )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint with random weights, and pairs of texts with labels."""
+    folder = tmp_path_factory.mktemp("quality")
+    commands.prepared(folder, small=True)
+    texts = pd.read_csv(folder / "texts.csv")["text"]
+    for case, labels in (("MRPC", range(2)), ("STS-B", np.linspace(0, 5, 7))):
+        for split, start in (("train", 0), ("test", 100)):
+            own = texts[start : start + 64].reset_index(drop=True)
+            columns = [own, own[::-1].reset_index(drop=True)]
+            columns.append(pd.Series(np.resize(list(labels), len(own))))
+            file = folder / f"{case}-{split}.csv"
+            pd.concat(columns, axis=1).to_csv(file, header=False, index=False)
+    return folder
+
+
+def test_logits_are_those_of_single_rows_without_padding(checkpoint):
+    model = str(checkpoint / "checkpoint")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    torch.manual_seed(0)
+    classifier = AutoModelForSequenceClassification.from_pretrained(model).eval()
+    given = Namespace(case="MRPC", data=checkpoint, small=True)
+    table = quality.tokens(given, tokenizer, "test")
+    rows = pd.read_csv(checkpoint / "MRPC-test.csv", header=None)
+    with torch.inference_mode():
+        single = [
+            classifier(**tokenizer(first, second, return_tensors="pt")).logits[0]
+            for first, second, _ in rows.itertuples(index=False)
+        ]
+    found = training.logits_of(classifier, tokenizer, table)
+    np.testing.assert_allclose(found, torch.stack(single), rtol=0, atol=1e-6)
+    assert table["labels"].to_pylist() == rows[2].tolist()
+
+
+@pytest.mark.parametrize("case", quality.CLASSES)
+@pytest.mark.parametrize("side", quality.SIDES)
+def test_each_side_is_judged_on_the_test_rows(case, side, checkpoint):
+    model = str(checkpoint / "checkpoint")
+    asked = {"data": checkpoint, "model": model, "small": True, "turn": "1"}
+    found = quality.SIDES[side](Namespace(case=case, **asked))
+    assert -1 <= found["test_metric"] <= 1
+
+
+def test_means_deviations_and_the_error_of_the_difference_are_shown():
+    runs = {"flatout": [0.8, 0.9], "Trainer": [0.7, 0.7]}
+    runs = {name: [{"test_metric": v} for v in own] for name, own in runs.items()}
+    row = quality.summary("MRPC", runs)
+    assert row == "\n| MRPC | 0.8500, 0.0707 | 0.7000, 0.0000 | 0.1500, 0.0500 |\n"
 
 
 def forked(command, check, **given):
