@@ -23,7 +23,7 @@ _CLOCK = re.compile(r"(?:^|\[|\d )(?:(\d+):)?(\d\d):(\d\d)(?=[<\W])")
 
 @dataclass
 class Run:
-    """The newest run in a log. `times_s` holds pairs (step, time in seconds)."""
+    """The newest run in a log. `times_s` contains pairs (step, time in seconds)."""
 
     number: int
     done: int = 0

@@ -24,7 +24,7 @@ REQUIRED = (
 
 class TextModel:
     """A transformers pipeline for `task` with the model in the folder `path`. An
-    adapter is merged into its base model, which must still be where it was during
+    adapter is merged into its base model, which must have the same path as during
     training."""
 
     def __init__(self, path: str, task: str) -> None:

@@ -1,4 +1,4 @@
-"""Convert new points to MLflow's metrics, and send trials as nested runs."""
+"""Convert new metric points to MLflow's metrics, and send trials as nested runs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Tail:
 
 
 def mlflow_metrics(point: dict[str, Any]) -> list[Metric]:
-    """Return the metrics of a point. Corrupted lines have no metrics, and test metrics
-    are left out, because the test split is evaluated only once."""
+    """Return the metrics in a metric point. Corrupted lines have no metrics. Test
+    metrics are left out, because the test split is evaluated only once."""
     time_ms = int(point.get("time_s", time.time()) * 1000)
     return [
         Metric(name, float(value), time_ms, int(point["step"]))

@@ -117,7 +117,7 @@ class RunRecord:
     reporting: str | None = None
     """Folder of the reports to send as artifacts."""
     points: str | None = None
-    """File with the points of the run, or None if the run does not train."""
+    """File with the metric points of the run, or None if the run does not train."""
     run_id: str | None = None
     """Id of an existing run in MLflow that this run continues."""
     status: str = "RUNNING"
@@ -224,10 +224,11 @@ def run_folders(parent: Path) -> list[RunFolder]:
 
 
 def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
-    """Return the folder in `parent` for a run that starts now.
+    """Return the folder in `parent` for a new run.
 
     If `goes_on` is True and the last run with the same file of points did not finish,
-    that run is continued. Otherwise, any data that MLflow still lacks is copied first.
+    that run is continued. Otherwise, data that MLflow has not received yet is copied
+    first.
     """
     earlier = [f for f in run_folders(parent) if f.record.points == record.points]
     if earlier and goes_on and earlier[-1].record.status != "FINISHED":

@@ -43,8 +43,8 @@ class Step:
     individual: float | None
     """Throughput relative to the rungs kept so far, from alternating windows."""
     cumulative: float | None
-    """Throughput relative to the slow configuration. It is the product of the kept
-    gains, except in the final comparisons, which measure it directly."""
+    """Throughput relative to the slow configuration. It is the product of all kept
+    rungs' gains, except in the final comparisons, which measure it directly."""
     spread_pct: float | None
     """Interquartile range of these ratios divided by their median, in percent. The
     first row, which has no ratios, has the spread of its throughput instead: (highest -

@@ -112,7 +112,7 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
     yield "train.token_budget", rising_budgets(bench, first)
     distributed = bench.settings.train.distributed
     reduces = bench.processes > 1 and distributed.strategy == "ddp"
-    # CUDA graphs always all-reduce all gradients at once.
+    # With CUDA graphs, all gradients are always all-reduced together.
     if reduces and distributed.bucket_mib != "all" and first.cuda_graphs is not True:
         yield "train.distributed.bucket_mib", ["all"]
     if nvidia_gpu_count():

@@ -134,7 +134,8 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """Return a line for each of the `most` commonest reasons, and one for the rest."""
+    """Return a line for each of the `most` commonest reasons, and one for the
+    others."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most

@@ -32,7 +32,7 @@ class ContentKey:
 
     @property
     def digest(self) -> str:
-        """Hash (32 hex digits) of all fields except STATE, whatever their order is."""
+        """Order-independent hash (32 hex digits) of all fields except STATE."""
         fields = {name: v for name, v in self.stored().items() if name != STATE}
         text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return xxhash.xxh3_128_hexdigest(text.encode())

@@ -34,7 +34,7 @@ Found = TypeVar("Found")
 
 
 class MirrorError(ValueError):
-    """Raised if a store cannot be used. The message names the cause and a fix."""
+    """Raised if a store cannot be used. The message gives the cause and a fix."""
 
     exit_code = 2
 

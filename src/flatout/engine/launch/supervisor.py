@@ -68,7 +68,7 @@ class RankError(RuntimeError):
 
 
 class HangError(RuntimeError):
-    """Raised if a rank hangs. The message names the rank and shows all stacks."""
+    """Raised if a rank hangs. The message gives the rank's number and all stacks."""
 
     exit_code = 6
 

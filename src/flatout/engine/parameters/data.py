@@ -189,8 +189,8 @@ class MineSettings(SettingsModel):
     top_k: int = Field(50, ge=1)
     """Number of best-scoring passages per anchor from which negatives are chosen."""
     margin: float = Field(0.05, ge=0, le=2)
-    """Passages whose cosine similarity to the anchor exceeds that of the positive minus
-    this margin are left out, because they are probably also positives."""
+    """A passage is left out if its cosine similarity to the anchor exceeds the
+    positive's similarity minus this margin, because it is probably another positive."""
     text_column: str = "text"
     """Column of the texts in `mine_corpus`. Ignored if the corpus comes from the
     `split` pipeline."""

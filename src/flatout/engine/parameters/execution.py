@@ -164,8 +164,8 @@ class TrackingSettings(SettingsModel):
 
 
 class GuardSettings(SettingsModel):
-    """Comparison of a run's speed with that of the best earlier run of the same work on
-    the same device."""
+    """Settings of the guard, which compares a run with the fastest earlier run of the
+    same work on the same device."""
 
     enabled: bool = True
     """Compare each run's speed with that of the fastest earlier run of the same

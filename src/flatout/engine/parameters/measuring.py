@@ -80,7 +80,7 @@ class BenchmarkSettings(SettingsModel):
     min_window_s: float = Field(1.0, ge=0)
     """Minimum duration of a window in seconds. Shorter windows repeat their steps."""
     max_window_s: float = Field(2.5, gt=0)
-    """Maximum duration of a window in seconds, which limits its steps (at least 2)."""
+    """Maximum duration of a window in seconds. A window has at least 2 steps."""
     tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Minutes after which `tune` mode stops exploring and confirms its results. `auto`
     is 5, or 15 with a GPU, because each trial compiles the model there."""

@@ -10,7 +10,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 RENAMED = {"train.strategy": "train.batching"}
-"""Old names of parameters, within the same group, that still work for one release."""
+"""Old parameter names, in the same group, that still work for one release."""
 
 REMOVED: dict[str, str] = {
     # model and runtime
@@ -40,8 +40,7 @@ REMOVED: dict[str, str] = {
     "benchmark.mode=loader": "use benchmark.mode=tune, which also measures the loader",
     "benchmark.mode=scaling": "use benchmark.mode=tune, which compares with one device",
     "benchmark.deadline_hours": "use train.deadline_hours",
-    # sweep
-    # tracking and the rest
+    # sweep, tracking and other groups
     "tracking.keep_models": "every version stays in MLflow until you delete it there",
     "guard.baseline": "remove it; to accept a slower run, remove the line of the "
     "faster run from data/08_reporting/runs.jsonl",
@@ -113,7 +112,7 @@ _NAMES = {
     "train.weight_decay": "wd",
 }
 HERE = {name: path for path, names in _NAMES.items() for name in names.split()}
-"""Maps names used by other programs to flatout's parameters, even to REMOVED ones."""
+"""Maps names in other programs to flatout's parameters, including REMOVED ones."""
 
 
 def with_new_names(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class ModelSettings(SettingsModel):
 
 
 class TrainSettings(SlowHabits):
-    """Length of the training, the optimizer, and how steps are executed."""
+    """Settings of the training, the optimizer, and the execution of steps."""
 
     rows: Literal["tokens", "arrays", "images"] = "tokens"
     """Kind of samples: tokens of texts, numeric arrays, or images. Catalog entry names

@@ -211,8 +211,8 @@ def _distinct(*columns: Any) -> Any:
 
 
 def _numbered(corpus: Any, *columns: Any) -> tuple[Any, list[Ints]]:
-    """Return all distinct texts, starting with those of `corpus`, and for each of
-    `columns` the numbers of its texts."""
+    """Return all distinct texts, beginning with the corpus, and the numbers of the
+    texts in each of `columns`."""
     texts = _distinct(corpus, *columns)
     found = (pc.index_in(column.cast(texts.type), texts) for column in columns)
     return texts, [numbers.to_numpy().astype(np.int64) for numbers in found]

@@ -71,7 +71,7 @@ class TokenizerFile:
 
     @property
     def gives_type_ids(self) -> bool:
-        """Whether transformers returns `token_type_ids` for a pair of texts."""
+        """Return whether transformers returns `token_type_ids` for a pair of texts."""
         names = self.config.get("model_input_names")
         if names is not None:
             return "token_type_ids" in names

@@ -94,7 +94,7 @@ class ClockHooks:
 
     @hook_impl
     def before_node_run(self) -> None:
-        """Count the time that Kedro took to load the node's inputs."""
+        """Record the time that Kedro took to load the node's inputs."""
         self._clock.mark("loading")
 
     @hook_impl(wrapper=True)
@@ -115,7 +115,7 @@ class ClockHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
-        """Count the time that saving took, which includes executing a recipe."""
+        """Record the time that saving took. This includes the execution of recipes."""
         phase = "saving" if node.short_name == "train_model" else phase_of(node)
         self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
 

@@ -96,7 +96,7 @@ def ask(
 
 
 def write_spec(spec: TrialSpec, job: Mapping[str, Any], folder: Path) -> None:
-    """Write the input of a trial's process. `job` holds the fields of a `JobFiles`."""
+    """Write the input of a trial's process. `job` has the fields of a `JobFiles`."""
     folder.mkdir(exist_ok=True)
     asked = {"spec": spec.as_json(), "job": job}
     (folder / "spec.json").write_text(json.dumps(asked, indent=1))

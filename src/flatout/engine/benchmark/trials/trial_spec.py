@@ -95,8 +95,8 @@ SETTING_BY_COLUMN = {
     "gradient_checkpointing": "train.gradient_checkpointing",
     "bucket_mib": "train.distributed.bucket_mib",
 }
-"""The setting that each column shows. If the trial measured a metric of this name, it
-is the resolved value."""
+"""Maps a column to the setting that it shows. A metric of the same name, if there is
+one, is the setting's resolved value."""
 COLUMNS = (
     *("trial_id", "mode"),
     *(name for name in SETTING_BY_COLUMN if name != "bucket_mib"),

@@ -32,7 +32,7 @@ class Encoded:
     lengths: Ids
     """Number of tokens in each row (N,)."""
     cut: Mask
-    """Whether each row was truncated to `max_length` (N,)."""
+    """Mask of the rows that were truncated to `max_length` (N,)."""
     type_ids: npt.NDArray[np.int8] | None = None
     """Token type ids (T,), only for pairs of texts."""
     marks: Ids | None = None
