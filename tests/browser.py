@@ -1,4 +1,5 @@
-"""Headless Chromium, controlled over its debugging pipe. One is used for many pages."""
+"""Headless Chromium, controlled through its debugging pipe. It is used for many
+pages."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 OPTIONS = (
     "--headless",
-    "--no-sandbox",  # as root, in containers
+    "--no-sandbox",  # needed as root, in containers
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-extensions",

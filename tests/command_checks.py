@@ -1,5 +1,5 @@
-"""Whether a command of a document works: parsed by the program itself, checked
-against the project's pipelines, environments, parameters, targets and modules."""
+"""Check commands in documents: parse them as the program does, and compare them with
+the project's pipelines, environments, parameters, targets and modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ OTHER_PLUGINS = {
     for word in command.text.split()
     if command.text.startswith("pip install") and word.startswith("kedro-")
 }
-"""Of Kedro, that a document says how to install: their commands are not here."""
+"""Kedro plugins that a document tells users to install. Their commands are not
+checked."""
 
 
 @cache
@@ -37,7 +38,8 @@ def cli() -> KedroCLI:
 
 
 def check_kedro(words: list[str]) -> None:
-    """Parsed as Kedro does; pipelines, environment and parameters exist."""
+    """Parse a command as Kedro does, and check its pipelines, environment and
+    parameters."""
     command: click.Command = cli()
     context = click.Context(command, info_name="kedro")
     while isinstance(command, (click.Group, click.CommandCollection)) and words:
@@ -66,7 +68,7 @@ def check_run(options: dict) -> None:
 
 
 WRITTEN = ("tuned", "best")
-"""Environments that a command writes: a clone has none of them."""
+"""Environments that commands write. They do not exist in a new clone."""
 
 
 def check_environment(env: str) -> None:
@@ -77,7 +79,7 @@ def check_environment(env: str) -> None:
 
 @cache
 def check_parameters(env: str, parameters: str) -> None:
-    """The hook that every run begins with refuses what cannot be used."""
+    """Check parameters with the hook that checks those of every run."""
     env = "local" if env in WRITTEN else env
     extra = ast.literal_eval(parameters)
     with KedroSession.create(PROJECT, env=env, runtime_params=extra) as session:
@@ -85,7 +87,7 @@ def check_parameters(env: str, parameters: str) -> None:
 
 
 def answer(*command: str) -> str:
-    """What `command` prints; it must succeed."""
+    """Return the output of `command`, which must succeed."""
     done = subprocess.run(
         command, cwd=PROJECT, capture_output=True, text=True, check=False
     )
@@ -142,7 +144,7 @@ def check_launched(options: Namespace) -> None:
 
 
 def check_source(words: list[str]) -> None:
-    """The activation of the environment that `make` makes."""
+    """Check that the command activates the environment that `make` creates."""
     folder, _, rest = words[0].rpartition("/bin/")
     assert (words[1:], rest) == ([], "activate"), "only activate is known here"
     assert f"\nBIN := {folder}/bin\n" in (PROJECT / "Makefile").read_text()
@@ -181,7 +183,7 @@ def check_command(text: str) -> None:
     words = [
         word
         for word in shlex.split(text, comments=True)
-        if word != "..." and not word.endswith(".tar.gz")  # `kedro package` makes it
+        if word != "..." and not word.endswith(".tar.gz")  # `kedro package` creates it
     ]
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]

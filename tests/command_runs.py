@@ -1,4 +1,5 @@
-"""Commands of the documents: which a test runs as they stand there, why not others."""
+"""Commands in the documents: which of them a test runs, and why the others are not
+run."""
 
 from __future__ import annotations
 
@@ -96,12 +97,13 @@ NOT_RUN = {
     r"python -m .*": "measures for minutes, or is started by the benchmark; "
     "tests/test_documents.py asks each for --help",
 }
-"""Pattern of whole commands: why they are not run as they stand, or the test that runs
-them with the settings of conf/test and a data folder of its own."""
+"""Maps a pattern of commands to the reason why they are not run as written, or to the
+test that runs them with conf/test and its own data folder."""
 
 
 def plain(text: str) -> str:
-    """A command without its comment and without `...`, which stands for more words."""
+    """Return a command without its comment and without `...`, a placeholder for more
+    words."""
     return shlex.join(w for w in shlex.split(text, comments=True) if w != "...")
 
 
@@ -115,8 +117,8 @@ RUN = [command for command in EVERY if reason(command) is None]
 
 
 def small_project(folder: Path, data: Path) -> Path:
-    """The project with a copy of `data`; the settings of conf/test are its user's own,
-    and what its benchmark has found."""
+    """Create a project with a copy of `data`, whose conf/local has the settings of
+    conf/test and of an earlier benchmark."""
     copied_conf(folder)
     for name in ("local", "tuned"):
         shutil.copytree(PROJECT / "conf" / "test", folder / "conf" / name)

@@ -1,4 +1,5 @@
-"""What all tests share: the project, a folder of its own, no network, clean MLflow."""
+"""Fixtures that all tests share: the project, temporary folders, no network, and a
+clean MLflow state."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from flatout.engine.machine.garbage import collect_as_usual, collect_rarely
 from flatout.places import use_project
 from tests import warm
 
-# No test asserts wall time, neither of a test nor of drawing what goes into it.
+# No test asserts wall times, and none limits the time of drawing its examples.
 hypothesis.settings.register_profile(
     "busy machine",
     deadline=None,
@@ -35,7 +36,7 @@ CORPUS = yaml.safe_load((PROJECT / "conf/test/parameters.yml").read_text())["cor
 
 
 def _at_once(_: int) -> None:
-    """No test pulls the plug: none needs its files on the disk."""
+    """Skip syncing to disk, because no test simulates a power failure."""
 
 
 os.fsync = _at_once
@@ -51,8 +52,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests are slow, start processes or are many come first: they take
-    longest, and a file goes to one test process."""
+    """Run files first whose tests are slow, start processes or are many, because each
+    file runs in a single test process."""
     cost: Counter[Path] = Counter()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -61,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported stays: no collection scans it again
+    gc.freeze()  # imported objects are permanent: garbage collection skips them
     collect_as_usual()
 
 
@@ -70,34 +71,35 @@ def project() -> Path:
     return PROJECT
 
 
-os.environ.pop("MLFLOW_TRACKING_URI", None)  # of whoever runs the tests
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # of the user who runs the tests
 
 
 @pytest.fixture(autouse=True)
 def _no_tracking_server() -> Iterator[None]:
-    """MLflow writes the store that a test names into the environment, where fixtures
-    of the next module would find it."""
+    """Reset the tracking store. MLflow writes it to the environment, where it would
+    affect the fixtures of the next module."""
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
 @pytest.fixture(autouse=True)
 def _no_project() -> Iterator[None]:
-    """A session leaves its project as the root of relative paths."""
+    """Reset the project that a session has set as the root of relative paths."""
     yield
     use_project(None)
 
 
 @pytest.fixture(scope="session")
 def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for what is made once for all test processes."""
+    """A folder for files that are created only once for all test processes."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @contextmanager
 def first_makes(file: Path) -> Iterator[bool]:
-    """Whether `file` is still to be made: by one test process while others wait."""
+    """Yield whether `file` must still be created. One test process creates it while the
+    others wait."""
     with file.with_name(f"{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield not file.exists()
@@ -105,7 +107,8 @@ def first_makes(file: Path) -> Iterator[bool]:
 
 @pytest.fixture(scope="session")
 def empty_store(common: Path) -> Path:
-    """A tracking store as a SQLite file; making one takes MLflow seconds."""
+    """An empty tracking store in a SQLite file, which takes MLflow seconds to
+    create."""
     from mlflow import MlflowClient
 
     with first_makes(file := common / "mlflow.db") as missing:
@@ -116,7 +119,8 @@ def empty_store(common: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def corpus(common: Path) -> Path:
-    """The folder of conf/test's corpus: parsing takes longer than most tests."""
+    """The folder of conf/test's corpus, because parsing it takes longer than most
+    tests."""
     from flatout.datasets import DocstringCorpus
 
     with first_makes(folder := common / "corpus") as missing:
@@ -127,7 +131,7 @@ def corpus(common: Path) -> Path:
 
 @pytest.fixture
 def data(corpus: Path, empty_store: Path, tmp_path: Path) -> Path:
-    """A data folder that holds the parsed corpus and a tracking store without runs."""
+    """A data folder with the parsed corpus and a tracking store without runs."""
     return started(tmp_path / "data", corpus, empty_store)
 
 
@@ -146,7 +150,7 @@ def store(empty_store: Path, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def forked_ranks() -> Iterator[None]:
-    """What the launcher starts are forks of this process, which import nothing anew."""
+    """Make the launcher fork this process, so that ranks do not repeat its imports."""
     from flatout.engine.launch import supervisor
     from tests.forks import FORKING
 
@@ -157,14 +161,14 @@ def forked_ranks() -> Iterator[None]:
 
 @pytest.fixture
 def warm_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials are forks of a process that has imported all."""
+    """Run trials in forks of a process that has already imported all modules."""
     monkeypatch.setattr(trials, "_start", warm.start_trial)
 
 
 def kedro(
     *arguments: str, cwd: Path = PROJECT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """`kedro ...` in the project, as a user types it; output as one text."""
+    """Run `kedro ...` in the project as a user would. The output is a single text."""
     with tempfile.NamedTemporaryFile() as output:
         process = warm.start([*arguments], Path(output.name), cwd, variables)
         status = process.wait()

@@ -11,7 +11,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 FOLDERS = ("conf", "src", "tests", "notebooks")
 HISTORY = ("CHANGELOG.md", "docs/log.md", "docs/migration.md")
-"""Documents that name commands and parameters of earlier versions."""
+"""Documents that mention commands and parameters of earlier versions."""
 SHELL = frozenset({"bash", "sh", "shell", "console"})
 PROGRAMS = frozenset(
     {"make", "kedro", "flatout", "python", "pip", "torchrun", "accelerate"}
@@ -42,8 +42,8 @@ class Fence:
 
     @property
     def is_shell(self) -> bool:
-        """Whether this is a block of shell commands, marked as one or starting with
-        one."""
+        """Return whether this is a block of shell commands, marked as one or starting
+        with one."""
         first = self.lines[0].text.split()[:1] if self.lines else []
         plain = self.language in ("", "text") and bool(set(first) & PROGRAMS)
         return self.language in SHELL or plain

@@ -1,4 +1,4 @@
-"""Ranks that fork from a test: they import nothing anew."""
+"""Ranks that fork from a test process, so that they do not repeat its imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.warm import Fork
 def fork_two(
     work: Callable[..., None], *arguments: Any, strategy: str = "ddp", ranks: int = 2
 ) -> None:
-    """`work(runtime, group, *arguments)` in two ranks of one group, or in more."""
+    """Run `work(runtime, group, *arguments)` in two or more ranks of one group."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -67,14 +67,14 @@ def _join(
 
 
 def _forget() -> None:
-    """What Accelerate learnt in the process that was forked: one rank, no DDP."""
+    """Forget that Accelerate was set up for a single rank in the process that was
+    forked."""
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
 class Forked(Fork):
-    """`python -m MODULE ...` in a fork of this process. It serves as its
-    `subprocess.Popen`, with errors in its output; ranks that it starts are forks too.
-    """
+    """`python -m MODULE ...` in a fork of this process, used like a `subprocess.Popen`.
+    Errors are part of its output, and the ranks that it starts are also forks."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Forked(Fork):
 
 
 FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
-"""The module `subprocess` of a supervisor whose ranks are forks."""
+"""Replacement for the module `subprocess` in a supervisor, which makes ranks forks."""
 
 
 def _become(args: list[str], env: dict[str, str], output: int | None) -> None:

@@ -1,4 +1,4 @@
-"""A server that stands for the Hugging Face Hub's API, for uploads of models."""
+"""A server with the part of the Hugging Face Hub's API that uploads models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from threading import Thread
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories in memory: `files` by repository and path, `private` of each."""
+    """Repositories in memory, with their `files` by path and whether they are
+    `private`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

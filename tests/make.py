@@ -115,13 +115,13 @@ def save_random(
 
 
 KINDS = ("texts", "arrays", "images")
-"""Kinds of rows that can be split."""
+"""The kinds of rows that can be split."""
 FAULTS = {
     "texts": "text is missing",
     "arrays": "NaN",
     "images": "not an image of a known kind",
 }
-"""Why the bad rows of `raw_rows` are rejected."""
+"""The reasons why the bad rows of `raw_rows` are rejected."""
 Numbered = Sequence[tuple[int, str]]
 """Numbers and labels of rows. Each row contains its number."""
 

@@ -1,7 +1,7 @@
-"""Runs a notebook's cells in IPython: `python -m tests.notebook FILE GIVEN ASKED`.
+"""Run the cells of a notebook in IPython: `python -m tests.notebook FILE GIVEN ASKED`.
 
-GIVEN is code that runs after the cell tagged `parameters`, ASKED after the last one.
-The first cell that fails ends it with status 1 and its traceback.
+GIVEN is code that runs after the cell tagged `parameters`. ASKED runs after the last
+cell. If a cell fails, the process prints the traceback and exits with status 1.
 """
 
 from __future__ import annotations

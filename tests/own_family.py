@@ -1,4 +1,4 @@
-"""A family of one's own: an encoder that transformers does not have."""
+"""A custom model family: an encoder that transformers does not have."""
 
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from flatout.engine.tasks import HeadKind
 
 
 class ToyConfig(PretrainedConfig):
-    """Sizes by the names that conf/base sets."""
+    """Sizes, with the names that conf/base uses."""
 
     model_type = "toy"
 
@@ -40,7 +40,7 @@ class ToyConfig(PretrainedConfig):
 
 
 class ToyLayer(torch.nn.Module):
-    """Attention by whichever kernel is asked for, then a feed-forward part."""
+    """Attention with the requested kernel, followed by a feed-forward layer."""
 
     is_causal = False
 
@@ -53,10 +53,11 @@ class ToyLayer(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(size)
 
     def forward(self, hidden, mask, **places):
-        """(B, T, N) -> (B, T, N); `places`: `cu_seqlens` of packed rows."""
+        """Map states (B, T, N) to (B, T, N). `places` contains `cu_seqlens` of packed
+        rows."""
         heads = self.config.num_attention_heads
         parts = self.joined(self.norm(hidden)).unflatten(-1, (3, heads, -1))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (B, heads, T, D) each
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (B, heads, T, D)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         seen, _ = attend(self, query, key, value, mask, **places)
         hidden = hidden + seen.flatten(2)
@@ -64,7 +65,7 @@ class ToyLayer(torch.nn.Module):
 
 
 class ToyModel(PreTrainedModel):
-    """Embeddings of tokens and positions, then layers."""
+    """Embeddings of tokens and positions, followed by layers."""
 
     config_class = ToyConfig
     base_model_prefix = "toy"
@@ -81,7 +82,7 @@ class ToyModel(PreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, **places):
-        """Tokens (B, T) -> states (B, T, N)."""
+        """Map tokens (B, T) to states (B, T, N)."""
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
         hidden = self.tokens(input_ids) + self.positions(position_ids)
@@ -92,7 +93,7 @@ class ToyModel(PreTrainedModel):
 
 
 class ToyForSequenceClassification(PreTrainedModel):
-    """The first token's state through one matrix."""
+    """A linear classifier of the first token's state."""
 
     config_class = ToyConfig
     base_model_prefix = "toy"
@@ -106,7 +107,7 @@ class ToyForSequenceClassification(PreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids, **inputs):
-        """Tokens (B, T) -> logits (B, classes)."""
+        """Map tokens (B, T) to logits (B, classes)."""
         states = self.toy(input_ids, **inputs).last_hidden_state
         return SequenceClassifierOutput(logits=self.classifier(states[:, 0]))
 
@@ -116,7 +117,8 @@ AutoModelForSequenceClassification.register(ToyConfig, ToyForSequenceClassificat
 
 
 class Toy(Family):
-    """Rows run end to end: each layer asks transformers for its attention."""
+    """A family that supports packed rows, because its layers use transformers'
+    attention."""
 
     model_types = frozenset({"toy"})
     model_classes = (ToyForSequenceClassification,)

@@ -33,7 +33,7 @@ class TwoNumbers(Task):
         return error.square().sum()
 
     def judge(self, logits, labels):
-        """Report every pair as wrong, because a number is never exactly right."""
+        """Report each pair as wrong, because two floats are practically never equal."""
         return {
             "loss": (logits - labels).square().sum(-1),
             "label": [_text(pair) for pair in labels],

@@ -1,5 +1,5 @@
 """Copies of the project's configuration, commands that succeed or are interrupted, and
-the runs and contexts that commands have."""
+access to the runs and contexts of commands."""
 
 from __future__ import annotations
 

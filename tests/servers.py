@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 CHANCE = random.SystemRandom()
-"""Libraries seed Python's own generator, so processes would choose the same port."""
+"""A generator with its own seed. Libraries seed Python's generator, so that all
+processes would choose the same port."""
 
 
 def free_port() -> int:
@@ -44,7 +45,8 @@ def end_all(leader: int) -> None:
 
 
 def of_session(leader: int) -> list[psutil.Process]:
-    """Return processes that `leader` and its children started, even if orphaned."""
+    """Return processes that `leader` and its children started, including orphaned
+    ones."""
     found = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):

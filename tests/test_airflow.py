@@ -1,4 +1,4 @@
-"""A scheduler that turns nodes into tasks keeps a training in one task."""
+"""A scheduler that turns nodes into tasks runs a whole training in one task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ STAGES = ("split", "tokenize", "train")
 
 
 def test_training_is_exactly_one_node():
-    """Model, reports and history come from it, in `train` and in the default run."""
+    """Model, reports and history are outputs of one node in `train` and the default
+    run."""
     bootstrap_project(PROJECT)
     pipelines.set_requested(None)
     made = {"model", "last_model", "train_report", "train_summary"}

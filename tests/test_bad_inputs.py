@@ -1,4 +1,5 @@
-"""What users give by mistake: training is unharmed, and a sentence says what to do."""
+"""Mistakes in users' inputs do not affect training, and a message explains what to
+do."""
 
 from __future__ import annotations
 

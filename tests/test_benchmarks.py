@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/: the harness, and the cheapest script small."""
+"""The scripts in benchmarks/: the harness, and a small run of the cheapest script."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_means_deviations_and_the_error_of_the_difference_are_shown():
 
 
 def forked(command, check, **given):
-    """A side in a fork, which imports nothing anew."""
+    """Run a side in a fork, which does not repeat the imports."""
     if "--side" not in command:
         return subprocess.run(command, check=check, **given)
     return subprocess.CompletedProcess(command, Forked(command, **given).wait())

@@ -1,4 +1,5 @@
-"""The examples for clusters: they parse, name what exists, and stop as they say."""
+"""The examples for clusters can be parsed, refer to existing names, and handle signals
+as documented."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def test_a_platform_starts_a_command_that_works(platform):
 
 
 def test_slurms_signal_reaches_the_steps_and_the_job_comes_back(tmp_path):
-    """bash as it is; Slurm's own commands write down what they are told."""
+    """Run the real script in bash, with commands of Slurm that only record their
+    arguments."""
     for name, body in {"srun": SRUN, "scancel": SCANCEL, "scontrol": SCONTROL}.items():
         program = tmp_path / name
         program.write_text(f"#!/usr/bin/env bash\n{body}\n")

@@ -1,5 +1,5 @@
-"""Names on the command line that the project does not have, and files that are no
-YAML: a line each, no traceback."""
+"""Unknown names on the command line and invalid YAML files lead to a one-line message
+without a traceback."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_the_project_does_not_have(arguments, said):
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"Error: {said}")
     assert "Traceback" not in done.stdout
-    assert "deprecated" not in done.stdout  # of --pipeline
+    assert "deprecated" not in done.stdout  # from --pipeline
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Which folder of conf/ lies over which."""
+"""The order in which the folders of conf/ override one another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.projects import copied_conf
 
 @pytest.fixture
 def conf(tmp_path):
-    """The project's conf with a user's own data, model and tracking server in local."""
+    """The project's configuration, with a user's data, model and tracking server in
+    local."""
     folder = copied_conf(tmp_path)
     write(
         folder / "local/catalog.yml",
@@ -96,7 +97,8 @@ def test_the_benchmark_notes_the_environment_of_its_run(conf, env, environment):
 
 @pytest.mark.parametrize("env", SITUATIONS)
 def test_a_situation_changes_execution_and_is_explained_in_three_lines(env):
-    """Batches, rates and model stay; `first_try` alone has fewer steps."""
+    """Batches, learning rates and the model are unchanged. Only `first_try` has fewer
+    steps."""
     folder = PROJECT / "conf" / env
     lines = (folder / "parameters.yml").read_text().splitlines()
     assert [line.startswith("# ") for line in lines[:4]] == [True] * 3 + [False]

@@ -1,4 +1,4 @@
-"""Two runs on one data folder."""
+"""Two runs that use the same data folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hooks_of(folder, *, main=True):
 
 
 def begin(hooks, pipeline=None):
-    """`pipeline`: a module; without one nothing runs."""
+    """Begin a run of `pipeline`, a module. Without a pipeline, nothing runs."""
     made = Pipeline([])
     if pipeline:
         name = pipeline.__name__.rpartition(".")[2]
@@ -105,7 +105,7 @@ def test_rows_that_are_replaced_below_a_training_are_told_of(tmp_path, caplog):
 
 
 def keyed_rows(folder, key):
-    """Two rows of tokens under a key."""
+    """Write two token rows with a content key."""
     import pyarrow as pa
 
     from flatout.datasets import KeyedArrowDataset

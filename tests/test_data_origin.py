@@ -1,4 +1,5 @@
-"""Training on tokens of other data than raw_texts names is refused, nothing else."""
+"""Training is refused if its tokens come from other data than raw_texts, and only
+then."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.pipelines.tokens import ARROWS, text_catalog
 
 
 class Project:
-    """Pipelines split and tokenize on a data folder, with the hooks of a session."""
+    """Runs split and tokenize on a data folder, with the hooks of a session."""
 
     def __init__(self, folder, raw, task="sequence-classification", **options):
         self.folder = folder
@@ -57,7 +58,7 @@ class Project:
                 SequentialRunner().run(pipeline, self.catalog, hook_manager=manager)
 
     def refusal(self, pipeline=train):
-        """What training says."""
+        """Return the error message of a training run."""
         with pytest.raises(StaleTokensError) as error:
             self.run(pipeline)
         return str(error.value)
@@ -72,14 +73,14 @@ def write(path, word, count=120):
 
 @pytest.fixture
 def made(tmp_path):
-    """A project whose tokens are those of numbers.csv."""
+    """A project whose tokens were created from numbers.csv."""
     project = Project(tmp_path / "data", write(tmp_path / "numbers.csv", "one"))
     project.run(split, tokenize, train)
     return project
 
 
 def tokenize_and_train():
-    """Pipelines that make tokens of the rows that are there."""
+    """Return pipelines that tokenize the existing rows and train."""
     return tokenize() + train()
 
 
@@ -115,7 +116,7 @@ def test_a_split_behind_which_no_tokenize_ran_is_refused(made, tmp_path):
 
 @pytest.mark.parametrize("of_the_same_time", [False, True])
 def test_rows_that_were_edited_are_refused(made, tmp_path, of_the_same_time):
-    """As long as before, and named as before."""
+    """The edited file has the same size and name as the original."""
     times = (tmp_path / "numbers.csv").stat()
     raw = write(tmp_path / "numbers.csv", "two")
     if of_the_same_time:
@@ -124,7 +125,7 @@ def test_rows_that_were_edited_are_refused(made, tmp_path, of_the_same_time):
 
 
 def test_another_task_is_told_from_other_rows(made, tmp_path):
-    """Whose file holds the rows that it held, and is read for other columns."""
+    """The file is unchanged, but different columns are read."""
     raw = write(tmp_path / "numbers.csv", "one")
     os.utime(raw, (1, 1))
     project = Project(tmp_path / "data", raw, task="masked-lm")
@@ -177,11 +178,11 @@ def test_equal_content_is_trained_on(made, tmp_path, caplog, change):
         reads = caplog.text.count("comparing its contents")
         project.run(train)
     assert reads == (change in ("touched", "copied beside"))
-    assert caplog.text.count("comparing its contents") == reads  # noted the first time
+    assert caplog.text.count("comparing its contents") == reads  # stored now
 
 
 def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
-    """As they are shipped to the machine that has the GPUs."""
+    """Tokens may be copied to a machine with GPUs without the raw data."""
     for name in ARROWS:
         if name.endswith("rows"):
             shutil.rmtree(tmp_path / "data" / name)
@@ -228,7 +229,7 @@ def test_shards_of_a_folder_are_compared(tmp_path):
 
 
 def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):
-    """The store tells of it; nothing is fetched where it tells of no change."""
+    """The store reports the change. If nothing has changed, nothing is downloaded."""
     store = fsspec.filesystem("memory")
     text = write(tmp_path / "numbers.csv", "one").read_bytes()
     store.pipe_file("/bucket/numbers.csv", text)
@@ -247,7 +248,7 @@ def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):
 
 
 class Rows(AbstractDataset):
-    """A user's own entry, which tells more of itself than it should."""
+    """A custom dataset whose description contains secrets."""
 
     def __init__(self, rows, **described):
         self.rows, self.described = rows, described
@@ -268,7 +269,8 @@ SECRETS = {"token": "hunter2", "con": "postgresql://me:hunter2@host/db"}
     "described", [SECRETS, {"filepath": "https://me:hunter2@host/a.csv?key=hunter2"}]
 )
 def test_no_secret_of_an_entry_is_kept_beside_the_rows(tmp_path, described, caplog):
-    """Two objects of one entry are the same though their addresses differ."""
+    """The descriptions of two objects are equal although their memory addresses
+    differ."""
     frame = pd.read_csv(write(tmp_path / "numbers.csv", "one"))
     entries = [Rows(frame, **described) for _ in range(2)]
     Project(tmp_path / "data", entries[0]).run(split, tokenize)

@@ -1,4 +1,4 @@
-"""Projections from logs of other programs, against figures worked out by hand."""
+"""Predictions from logs of other programs, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.engine.parameters import SettingsError
 from flatout.reports.deadline import deadline_lines, newest_run
 
 LOGS = {
-    # 100 steps in 50 s of clock: 500 ms a step.
+    # 100 steps in 50 s are 500 ms per step.
     "dates": [
         f"2026-11-22 23:59:{10 + 5 * n:02d},000 INFO step {10 * n}/10,000 loss 1.0"
         for n in range(10)
@@ -56,7 +56,8 @@ def test_steps_and_times_of_common_logs(tmp_path, kind):
 
 
 def test_figures_behind_the_last_step_are_no_step(tmp_path):
-    """The line of phases in the output of `kedro run`: "steps 0.40" are seconds."""
+    """The line of phases in the output of `kedro run` contains "steps 0.40", in
+    seconds."""
     log = tmp_path / "log"
     log.write_text("10:00:00  step 4/8\n10:00:04  step 8/8\n10:00:05  steps 0.40\n")
     run = newest_run(log)
@@ -64,7 +65,8 @@ def test_figures_behind_the_last_step_are_no_step(tmp_path):
 
 
 def test_guide_as_own_arithmetic(tmp_path):
-    """145 ms a batch stated, 233 h 59 min left by its clock: 173 ms."""
+    """The log states 145 ms per batch, but its times amount to 173 ms and 233 h 59
+    min."""
     left_s, done, total = 233 * 3600 + 59 * 60, 843_200, 5_702_600
     step_s = left_s / (total - done)
     lines = [

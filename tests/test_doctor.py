@@ -1,4 +1,4 @@
-"""`kedro doctor`: the command as a user types it, and the checks of the catalog."""
+"""`kedro doctor`: the command as users run it, and the checks of the catalog."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_data_that_is_not_there(tmp_path):
     corpus = DocstringCorpus(filepath=str(tmp_path), labels=2)
     found = data.raw_rows(DataCatalog({"raw_texts": corpus}), Settings())
     assert [f.status for f in found] == ["ok", "ok"]
-    url = TextFiles(filepath="s3://bucket/a.csv")  # no s3fs here: nothing is fetched
+    url = TextFiles(filepath="s3://bucket/a.csv")  # s3fs is missing, so nothing is read
     [found] = data.raw_rows(DataCatalog({"raw_texts": url}), Settings())
     assert (found.status, found.finding[:18]) == ("ok", "raw_texts is a URL")
 

@@ -1,4 +1,4 @@
-"""Checks of the machine: exact texts from folders, sockets and facts given to them."""
+"""Checks of the machine: exact messages for given folders, sockets and facts."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_shared_memory_and_disk(tmp_path):
 def test_a_folder_on_a_network_is_known_by_its_mount(
     tmp_path, monkeypatch, folder, status
 ):
-    """The longest mount above a folder is the one that it lies on."""
+    """A folder belongs to the deepest mount point above it."""
     (tmp_path / folder).mkdir(parents=True)
     mounts = [
         ("/", "ext4"),

@@ -1,4 +1,4 @@
-"""What the documents say is so: commands, parameters, messages, files, both READMEs."""
+"""The documents are correct: commands, parameters, messages, files and both READMEs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCUMENTS = documents()
 PIPELINES = sorted(path.stem for path in (PROJECT / "docs/pipelines").glob("*.md"))
 WRITTEN_BY_A_RUN = ("conf/local/", "conf/tuned/", "data/")
 OF_HOOKS = {"evaluate": {"wrong_images"}, "train": {"guard"}}
-"""Entries of a page that the pipeline itself does not name."""
+"""Entries on a documentation page that no pipeline uses by itself."""
 FREE_PARAMETERS = ("model.config", "model.overrides", "runtime.environment", "tuned")
 
 
@@ -97,7 +97,7 @@ def test_make_needs_no_program_of_an_activated_shell():
 
 
 def is_parameter(path: str) -> bool:
-    """Whether `path` is a parameter, or a group of them."""
+    """Return whether `path` is a parameter or a group of parameters."""
     if path.startswith(FREE_PARAMETERS):
         return True
     model: object = Settings

@@ -1,5 +1,5 @@
 """`kedro flatout init`: columns and tasks of files whose meaning is known, and a
-training with what it writes."""
+training run with the result."""
 
 from __future__ import annotations
 

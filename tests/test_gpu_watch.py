@@ -1,4 +1,4 @@
-"""GPUs watched over a run, by a driver that says what a test tells it."""
+"""Watching the GPUs during a run, with a simulated driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ STRANGER = 2**22 + 1  # above Linux's largest process id
 
 
 class Nvml:
-    """The driver's library; `gpus` by index: reasons, memory by process."""
+    """Simulated driver library. Each of `gpus` has throttle reasons and memory by
+    process."""
 
     NVMLError = pynvml.NVMLError
     nvmlClocksThrottleReasonHwSlowdown = HOT

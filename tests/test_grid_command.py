@@ -1,4 +1,4 @@
-"""`kedro flatout benchmark`: guide E's words become parameters of a run."""
+"""`kedro flatout benchmark`: the options of guide E become parameters of a run."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_what_cannot_be_measured_is_refused(arguments, said, monkeypatch, tmp_pa
 
 @pytest.mark.process
 def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path, monkeypatch):
-    """One that the check of parameters refuses, so that nothing is measured."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it for good
+    """The parameter check refuses one of the values, so nothing is measured."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it permanently
     conf = copied_conf(tmp_path)
     file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])
     where = (f"--conf-source={conf}", f"--data-dir={tmp_path / 'data'}")

@@ -1,4 +1,4 @@
-"""The guard compares a training with its baseline while it goes on."""
+"""The guard compares a run with its baseline during the training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from flatout.tracking.store import process_tags
 
 
 def begun(folder: Path) -> tuple[Guard, RunFolder]:
-    """The guard of a tracked training that has begun, and its folder."""
+    """Return the guard of a tracked training run that has begun, and the run's
+    folder."""
     points = str(folder / "points.jsonl")
     record = RunRecord(f"sqlite:///{folder}/none.db", "flatout", "now")
     record.tags = {**process_tags(), "token_key": "t", "device": "H200"}
@@ -29,7 +30,7 @@ def begun(folder: Path) -> tuple[Guard, RunFolder]:
 
 
 def test_a_training_hears_that_it_is_slow_while_it_goes_on(tmp_path, caplog):
-    """At its fifth window behind the warm-up; once, whatever comes later."""
+    """The warning appears once, at the fifth window after the warm-up."""
     caplog.set_level(logging.WARNING)
     first, folder = begun(tmp_path)
     first.trained(folder, pd.DataFrame({"samples_per_s": [1000.0] * 5}))

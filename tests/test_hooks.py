@@ -1,4 +1,4 @@
-"""Hooks around real runs: what is refused, what is set, what a kill leaves."""
+"""Hooks in real runs: what they refuse, what they set, and what a killed run leaves."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
 
 
 def context_with(folder, mlflow, credentials="", **parameters):
-    """The context of an environment with these files."""
+    """Return the context of an environment with these files."""
     conf = copied_conf(folder)
     (conf / "own").mkdir()
     (conf / "own/mlflow.yml").write_text(mlflow)
@@ -102,7 +102,7 @@ def test_a_login_is_read_from_the_credentials(tmp_path):
 
 
 def test_suggested_commands_have_the_options_of_the_run(tmp_path):
-    """As Kedro's and our own command line read them back."""
+    """Kedro's and flatout's own command lines parse the suggested options."""
     conf = str(copied_conf(tmp_path / "my own"))
     data = str(tmp_path / "my data")
     plain, other = Run(), Run()
@@ -139,7 +139,7 @@ def test_a_machine_other_than_the_first_only_trains():
 def test_a_command_that_srun_starts_several_times_is_refused(monkeypatch):
     pipeline = Pipeline([TRAIN])
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    check_machine(MACHINE_1, pipeline)  # one task a machine
+    check_machine(MACHINE_1, pipeline)  # one task per machine
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     with pytest.raises(SettingsError, match=r"srun started .* 8 times.*slurm\.sh"):
         check_machine(MACHINE_1, pipeline)

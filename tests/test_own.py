@@ -1,4 +1,4 @@
-"""A task and a family that flatout does not have, through every pipeline."""
+"""A custom task and a custom family in every pipeline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FILES = ("own.csv", "own.jsonl", "own.parquet")
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    """Texts, and how often two words are in them."""
+    """Return texts with the number of occurrences of two words."""
     chance = random.Random(0)
     texts = [chance.choices(WORDS, k=chance.randint(3, 25)) for _ in range(400)]
     return pd.DataFrame(
@@ -57,7 +57,7 @@ def frame() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def conf(frame, tmp_path_factory) -> Path:
-    """conf/test as a user's own settings, with a task and a family of their own."""
+    """A copy of conf/test in which a user has set a custom task and family."""
     folder = tmp_path_factory.mktemp("own")
     frame.to_parquet(folder / "own.parquet")
     frame.to_json(folder / "own.jsonl", orient="records", lines=True)
@@ -145,7 +145,7 @@ def test_it_trains_and_predicts_as_its_own_model_does(finished, conf):
 
 
 def test_it_is_evaluated_behind_the_training(finished):
-    """On the model that was saved, with the loss that the training found."""
+    """The evaluation of the saved model gives the same loss as the training run."""
     reports = finished / "08_reporting"
     train = json.loads((reports / "train_report.json").read_text())
     found = json.loads((reports / "evaluation_report.json").read_text())

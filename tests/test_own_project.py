@@ -1,4 +1,4 @@
-"""flatout in a Kedro project of one's own, as docs/own_project.md describes it."""
+"""flatout in another Kedro project, as described in docs/own_project.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def identity(x):
 
 @pytest.fixture
 def registered():
-    """Pipelines of a registry, which Kedro keeps for the process."""
+    """Restore the registered pipelines, which Kedro stores for the whole process."""
     before = dict(pipelines)
     yield pipelines
     pipelines.update(before)
@@ -94,7 +94,8 @@ def test_the_terminal_of_another_project_stays(tmp_path, monkeypatch, text, chan
 
 
 def build(folder: Path) -> Path:
-    """The project of the page, with the small model of conf/test in conf/local."""
+    """Build the project of the page, with the small model of conf/test in
+    conf/local."""
     asked = ["new", "--name=mine", "--tools=none", "--example=n"]
     command = [sys.executable, "-m", "kedro", *asked]
     subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""A model that is trained from the folder that it would be written to."""
+"""A model that is trained from the folder to which it would be saved."""
 
 from __future__ import annotations
 

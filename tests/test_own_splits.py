@@ -1,4 +1,4 @@
-"""Entries of one's own splits stand for raw_texts."""
+"""Splits that the user provides replace raw_texts."""
 
 from __future__ import annotations
 

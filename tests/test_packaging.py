@@ -1,4 +1,5 @@
-"""Away from the project's folder: the package with its configuration, and the image."""
+"""Runs outside the project's folder: the package with its configuration, and the
+image."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def arguments(name: str) -> list[str]:
 
 
 def is_sent(path: Path) -> bool:
-    """Whether `path`, relative to the project, is part of the build's context: the
-    last pattern that names it or a folder above it decides."""
+    """Return whether `path`, relative to the project, belongs to the build context. The
+    last pattern that matches it or a folder above it decides."""
     sent = True
     above = [path, *path.parents][:-1]
     for pattern in IGNORED:
@@ -54,7 +55,7 @@ def is_sent(path: Path) -> bool:
 
 
 def build_image(app: Path) -> None:
-    """Do what the COPY instructions say."""
+    """Copy files as the COPY instructions do."""
     for rest in arguments("COPY"):
         *sources, target = [w for w in shlex.split(rest) if not w.startswith("--")]
         for source in sources:
@@ -77,7 +78,7 @@ try:
 finally:
     print("imported:", sorted({"torch", "transformers", "accelerate"} & {*sys.modules}))
 """
-"""`python -m ...`, and what it has imported."""
+"""Runs `python -m ...` and prints which modules it has imported."""
 
 
 def run(command: list[str], folder: Path, source: Path) -> str:
@@ -99,8 +100,8 @@ def run(command: list[str], folder: Path, source: Path) -> str:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Path:
-    """The image's folder /app, after its command has split there: the one run of the
-    tests that parses the corpus itself. It needs no torch."""
+    """The image's folder /app, in which the image's command has run split without
+    torch. Only this fixture parses the corpus itself."""
     app = tmp_path_factory.mktemp("app")
     build_image(app)
     [command] = arguments("CMD")
@@ -114,7 +115,7 @@ def image(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.process
 def test_what_the_image_holds_is_enough_for_its_command(image):
-    there = {path.name for path in image.iterdir()} - {".viz"}  # Kedro-Viz is for dev
+    there = {path.name for path in image.iterdir()} - {".viz"}  # Kedro-Viz is in dev
     assert there == {
         *("LICENSE", "README.md", "conf", "data", "pyproject.toml"),
         *("requirements.lock", "src"),
@@ -122,8 +123,9 @@ def test_what_the_image_holds_is_enough_for_its_command(image):
 
 
 def installed_wheel(project: Path, site: Path) -> str:
-    """Build as `kedro package` does, but with the setuptools that is here (an isolated
-    one would be downloaded), and install into `site`; the wheel's name."""
+    """Build the wheel as `kedro package` does, install it into `site`, and return its
+    name. The installed setuptools is used, because an isolated one would be
+    downloaded."""
     dist = project / "dist"
     build = ["build", "--wheel", "--no-isolation", "--outdir", str(dist), str(project)]
     install = ["pip", "install", "--no-deps", "--no-index", "--target", str(site)]
@@ -202,7 +204,7 @@ def test_the_image_is_made_of_what_the_project_names():
 
 @pytest.mark.process
 def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path):
-    """The image has none; MLflow asks for it at each training, in 48 lines."""
+    """The image has no git, and MLflow would log 48 lines about that in each run."""
     ask = (
         "import sys; assert 'git' not in sys.modules;"
         "from flatout.tracking.store import prepare; prepare('');"

@@ -1,4 +1,4 @@
-"""Values that nothing would read, or nobody would check, are refused beforehand."""
+"""Values that no code would read or check are refused before the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import PROJECT
 
 
 def fault(tmp_path, text, name="parameters.yml", given=None, base="", more=""):
-    """What is said of a file in conf/local; empty where nothing is."""
+    """Return the error message for a file in conf/local, or "" if there is none."""
     configure_project("flatout")
     for folder in ("base", "local"):
         (tmp_path / folder).mkdir(parents=True)
@@ -64,10 +64,10 @@ def test_a_misspelt_catalog_entry_is_refused_with_the_nearest(tmp_path, name):
     [
         "raw_texts: {type: b}",
         "raw_texts@pandas: {type: b}",
-        "raw_texts: {type: b}\nraw_texts2: {type: c}",  # kept beside the one in use
+        "raw_texts: {type: b}\nraw_texts2: {type: c}",  # stored next to the one in use
         "_raw_text: {type: b}",
         "'{name}_texts': {type: b}",
-        "train_report: {type: b}",  # no entry of this base, but a pipeline's
+        "train_report: {type: b}",  # missing in this base, but used by a pipeline
         "reviews: {type: b}",
     ],
 )

@@ -89,7 +89,7 @@ def test_the_page_of_all_parameters_is_current():
 
 @pytest.fixture(scope="module")
 def shown():
-    """Words of each line about `train`."""
+    """Return the words of each line about `train`."""
     given = {"log_every": 9, "strategy": "grouped"}
     text = tables.table(loader("test", train=given), "train")
     return [line.split() for line in text.splitlines()]
@@ -101,7 +101,7 @@ def shown():
         ("train.log_every", "9", "command line"),
         ("train.max_steps", "8", "conf/test"),
         ("train.learning_rate", "0.001", "conf/base"),
-        ("train.batching", "grouped", "command line"),  # by its earlier name
+        ("train.batching", "grouped", "command line"),  # given by its earlier name
         ("train.weight_decay", "0.01", "default"),
         ("train.loader.num_workers", "0", "conf/test"),
     ],
@@ -127,7 +127,8 @@ def test_a_group_that_does_not_exist_is_answered_with_the_nearest():
 
 @pytest.fixture
 def conf(tmp_path):
-    """The project's, with an environment `rows` like `test` that only splits."""
+    """The project's configuration, with an environment `rows` that is like `test` but
+    only splits."""
     folder = copied_conf(tmp_path)
     shutil.copytree(folder / "test", folder / "rows")
     with (folder / "rows/parameters.yml").open("a") as file:

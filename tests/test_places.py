@@ -1,4 +1,4 @@
-"""Where a session writes: below its project, wherever it was started."""
+"""A session writes below its project, no matter where it was started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ WRITTEN = (
 
 @pytest.mark.process
 def test_a_session_started_elsewhere_writes_into_its_project(tmp_path, data):
-    """Also below a folder whose name has characters of URLs."""
+    """This is also true if the folder's name contains characters with a meaning in
+    URLs."""
     project = small_project(tmp_path / "my project #1 ä", data)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

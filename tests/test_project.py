@@ -1,4 +1,4 @@
-"""The project as its user meets it: real commands, real files, a real store."""
+"""The project as users see it: real commands, real files and a real tracking store."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, corpus: Path, empty_store: Path) -> Run:
-    """A `kedro run --env=test` in a folder of its own."""
+    """A run of `kedro run --env=test` in a temporary folder."""
     data = started(tmp_path_factory.mktemp("data") / "data", corpus, empty_store)
     begin_s = time.perf_counter()
     output = ran("run", "--env=test", f"--params=data_dir={data}")
@@ -75,7 +75,7 @@ def finished(tmp_path_factory, corpus: Path, empty_store: Path) -> Run:
 
 @pytest.fixture
 def tokens(finished: Run, empty_store: Path, tmp_path: Path) -> Path:
-    """A data folder with tokens and no training."""
+    """A data folder with tokens and without a training run."""
     data = tmp_path / "data"
     data.mkdir()
     shutil.copy(empty_store, data / "mlflow.db")
@@ -126,7 +126,8 @@ def test_the_summary_is_the_report_as_one_line(finished):
 
 
 def test_every_second_of_the_command_is_in_a_phase(finished):
-    """Until the line is printed; the interpreter's end is behind it."""
+    """The phases cover the time until the line is printed, but not the interpreter's
+    exit."""
     report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
     [(wall, line)] = re.findall(r"where ([\d.]+) s went: (imports .*)", finished.output)
     wall_s = float(wall)
@@ -144,7 +145,8 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
 
 
 def test_the_saved_model_predicts(finished, store, tmp_path):
-    """A row for each of the test split, as plain transformers answers them."""
+    """There is one prediction per row of the test split, equal to that of
+    transformers."""
     from datasets import load_from_disk
     from transformers import pipeline
 
@@ -164,7 +166,7 @@ def test_the_saved_model_predicts(finished, store, tmp_path):
 
 
 def test_a_checkpoint_keeps_its_own_sizes(finished):
-    """Those of `model.config` in conf/base are for training from scratch."""
+    """The sizes in `model.config` of conf/base only apply to training from scratch."""
     from flatout.engine.models.building import build
     from flatout.engine.rows.vocabulary import Vocabulary
     from flatout.engine.tasks import make_task
@@ -193,7 +195,7 @@ def test_the_run_is_in_the_tracking_store(finished):
         assert sorted(steps) == sorted({2, 4, 6, 8} - warm_up), metric
     report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
     assert run.data.metrics["test_accuracy"] == report["test_accuracy"]
-    # A metric has a curve, but for those by which runs are sorted.
+    # A metric has a curve unless runs are sorted by it.
     single = {
         name
         for name in run.data.metrics
@@ -247,10 +249,11 @@ def test_the_model_is_in_the_registry(finished):
 
 
 def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
-    """The same work, in 16 micro-batches of padded rows instead of one packed."""
+    """The slow run does the same work in 16 padded micro-batches instead of a packed
+    one."""
     runs = tokens / "08_reporting/runs.jsonl"
     baseline = json.loads((finished.data / "08_reporting/runs.jsonl").read_text())
-    # The earlier run may have had a busy machine: no test is about wall time.
+    # The machine may have been busy in the earlier run, so its rate is set.
     rate = 10 * baseline["figures"]["guard_samples_per_s"]
     baseline["figures"]["guard_samples_per_s"] = rate
     runs.parent.mkdir(exist_ok=True)
@@ -284,7 +287,7 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
 
 
 def test_the_same_command_again_trains_and_registers_nothing(finished, tmp_path):
-    """It makes no run, and puts the catalog's model back that was deleted."""
+    """No run is recorded. The catalog's model, which was deleted, is restored."""
     data = tmp_path / "data"
     shutil.copytree(finished.data, data)
     model = data / "06_models/model/model.safetensors"
@@ -329,7 +332,7 @@ def test_a_command_that_is_not_run_as_it_stands_has_a_reason():
 
 @pytest.mark.process
 def test_the_notebook_shows_what_the_run_left(finished, tmp_path):
-    """Every cell, as Jupyter would run it, on a run and one measured trial."""
+    """Run all cells as Jupyter would, on the results of a run and a measured trial."""
     data = tmp_path / "data"
     shutil.copytree(finished.data, data)
     trial = benches.trial(samples_per_s=12.5)
@@ -399,7 +402,7 @@ def test_split_has_a_run_of_its_own(finished, store, tmp_path):
     report = json.loads((finished.data / "08_reporting/split_report.json").read_text())
     rows = f"| split_rows_train | {report['rows_out']['train']} |"
     assert rows in run.data.tags["mlflow.note.content"]
-    # None of the training before it.
+    # It contains none of the earlier training run.
     assert not MlflowClient(store).list_artifacts(run.info.run_id)
 
 
@@ -425,13 +428,13 @@ def test_every_environment_has_valid_parameters(environment, strategy, max_steps
     settings = parse_settings(context_of(environment).config_loader["parameters"])
     assert settings.train.batching == strategy
     assert settings.train.max_steps == max_steps
-    # What an environment does not name is base's, not the class's default.
+    # Values that an environment does not set come from base, not from the class.
     assert settings.train.global_batch_size == 16
     assert settings.train.learning_rate == 1e-3
 
 
 OF_AN_ENVIRONMENT = {"arrays": "arrays", "images": "images", "detect": "deeplog"}
-"""Pipeline: the environment whose catalog has its entries."""
+"""Maps each pipeline to the environment whose catalog has the pipeline's entries."""
 
 
 @pytest.mark.parametrize(("name", "environment"), OF_AN_ENVIRONMENT.items())
@@ -453,7 +456,7 @@ def test_every_free_input_is_in_the_catalog(environment):
             continue
         missing = {entry for entry in pipeline.inputs() if entry not in catalog}
         assert missing == set(), name
-        # Models and data sets in memory would be copied at every hand-over.
+        # Models and data sets in memory would be copied whenever they are passed on.
         in_memory = {e for e in pipeline.outputs() if e not in catalog}
         assert in_memory == set(), name
 
@@ -493,7 +496,8 @@ def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
         "predict",
         "evaluate",
     } <= names
-    # Viz puts the layers of other pipelines anywhere; it draws only those with nodes.
+    # Kedro-Viz places the layers of other pipelines anywhere, and only draws layers
+    # with nodes.
     layers = [layer for layer in shown["layers"] if layer != "model_output"]
     assert "model_output" in shown["layers"]  # what evaluate keeps
     assert layers == [
@@ -523,7 +527,8 @@ LONGER = "train.max_steps=60,train.epochs=1000,train.checkpoint.every_steps=5"
 
 
 def interrupted_run(data: Path, signum: int) -> int:
-    """Start a training, send `signum` once it has logged some points; its status."""
+    """Start a training run, send `signum` after some points are logged, and return its
+    exit code."""
     command = ["run", "--pipeline=train", "--env=test"]
     points = data / "08_reporting" / "train_metrics.jsonl"
 
@@ -542,7 +547,7 @@ def test_a_killed_and_a_stopped_run_go_on_in_the_same_mlflow_run(tokens: Path):
     [stopped] = runs_of(tokens)
     assert stopped.info.status == "KILLED"
     assert stopped.data.tags["exit_reason"] == "interrupted"
-    assert stopped.data.tags["strategy"] == "packed"  # of `auto`; it has no report
+    assert stopped.data.tags["strategy"] == "packed"  # from `auto`; it has no report
     arguments = ("run", "--pipeline=train", "--env=test")
     said = ran(*arguments, f"--params=data_dir={tokens},{LONGER}")
     assert "resuming from step" in said

@@ -1,4 +1,4 @@
-"""The model card, the upload to a server that stands for the Hub, MLflow's server."""
+"""The model card, the upload to a simulated Hub, and MLflow's model server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEW = {"public": False, "force": False}
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """A data folder with a model and reports on it."""
+    """A data folder with a model and its reports."""
     data = tmp_path_factory.mktemp("data")
     made = Made(data, "bert", CLASSES)
     config = json.loads((made.folder / "config.json").read_text())
@@ -61,7 +61,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def server(monkeypatch):
-    """The Hub, which this process may reach."""
+    """A simulated Hub, which this process may connect to."""
     found = Hub()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
@@ -190,11 +190,11 @@ def test_mlflow_serves_what_predict_answers(tmp_path, store):
     import mlflow
 
     mlflow.set_tracking_uri(store)
-    mlflow.set_experiment(experiment_id="0")  # not that of another test
+    mlflow.set_experiment(experiment_id="0")  # from this test, not from another one
     run = MlflowClient(store).create_run("0")
     uri = log_text_model(made.folder, "text-classification", run.info.run_id)
     port, log = free_port(), tmp_path / "log"
-    # What `mlflow models serve` starts.
+    # This is the app that `mlflow models serve` starts.
     command = ["-m", "uvicorn", "mlflow.pyfunc.scoring_server.app:app", "--port"]
     served = {"__pyfunc_model_path__": uri, "MLFLOW_TRACKING_URI": store}
     process = warm.start([*command, str(port)], log, PROJECT, served)

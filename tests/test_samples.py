@@ -1,4 +1,4 @@
-"""Images from files to figures, as a user runs them."""
+"""Images, from files to metrics, with the commands that users run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASKED = (
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, empty_store) -> Path:
-    """The data folder of a whole run of --env=images, with a prediction."""
+    """The data folder after a whole run of --env=images and a prediction."""
     data = tmp_path_factory.mktemp("images")
     shutil.copy(empty_store, data / "mlflow.db")
     raw = pictures(data / "01_raw/digits", 200)
@@ -102,7 +102,7 @@ def test_kedro_viz_shows_the_sheet(finished):
 
 
 def test_the_guard_compares_a_second_training_with_the_first(finished):
-    """The last of these tests: it leaves another model."""
+    """This test is the last one, because it replaces the model."""
     params = f"--params=data_dir={finished},{ASKED},train.resume=never"
     ran("run", "--env=images", "--pipelines=train", params)
     runs = sorted(runs_of(finished), key=lambda run: run.info.start_time)

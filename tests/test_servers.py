@@ -1,5 +1,5 @@
-"""`make ui` and `make viz` as a newcomer types them: they answer, show what they should
-in a real browser, headless, and end whole."""
+"""`make ui` and `make viz` as a new user runs them: they start, show the expected
+content in a real headless browser, and end completely."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from tests.servers import end_all, free_port, listening, of_session, wait_for
 REQUIRED = os.environ.get("FLATOUT_TESTS_BROWSER") == "required"
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.slow]
 MAKE = ("make", "-o", ".venv/runtime", "-o", ".venv/dev")
-"""With what is installed as it is."""
+"""Run make with the installed packages as they are."""
 QUICKER = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Of MLflow's server: four workers and a job queue start for seconds."""
+"""Settings for MLflow's server, whose four workers and job queue take seconds to
+start."""
 METRIC = "train_samples_per_second"
 SHOWN = """(() => {
   const text = document.body.innerText
@@ -44,12 +45,13 @@ CHART = """(() => [...document.querySelectorAll(".js-plotly-plot")].some(plot =>
   const charts = card ? card.querySelectorAll(".js-plotly-plot") : []
   return marks.length > 0 && charts.length === 1
 }))()"""
-"""Whether a plot with drawn points is the only one of the card with that title."""
+"""Returns whether the card with this title has exactly one plot with drawn points."""
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser | None]:
-    """None if there is no chromium, and nothing requires one: no page is opened."""
+    """Yield None if there is no Chromium and none is required. No page is opened
+    then."""
     assert CHROMIUM or not REQUIRED, "FLATOUT_TESTS_BROWSER=required: install chromium"
     browser = Browser(tmp_path_factory.mktemp("profile")) if CHROMIUM else None
     yield browser
@@ -66,7 +68,7 @@ def text(browser: Browser) -> str:
 
 
 class Made(NamedTuple):
-    """The server of a make target."""
+    """The server that a make target starts."""
 
     process: subprocess.Popen[bytes]
     address: str
@@ -76,7 +78,8 @@ class Made(NamedTuple):
         return wait_for(self.address + path, self.process, self.log)
 
     def end(self, stop: Callable[[int, int], None], signum: int) -> None:
-        """Ctrl-C reaches every process; make passes SIGTERM to kedro alone."""
+        """Stop the server. Ctrl-C reaches every process, but make passes SIGTERM only
+        to kedro."""
         port = int(self.address.rpartition(":")[2])
         assert listening(self.process.pid) == {("127.0.0.1", port)}
         others = psutil.Process(self.process.pid).children(recursive=True)
@@ -88,7 +91,7 @@ class Made(NamedTuple):
 
 @contextmanager
 def made(target: str, folder: Path, **variables: str) -> Iterator[Made]:
-    """`make TARGET` in a shell that activated nothing."""
+    """Run `make TARGET` in a shell in which no environment is activated."""
     port, log = free_port(), folder / "log"
     own = f"BIN={Path(sys.executable).parent}"
     with log.open("w") as output:

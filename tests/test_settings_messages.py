@@ -1,4 +1,4 @@
-"""What a user reads when parameters cannot be used."""
+"""Messages that users see if parameters cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that a training and an evaluation end with."""
+"""The summary lines at the end of a training run and of an evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracking program on real SQLite stores, a closed port and a locked file."""
+"""The tracking program with SQLite stores, a closed port and a locked file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parent_of(points: Path) -> Path:
 
 
 def append(points: Path, *steps: int, **metrics: float) -> None:
-    """Lines as the engine writes them."""
+    """Append lines in the format of the engine."""
     points.parent.mkdir(parents=True, exist_ok=True)
     with points.open("a") as file:
         for step in steps:
@@ -78,7 +78,7 @@ def points(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def closed_port() -> str:
-    """URI of a server that is not there."""
+    """Return the URI of a server that does not exist."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -91,7 +91,7 @@ def id_of(folder: tracking.RunFolder, uri: str | None = None) -> str:
 
 
 def run_to_end(folder: tracking.RunFolder, status: str = "FINISHED") -> bool:
-    """As `python -m flatout.tracking FOLDER` does."""
+    """Follow a run to its end, as `python -m flatout.tracking FOLDER` does."""
     folder.record.status = status
     ended = Sent.load(folder.path, folder.record.tracking_uri).ended or [0]
     folder.record.end_ms = max(ended[-1], folder.record.start_ms + 4999) + 1
@@ -136,7 +136,7 @@ def test_a_run_reaches_the_store_whole(store, tmp_path, points):
 
 @pytest.mark.process
 def test_points_arrive_while_the_run_goes_on(store, tmp_path, points):
-    """By the program itself, which ends with the run."""
+    """The program itself sends them, and exits when the run ends."""
     known = record(store, tmp_path, tags=process_tags(), system_metrics=True)
     folder = begin(points, known)
     runs = program.Program(folder, {})
@@ -165,7 +165,7 @@ def test_more_points_than_one_request_takes(store, tmp_path, points):
 def test_a_training_that_starts_anew_in_its_run_repeats_and_loses_no_point(
     store, tmp_path, points, process
 ):
-    """It empties the file, which may be longer than before at the next look."""
+    """The new start empties the file, which may already be longer at the next check."""
     folder = begin(points, record(store, tmp_path))
     sender = MlflowSender(folder)
     client = sender.client()
@@ -202,9 +202,9 @@ def test_nothing_is_sent_twice_by_a_run_that_goes_on(store, tmp_path, points):
     first = begin(points, record(store, tmp_path))
     append(points, 1, 2)
     run_to_end(first, "KILLED")
-    append(points, 3)  # written before the kill, not sent
+    append(points, 3)  # written before the kill, but not sent
     # Resumed from the checkpoint of step 1: steps 2 and 3 are trained and logged again,
-    # the evaluation at step 3 is new.
+    # and the evaluation at step 3 is new.
     second = begin(points, record(store, tmp_path), goes_on=True)
     append(points, 2, 3)
     append(points, 3, validation_loss=0.5)
@@ -223,7 +223,7 @@ def test_nothing_is_sent_twice_by_a_run_that_goes_on(store, tmp_path, points):
 
 
 def test_points_that_are_sent_again_change_nothing(store, tmp_path, points):
-    """As after a kill of the program before it noted what it had sent."""
+    """This happens if the program is killed before it stores what it has sent."""
     folder = begin(points, record(store, tmp_path))
     append(points, 1, 2)
     sender, run_id = send(folder)
@@ -270,7 +270,7 @@ def test_what_auto_came_to_is_known_while_the_run_goes_on(store, tmp_path, point
     tags = client.get_run(run_id).data.tags
     assert (tags["strategy"], tags["token_budget"]) == ("packed", "512")
     assert "parameters" not in tags
-    folder.record.tags["token_budget"] = "256"  # the report's: memory ran out
+    folder.record.tags["token_budget"] = "256"  # from the report: memory ran out
     sender.send(client)
     assert client.get_run(run_id).data.tags["token_budget"] == "256"
 
@@ -300,7 +300,7 @@ def test_a_finished_run_is_not_gone_on_with(store, tmp_path, points):
 
 
 def test_a_finished_training_asked_for_again_keeps_its_points(store, tmp_path, points):
-    """It makes no run, and another store still gets what was trained."""
+    """No new run is recorded, and another store still receives the earlier run."""
     first = begin(points, record(store, tmp_path))
     append(points, 1, 2)
     run_to_end(first)
@@ -336,7 +336,7 @@ def test_a_dead_server_costs_seconds_and_no_point(
     assert "`kedro flatout sync` sends it" in caplog.text
     assert "not sent" in follow.sync(parent_of(points))[0]
 
-    # The next run sets it aside; a sync sends both when the store is there.
+    # The next run sets it aside. A sync sends both once the store is available.
     later = record(closed_port, tmp_path)
     later.start_ms += 5000
     second = begin(points, later)
@@ -357,7 +357,7 @@ def test_what_a_store_lacks_is_sent_to_another_one_once(
 ):
     (there := tmp_path / "there").mkdir()
     other = f"sqlite:///{shutil.copy(empty_store, there / 'other.db')}"
-    stores.prepare(closed_port)  # else MLflow waits for minutes
+    stores.prepare(closed_port)  # otherwise MLflow waits for minutes
     folder, parent = begin(points, record(closed_port, tmp_path)), parent_of(points)
     append(points, 1, 2)
     assert not run_to_end(folder)
@@ -409,7 +409,7 @@ def test_a_locked_store_costs_seconds_and_no_point(
 @pytest.mark.process
 @pytest.mark.parametrize("killed", ["the program", "the run"])
 def test_a_kill_costs_no_point(store, tmp_path, points, warm_program, killed):
-    """The run's process here is one that sleeps."""
+    """The process of the run only sleeps in this test."""
     sleeper = subprocess.Popen(["sleep", "600"])
     started_s = stores.psutil.Process(sleeper.pid).create_time()
     tags = {
@@ -437,7 +437,8 @@ def test_a_kill_costs_no_point(store, tmp_path, points, warm_program, killed):
 def test_the_load_of_the_machine_is_sent_beside_the_points(
     store, tmp_path, points, monkeypatch
 ):
-    """By way of a file, so that a store that was gone gets it later."""
+    """The metrics go through a file, so that a store receives them even after an
+    outage."""
     monkeypatch.setattr(follow, "INTERVAL_S", 0.1)
     known = record(store, tmp_path, tags=process_tags(), system_metrics=True)
     folder = begin(points, known)
@@ -449,7 +450,7 @@ def test_the_load_of_the_machine_is_sent_beside_the_points(
     load = history(store, id_of(folder), "system/cpu_utilization_percentage")
     assert [step for step, *_ in load] == [1, 2]
     assert all(0 <= share <= 100 for _, share, _ in load)
-    follower = follow.Follower(folder)  # of a run that goes on
+    follower = follow.Follower(folder)  # from a run that continues
     for _ in range(2):
         follower._sample()
     follower.deliver()
@@ -516,7 +517,7 @@ def test_a_pruned_trial_has_not_failed(store, tmp_path, points):
 
 
 def test_a_nested_run_that_the_store_has_is_not_made_again(store, tmp_path, points):
-    """As after a kill between a run of the store and the end of all."""
+    """This happens after a kill between a run of the store and the end of all runs."""
     table = pd.DataFrame({"trial_id": ["a1", "b2"], "samples_per_s": [1.0, 2.0]})
     folder = begin(points, record(store, tmp_path))
     folder.record.trials = outcomes.nested_runs(table)[:1]
@@ -549,7 +550,7 @@ def test_a_trial_without_a_time_is_a_run_too():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """A masked model and its tokenizer, as the catalog keeps them."""
+    """A masked language model and its tokenizer, as the catalog stores them."""
     folder = write_tokens(tmp_path_factory.mktemp("saved")) / "06_models"
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     for part in (task_model("bert", "masked-lm", "sdpa").model, tokenizer):
@@ -593,7 +594,8 @@ def test_a_saved_model_is_in_the_registry_and_loads(store, tmp_path, points, sav
 def test_a_kill_behind_the_model_makes_no_second_version(
     store, tmp_path, points, saved
 ):
-    """Neither before the program noted it, nor where the training goes on."""
+    """This holds if the program is killed before it stores the model, or the run
+    continues."""
     folder = begin(points, record(store, tmp_path))
     append(points, 1)
     folder.record.model = described(saved, 0.5)
@@ -627,7 +629,7 @@ def test_the_champion_is_the_best_on_the_latest_data(store, tmp_path, caplog):
     mlflow.set_experiment("models")
     told = []
     for loss, tokens, best in [
-        (0.1, "demo-tokens", 1),  # other data: its loss does not compare
+        (0.1, "demo-tokens", 1),  # other data, so its loss is not comparable
         (0.9, "my-tokens", 2),
         (0.8, "my-tokens", 3),
         (0.85, "my-tokens", 3),
@@ -650,7 +652,8 @@ def test_the_champion_is_the_best_on_the_latest_data(store, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("trained", "champion", "told"),
     [
-        # (setting, seed, loss): one seed, two that differ by noise, three that do not
+        # (setting, seed, loss): one seed, two settings that differ by noise, and three
+        # that do not.
         ([("a", 1, 0.9), ("b", 1, 0.2)], 1, "runtime.seed"),
         ([("a", 1, 0.9), ("a", 2, 0.7), ("b", 1, 0.8), ("b", 2, 0.69)], 2, "seed"),
         (
@@ -724,14 +727,14 @@ def test_figures_of_a_report():
 
 def test_a_record_that_cannot_be_written_ends_no_run(store, tmp_path, points, caplog):
     folder = begin(points, record(store, tmp_path))
-    folder.record.trials = [{"no": object()}]  # of no type that JSON has
+    folder.record.trials = [{"no": object()}]  # a type that JSON does not have
     folder.save()
     assert "could not be written" in caplog.text
     assert tracking.RunFolder.load(folder.path).record.trials == []
 
 
 def test_a_metric_with_a_curve_has_one_value_a_step(store, tmp_path, points):
-    """What the best model had is in the description."""
+    """The value of the best model is in the description."""
     folder = begin(points, record(store, tmp_path))
     append(points, 4, 8, validation_loss=0.75)
     folder.record.metrics = {"validation_loss": 0.5, "test_accuracy": 0.25}
@@ -744,7 +747,7 @@ def test_a_metric_with_a_curve_has_one_value_a_step(store, tmp_path, points):
 
 
 def test_a_training_that_has_not_begun_is_no_run(store, tmp_path, points):
-    """Points of an earlier one lie in the file until the first step."""
+    """Until the first step, the file contains the points of an earlier run."""
     append(points, 1, 2)
     known = begin(points, record(store, tmp_path))
     run_to_end(known)
@@ -758,7 +761,8 @@ def test_a_training_that_has_not_begun_is_no_run(store, tmp_path, points):
 
 @pytest.mark.parametrize("group", ["evaluate", "model", None])
 def test_a_model_is_logged_after_its_calibration(tmp_path, monkeypatch, group):
-    """The description starts the upload; a calibration is written after the model."""
+    """The description starts the upload, and a calibration is written after the
+    model."""
     picks = {"label_threshold": "auto", "name_or_path": "some/model"}
     asked = {"evaluate": {"calibrate": True}, "model": picks}
     settings = Settings(**{group: asked[group]} if group else {})

@@ -1,4 +1,4 @@
-"""A data folder that this user cannot write: named before any node runs."""
+"""A data folder that the user cannot write to is reported before any node runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_only(path: Path) -> Iterator[None]:
 
 
 def files_below(folder: Path) -> dict[Path, int]:
-    """Without the lock of the data folder."""
+    """Return all files except the lock of the data folder."""
     files = [p for p in folder.rglob("*") if p.is_file()]
     return {p: p.stat().st_size for p in files if not p.name.startswith(".lock")}
 
