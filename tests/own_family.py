@@ -64,13 +64,17 @@ class ToyLayer(torch.nn.Module):
         return hidden + self.outer(self.inner(hidden).tanh())
 
 
-class ToyModel(PreTrainedModel):
-    """Embeddings of tokens and positions, followed by layers."""
+class ToyBase(PreTrainedModel):
+    """The settings that all models of the family share."""
 
     config_class = ToyConfig
     base_model_prefix = "toy"
     _supports_sdpa = True
     _supports_attention_backend = True
+
+
+class ToyModel(ToyBase):
+    """Embeddings of tokens and positions, followed by layers."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -92,13 +96,8 @@ class ToyModel(PreTrainedModel):
         return BaseModelOutput(last_hidden_state=hidden)
 
 
-class ToyForSequenceClassification(PreTrainedModel):
+class ToyForSequenceClassification(ToyBase):
     """A linear classifier of the first token's state."""
-
-    config_class = ToyConfig
-    base_model_prefix = "toy"
-    _supports_sdpa = True
-    _supports_attention_backend = True
 
     def __init__(self, config):
         super().__init__(config)

@@ -82,6 +82,10 @@ def test_what_the_project_does_not_have(arguments, said):
     ("given", "said"),
     [
         ("", "has no finished data"),
+        (
+            ",train.global_batchsize=8,tokenize.max_length=0",
+            "2 parameters cannot be used; nothing was run.",
+        ),
         (",model.name_or_path=/no/model", "there is no folder /no/model. Set it to a"),
         (",trian.epochs=3", "trian: unknown parameter; did you mean train?"),
         (",my_node.size=3", "my_node: unknown parameter, no node of this run reads it"),
@@ -93,6 +97,7 @@ def test_an_error_of_the_users_is_not_told_to_be_repeated(tmp_path, given, said)
     assert done.returncode in (2, 3)
     assert said in " ".join(done.stdout.partition("Error: ")[2].split())
     assert "No nodes ran" not in done.stdout
+    assert done.returncode == 3 or not list(tmp_path.iterdir())
 
 
 def test_a_command_that_is_gone_names_what_does_its_work():

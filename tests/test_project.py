@@ -406,20 +406,6 @@ def test_split_has_a_run_of_its_own(finished, store, tmp_path):
     assert not MlflowClient(store).list_artifacts(run.info.run_id)
 
 
-def test_bad_parameters_end_a_run_before_it_begins(tmp_path):
-    done = kedro(
-        "run",
-        "--env=test",
-        f"--params=data_dir={tmp_path},train.global_batchsize=8,tokenize.max_length=0",
-    )
-    assert done.returncode == 2
-    assert "2 parameters cannot be used; nothing was run" in done.stdout
-    assert "tokenize.max_length: should be greater than or equal to 2" in done.stdout
-    assert "did you mean train.global_batch_size?" in done.stdout
-    assert "Traceback" not in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("environment", "strategy", "max_steps"),
     [("local", "auto", None), ("test", "auto", 8), ("slow", "fixed", None)],

@@ -12,7 +12,7 @@ import logging
 import resource
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,9 @@ class Victim:
     evaluations."""
 
     max_steps: int = 200
-    rows: int = 400
     world_size: int = 1
-    checkpoint_every: int = 5
-    seed: int = 0
     file_limit_bytes: int | None = None
     """Maximum size of a file. Simulates a full disk."""
-    train: dict[str, Any] = field(default_factory=dict)
-    """Additional settings of `train`."""
 
     def settings(self) -> dict[str, Any]:
         train = {
@@ -51,7 +46,7 @@ class Victim:
             "learning_rate": 1e-3,
             "log_every": 4,
             "evaluate_every": 7,
-            "checkpoint": {"every_steps": self.checkpoint_every, "keep": 2},
+            "checkpoint": {"every_steps": 5, "keep": 2},
             "distributed": {"num_processes": self.world_size},
             "compile": False,
         }
@@ -65,14 +60,13 @@ class Victim:
         }
         return {
             "runtime": {
-                "seed": self.seed,
                 "precision": "fp32",
                 "threads": 1,
                 "deterministic": True,  # results are compared bit for bit, also on GPUs
             },
             "model": {"config": config},
             "tokenize": {"max_length": MAX_LENGTH},
-            "train": {**train, **self.train},
+            "train": train,
         }
 
     def start_in(self, folder: Path) -> None:
@@ -80,7 +74,7 @@ class Victim:
         (folder / OPTIONS).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
-def token_rows(rows: int, seed: int) -> Any:
+def token_rows(rows: int, seed: int = 0) -> Any:
     """Return rows of 3 to MAX_LENGTH tokens with labels that can be learned."""
     from flatout.engine.rows.tokens import TokenRows
 
@@ -101,14 +95,14 @@ def make_job(victim: Victim, folder: Path) -> Any:
 
     return TrainJob(
         settings=parse_settings(victim.settings()),
-        train=token_rows(victim.rows, victim.seed),
-        validation=token_rows(80, victim.seed + 1),
-        test=token_rows(80, victim.seed + 2),
+        train=token_rows(400),
+        validation=token_rows(80, seed=1),
+        test=token_rows(80, seed=2),
         vocabulary=Vocabulary(VOCABULARY_SIZE, 0, None, (0, 1, 2)),
         label_names=tuple("abcd"),
         work_folder=folder / "run",
         metrics_file=folder / "metrics.jsonl",
-        data_key=str(victim.seed),
+        data_key="victim",
     )
 
 
