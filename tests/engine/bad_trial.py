@@ -1,4 +1,4 @@
-"""A trial that does what trials must not: `python -m tests.engine.bad_trial FOLDER`."""
+"""A trial that fails in various ways: `python -m tests.engine.bad_trial FOLDER`."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Sweeps for tests: tiny token rows on the disk, and a machine made of a formula."""
+"""Benchmarks for tests: tiny token rows on disk, and a machine simulated by
+formulas."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,11 +27,11 @@ ONE_WINDOW = {
     "min_window_s": 0.0,
     "trial_timeout_s": 200,
 }
-"""One window of two steps a trial."""
+"""One window of two steps per trial."""
 
 
 def settings(**benchmark: Any) -> Settings:
-    """Tiny BERT on rows of 3 to 24 tokens."""
+    """Return settings for a tiny BERT on rows of 3 to 24 tokens."""
     return parse_settings(
         {
             "runtime": {"precision": "fp32", "threads": 1},
@@ -65,7 +66,7 @@ OWN = ("status", "note", "elapsed_s", "log", "key")
 
 
 def trial(number: str = "001", **given: Any) -> TrialResult:
-    """One that ended well, with these columns."""
+    """Return a successful trial with these columns."""
     asked = replace(spec("end_to_end"), **{n: given.pop(n) for n in SPEC if n in given})
     own = {name: given.pop(name) for name in OWN if name in given}
     return TrialResult(number, asked, figures=given, **{"status": "ok", **own})
@@ -76,21 +77,21 @@ def spec(kind: str, **options: Any) -> TrialSpec:
 
 
 TIME_SHARE = {"loader": 0.46, "again": 0.46}
-"""Of an end-to-end trial's time, which is 7.0 s on two cores (2026-11-25)."""
+"""Fractions of the duration of an end-to-end trial (7.0 s on two cores, 2026-11-25)."""
 
 
 @dataclass
 class FormulaBench(Bench):
-    """A sweep on a machine whose speed is known: the search is judged, not the clock.
+    """A benchmark on a simulated machine, which tests the search rather than the clock.
 
-    A step takes `io_ms` of loading, spread over the workers, and compute that knows
-    padding, what a micro-batch costs at least, and where the cache is left.
+    A step loads for `io_ms`, divided among the workers. The compute time depends on
+    padding, on a minimum time per micro-batch, and on the size of the cache.
     """
 
     machine: dict[str, float] = field(default_factory=dict)
     memory_gib: float = 16.0
     seconds: float = 0.0
-    """What the trials would have taken."""
+    """The time that real trials would have taken."""
 
     def _answer(self, spec: TrialSpec, key: str) -> Answer:
         figures = getattr(self, f"_{spec.kind}")(spec)
@@ -112,7 +113,7 @@ class FormulaBench(Bench):
         compute_ms, io_ms = self._compute_ms(spec), self.machine["io_ms"]
         if count == 0:
             total_ms = compute_ms + io_ms
-        else:  # a worker takes a little of the step's own cores
+        else:  # a worker also uses the cores of the step
             slowed = compute_ms * (1 + self.machine.get("worker_cost", 0.0) * count)
             total_ms = max(slowed, io_ms / count)
         return self._rated(spec, total_ms) | {"num_workers": count} | self._times(spec)
@@ -121,7 +122,8 @@ class FormulaBench(Bench):
         return self._end_to_end(spec)
 
     def _times(self, spec: TrialSpec) -> dict[str, Any]:
-        """Over what stands below: both in the same minute."""
+        """Return the throughput relative to `below`, as both are measured at the same
+        time."""
         if "below" not in spec.options:
             return {}
         asked = replace(spec, settings=parse_settings(spec.options["below"]))

@@ -1,5 +1,5 @@
-"""Every model type of transformers that a small model can be built of, per task: rows
-packed and padded beside rows read alone by transformers."""
+"""Build a small model of every model type of transformers for each task, and compare
+packed and padded rows with single rows in transformers."""
 
 import signal
 import sys
@@ -56,7 +56,8 @@ def types_of(task: str) -> list[str]:
 
 
 def small_config(kind: str) -> dict[str, Any]:
-    """Of a type; raises whatever the library does where it cannot be made."""
+    """Return a small config of a type. Raises any error of the library if this is
+    impossible."""
     default = transformers.CONFIG_MAPPING[kind]()
     if getattr(default, "sub_configs", None):
         raise NotImplementedError("several models in one")
@@ -72,7 +73,8 @@ def _takes(config: Any, name: str) -> bool:
 
 
 class TooSlow(BaseException):
-    """Without kernels of its own, which no `except Exception` may take for a fault."""
+    """Raised for models that need kernels of their own. `except Exception` does not
+    catch it."""
 
 
 def _too_slow(*_: Any) -> None:
@@ -80,7 +82,7 @@ def _too_slow(*_: Any) -> None:
 
 
 def plain(model, task, rows, *, pools_last):
-    """Logits at the targets, a row at a time."""
+    """Return the logits at the targets, computed row by row."""
     numbers = np.arange(len(rows))
     targets = task.targets(rows, numbers, 0, pools_last=pools_last)
     values, found = targets.values or rows.views(numbers), []
@@ -110,12 +112,13 @@ def ours(model, name, rows, *, packed):
 
 
 def tried(kind: str, name: str) -> str:
-    """`equal`, `refused: ...`, `not small: ...`, or what is wrong."""
+    """Return `equal`, `refused: ...`, `not small: ...`, or a description of the
+    error."""
     task, rows = task_of(name), token_rows(name, 8)
     try:
         config = small_config(kind)
         settings = ModelSettings(task=name, config=config)
-    except Exception as error:  # of a hundred libraries in one
+    except Exception as error:  # from any of a hundred libraries
         return f"not small: {error}"
     torch.manual_seed(0)
     try:
@@ -127,7 +130,7 @@ def tried(kind: str, name: str) -> str:
         return f"not small: {error}"
     except Exception as error:
         return f"not small: {type(error).__name__}: {error}"
-    for parameter in model.parameters():  # answers that differ from row to row
+    for parameter in model.parameters():  # outputs that differ from row to row
         parameter.data *= 3 if parameter.dim() > 1 else 1
     try:
         check_padding(model, task)

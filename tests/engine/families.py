@@ -36,7 +36,7 @@ CONFIGS = {
     | {"head_dim": 8},
 }
 RECURRENT = {"log_key_lstm": {"hidden_size": 16}}
-"""Families without attention, of language models alone; with a window too."""
+"""Families without attention, only for language models. One has a window."""
 RECURRENT["log_key_lstm-window"] = RECURRENT["log_key_lstm"] | {
     "model_type": "log_key_lstm",
     "window_keys": 5,
@@ -47,7 +47,7 @@ BILM = {
     "bilm-projected": {**DIRECTIONS, "model_type": "bilm"}
     | {"projection_size": 12, "residual": True, "tie_word_embeddings": True},
 }
-"""Bidirectional language models, of which there is no packed path."""
+"""Bidirectional language models, which have no packed path."""
 CONFIGS["modernbert-mean"] = CONFIGS["modernbert"] | {
     "model_type": "modernbert",
     "classifier_pooling": "mean",
@@ -56,14 +56,14 @@ QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_laye
 BOTH_SIDES = {
     f"{name}-both": {"model_type": name, **CONFIGS[name], **more, "is_causal": False}
     for name, more in {
-        "llama": {"sliding_window": 3},  # which models of its type ignore
+        "llama": {"sliding_window": 3},  # ignored by models of this type
         "mistral": {},
         "qwen2": QWEN_WINDOW,
         "qwen3": QWEN_WINDOW,
         "gpt2": {},
     }.items()
 }
-"""Decoders whose tokens look to both sides."""
+"""Decoders with bidirectional attention."""
 LABEL_NAMES = ["a", "b", "c"]
 NAMED = (
     "sequence-classification",
@@ -88,7 +88,7 @@ def no_dropout(model):
 
 
 def token_rows(task: str, count: int = 24) -> TokenRows:
-    """Rows of 3 to 24 tokens; labels where the task has one a row."""
+    """Return rows of 3 to 24 tokens, with labels if the task has one label per row."""
     generator = torch.Generator().manual_seed(7)
     lengths = torch.randint(3, MAX_LENGTH + 1, (count,), generator=generator).tolist()
     rows = [
@@ -99,7 +99,7 @@ def token_rows(task: str, count: int = 24) -> TokenRows:
 
 
 def short_rows(task: str) -> TokenRows:
-    """Rows of one and two tokens, special and others, among longer ones."""
+    """Return rows of one and two tokens, special or not, among longer ones."""
     generator = torch.Generator().manual_seed(11)
     lengths = [1, 2, 24, 1, 3, 2, 9, 1, 2, 17]
     rows = [torch.randint(5, 100, (n,), generator=generator).tolist() for n in lengths]
@@ -107,7 +107,7 @@ def short_rows(task: str) -> TokenRows:
 
 
 def rows_of(task: str, rows: list[list[int]], **columns) -> TokenRows:
-    """Rows of these ids; labels where the task has one a row."""
+    """Return rows with these ids, with labels if the task has one label per row."""
     count = len(rows)
     columns["input_ids"] = pa.array(rows, pa.list_(pa.int32()))
     if task == "sequence-classification":
@@ -117,17 +117,17 @@ def rows_of(task: str, rows: list[list[int]], **columns) -> TokenRows:
     if task == "reranking":  # score and query
         pairs = [[n % 2, n // 4] for n in range(count)]
         columns["labels"] = pa.array(pairs, pa.list_(pa.float32(), 2))
-    if task == "multi-label-classification":  # none, one, two and three of three
+    if task == "multi-label-classification":  # none, one, two and three of three labels
         flags = [[n % 2, n // 2 % 2, n % 3 == 0] for n in range(count)]
         columns["labels"] = pa.array(flags, pa.list_(pa.float32(), 3))
-    if task == "token-classification":  # of some tokens, and none in some rows
+    if task == "token-classification":  # for some tokens, and for none in some rows
         tags = [[i % 3 if i % 4 else -100 for i in ids] for ids in rows]
         columns["labels"] = pa.array(tags, pa.list_(pa.int32()))
     return TokenRows(pa.table(columns))
 
 
 def joined_rows(rows: TokenRows, size: int) -> TokenRows:
-    """As documents laid end to end in blocks of `size` tokens."""
+    """Return the rows as documents concatenated into blocks of `size` tokens."""
     documents = rows.views(np.arange(len(rows)))
     ids = np.concatenate(documents).astype(np.int32)
     lengths = np.array([len(part) for part in documents], np.int32)
@@ -136,7 +136,7 @@ def joined_rows(rows: TokenRows, size: int) -> TokenRows:
 
 
 def built(family: str, task: str, implementation: str = "sdpa"):
-    """A model of transformers, the same at each call, without dropout."""
+    """Return a transformers model without dropout, which is the same at each call."""
     torch.manual_seed(0)
     implementation = "eager" if family in RECURRENT | BILM else implementation
     known = CONFIGS | RECURRENT | BILM | BOTH_SIDES
@@ -146,7 +146,7 @@ def built(family: str, task: str, implementation: str = "sdpa"):
 
 
 def task_of(name: str, seed: int = 0, vocabulary=VOCABULARY, **settings) -> Task:
-    """A task of three classes."""
+    """Return a task with three classes."""
     known = ModelSettings(task=name, config={"model_type": "bert"}, **settings)
     names = LABEL_NAMES if name in NAMED else []
     return make_task(known, names, vocabulary, seed)
@@ -155,7 +155,8 @@ def task_of(name: str, seed: int = 0, vocabulary=VOCABULARY, **settings) -> Task
 def collator_of(
     task: str, *, packed=False, pools_last=False, mask_probability=0.15, **options
 ) -> Collator:
-    """`options`: of the layout, and `vocabulary` and `seed` of the task."""
+    """Return a collator. `options` are those of the layout, and the task's `vocabulary`
+    and `seed`."""
     own = {
         name: options.pop(name) for name in ("vocabulary", "seed") if name in options
     }
@@ -188,7 +189,8 @@ def step_rows(family: str, task: str, strategy: str, **options) -> StepRows:
 
 
 def gradient(model: TaskModel, batches) -> tuple[float, torch.Tensor]:
-    """Mean loss and the gradient (parameters,) of one step given as rank batches."""
+    """Return the mean loss and the gradient (parameters,) of a step, given as rank
+    batches."""
     model.zero_grad()
     total = 0.0
     for batch in batches:
@@ -201,8 +203,9 @@ def gradient(model: TaskModel, batches) -> tuple[float, torch.Tensor]:
 
 
 def plain_gradient(family: str, task: str, data: StepRows) -> tuple[float, Any]:
-    """Mean loss and gradient of epoch 0 by transformers alone, a row at a time: without
-    padding, mask or bounds. Ours are only the masks of masked-lm."""
+    """Return the mean loss and the gradient of epoch 0, computed by transformers row by
+    row, without padding, attention masks or row bounds. Only the masked tokens of
+    masked-lm come from flatout."""
     model, total, count = built(family, task), 0.0, 0
     for number in range(len(data.rows)):
         (ids,) = data.rows.views(np.array([number]))

@@ -1,5 +1,5 @@
-"""Triton kernels against plain PyTorch, run as a program: Triton reads whether it is
-to interpret when it is imported."""
+"""Compare Triton kernels with plain PyTorch. This is a separate program, because Triton
+decides when it is imported whether to interpret kernels."""
 
 import itertools
 import sys
@@ -31,8 +31,8 @@ def check_row_attention():
     for heads, groups, causal, window in [
         (2, 2, False, (-1, -1)),
         (4, 2, True, (-1, 0)),
-        (16, 8, True, (-1, 0)),  # two heads a program
-        (32, 4, True, (-1, 0)),  # four of the eight that share a key
+        (16, 8, True, (-1, 0)),  # two heads per program
+        (32, 4, True, (-1, 0)),  # four of the eight heads that share a key
         (2, 2, False, (8, 8)),
     ]:
         qkv = [
@@ -50,7 +50,8 @@ def check_row_attention():
 
 
 def check_windows(section):
-    """Of rows that are longer than what a tile's queries see, and than a section."""
+    """Check rows longer than the keys that a tile's queries see, and longer than a
+    section."""
     with patch("flatout.engine.ops.kernels.row_attention.backward.SECTION", section):
         check_rows_with_windows()
 
@@ -75,7 +76,8 @@ def check_rows_with_windows():
 
 
 def check_attention_dropout():
-    """The backward pass drops what the forward pass dropped, and the right share."""
+    """Check that both passes drop the same values, and that the right fraction is
+    dropped."""
     qkv = torch.randn(225, 6, 16, device=device)
 
     def out(q, value):
@@ -88,14 +90,14 @@ def check_attention_dropout():
 
     q = qkv[:, :2].clone().requires_grad_()
     slope = torch.autograd.grad(loss(q), q)[0].double()
-    way = slope / slope.square().mean().sqrt()  # along it the change is no near zero
+    way = slope / slope.square().mean().sqrt()  # along it, the change is not near zero
     ahead, behind = (q.detach() + sign * 1e-2 * way.float() for sign in (1, -1))
     measured = (loss(ahead) - loss(behind)) / 2e-2
-    # On a GPU the products are TF32, and the quotient magnifies their rounding.
+    # On a GPU, the products are in TF32, and the quotient magnifies the rounding error.
     torch.testing.assert_close(
         measured.detach(), (slope * way).sum(), rtol=5e-2, atol=1e-2
     )
-    # Of ones, the sum of the weights that are left: one on average.
+    # With values of one, the outputs are sums of the remaining weights: one on average.
     ones = torch.ones(225, 2, 16, device=device)
     left = out(torch.zeros(225, 2, 16, device=device), ones)[:, :, 0]
     long_rows = torch.cat([left[5:95], left[96:225]])
@@ -104,7 +106,7 @@ def check_attention_dropout():
 
 
 def check_compiled_attention():
-    """On a GPU a graph sees into it. Two query heads share a key's gradient."""
+    """Check that the kernel can be compiled. Two query heads share a key's gradient."""
     joined = torch.randn(225, 8, 16, device=device, requires_grad=True)
     grad = torch.randn(225, 4, 16, device=device)
 
@@ -151,7 +153,7 @@ def check_gelu(width):
 
 
 def check_rotary():
-    """Of query, key and value side by side, with norms and without."""
+    """Check query, key and value in one tensor, with and without norms."""
     cos, sin = (turn.repeat(1, 2) for turn in angles(70, 8))
     for norms in (True, False):
         product = torch.randn(70, 10, 16, device=device, requires_grad=True)
@@ -172,7 +174,7 @@ def angles(tokens, half):
 
 
 def turned_plainly(product, cos, sin, weights, heads):
-    """As transformers does it, part by part."""
+    """Return the result of transformers' rotary embedding, computed part by part."""
     query, key, value = product.split([heads, 3, 3], 1)
     parts = []
     for part, weight in zip((query, key), weights, strict=True):
@@ -187,7 +189,7 @@ def turned_plainly(product, cos, sin, weights, heads):
 
 
 def check_encoder():
-    """ModernBERT, as the decoders below; both kinds of its layers."""
+    """Check both kinds of layers of ModernBERT, in the same way as decoders."""
     plain = PACKED if device == "cpu" else ROWS
     hidden, want = encoder_gradients(plain, fused=False)
     mine, found = encoder_gradients(ROWS, fused=True)
@@ -210,7 +212,7 @@ def encoder_gradients(implementation, *, fused):
 
 
 def check_decoders():
-    """Packed rows through a whole model, against rows attended one by one."""
+    """Check packed rows in a whole model against rows computed one by one."""
     for family in sorted(Llama.model_types):
         hidden, want = decoder_gradients(family, PACKED if device == "cpu" else ROWS)
         for compile_blocks in (False, True)[: 1 + (family == "qwen3")]:
@@ -250,7 +252,7 @@ def packed_gradients(model):
 
 
 def weighted_gradients(model, hidden):
-    """`hidden`, and the gradient of its weighted sum by parameter name."""
+    """Return `hidden`, and the gradient of its weighted sum by parameter name."""
     weights = torch.linspace(-1, 1, hidden.numel(), device=device).view_as(hidden)
     (hidden * weights).sum().backward()
     named = model.named_parameters()
@@ -258,7 +260,7 @@ def weighted_gradients(model, hidden):
 
 
 def check_blocks():
-    """Dropout included: both draw the same hash."""
+    """Check blocks with dropout, for which both versions use the same hash."""
     for family, narrowed, rate in itertools.product(
         ("bert", "roberta"), (False, True), (0.1, 0.0)
     ):
@@ -270,8 +272,8 @@ def check_blocks():
 
 @contextmanager
 def few_programs():
-    """Each takes several tokens, the last one fewer. Interpreted, a thousand idle ones
-    would take minutes."""
+    """Use few programs, of which each processes several tokens and the last one fewer.
+    The interpreter would need minutes for a thousand idle programs."""
     kernels = "flatout.engine.ops.kernels"
     with (
         patch(f"{kernels}.rotary.PROGRAMS", 3),
@@ -281,7 +283,8 @@ def few_programs():
 
 
 def check_compiled_blocks():
-    """The residual's gradient crosses from graph to graph; an evaluation between."""
+    """Check that the residual's gradient passes between graphs, with an evaluation
+    between."""
     plain = block_gradients("bert", True, 0.1, fused=False)
     mine = block_gradients("bert", True, 0.1, fused=True, compile_blocks=True)
     torch.testing.assert_close(mine[0], plain[0], rtol=1e-4, atol=1e-5)

@@ -1,5 +1,5 @@
-"""What PyTorch takes each kernel to write, and how many graphs sizes make, run as a
-program: it traces for a GPU, which need not be there, and computes nothing."""
+"""Check which arguments PyTorch expects each kernel to write, and how many graphs
+different sizes create. This program only traces for a GPU, which need not exist."""
 
 import sys
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ NORM_BACKWARD = ["states_grad_ptr", "residual_grad_ptr", "parts_ptr"]
 
 
 class Recorder:
-    """A backend whose graphs give zeros; `written` holds a list a kernel."""
+    """A backend whose graphs return zeros. `written` contains one list per kernel."""
 
     def __init__(self):
         self.written, self.graphs = [], 0
@@ -93,7 +93,7 @@ def check_writes():
 
 
 def check_sizes():
-    """One graph forward and one backward serve 700 rows, 100,000, 40 and 8."""
+    """Check that one graph per pass serves 700, 100,000, 40 and 8 rows."""
     recorder = Recorder()
     torch._dynamo.reset()
 
@@ -105,7 +105,7 @@ def check_sizes():
         inputs = rows(count), rows(count), torch.zeros(64, requires_grad=True)
         torch._dynamo.maybe_mark_dynamic(inputs[0], 0)
         out = compiled(*inputs)
-        if count == 700:  # others would be of its size
+        if count == 700:  # other layers would have its size
             out.sum().backward()
     assert recorder.graphs == 2, recorder.graphs
     recorder = Recorder()

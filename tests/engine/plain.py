@@ -1,4 +1,4 @@
-"""A training as one writes it by hand: a model of transformers, rows padded to the
+"""A typical hand-written training loop: a transformers model, rows padded to the
 longest of the whole batch, and PyTorch's own AdamW, clipping and schedule."""
 
 import pickle
@@ -45,7 +45,7 @@ from tests.forks import fork_two
 from tests.make import task_rows
 
 FAMILY = {"causal-lm": "llama", "next-key": "log_key_lstm", "bidirectional-lm": "bilm"}
-"""By task; BERT's for the others."""
+"""The family for each task. All other tasks use BERT."""
 AUTO = {
     "bidirectional-lm": AutoModelForPreTraining,
     "embedding": AutoModel,
@@ -56,7 +56,8 @@ AUTO = {
 }
 TYPES = "token_type_ids"
 RATES = [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
-"""Of 10 steps by the highest rate: 2 of warm-up, then linear to nothing."""
+"""Learning rates of 10 steps relative to the peak: 2 warm-up steps, then linear
+decay."""
 TRAIN = {
     "global_batch_size": 16,
     "max_steps": 10,
@@ -67,7 +68,7 @@ TRAIN = {
     "warmup_fraction": 0.2,
     "adam_beta1": 0.8,
     "adam_beta2": 0.95,
-    # Above the rounding of gradients that are zero but for it: a key's bias.
+    # Larger than the rounding errors of gradients that should be zero (a key's bias).
     "adam_epsilon": 1e-4,
     "weight_decay": 0.1,
     "max_grad_norm": 0.8,
@@ -77,27 +78,28 @@ TRAIN = {
 
 @dataclass
 class Curve:
-    """What a training did at each of its steps."""
+    """The values of each step of a training run."""
 
     losses: list[float]
     norms: list[float]
     rates: list[float]
     gradients: list[dict[str, Tensor]]
-    """By parameter, before clipping."""
+    """Gradients by parameter name, before clipping."""
     weights: dict[str, Tensor]
-    """After the last step."""
+    """Weights after the last step."""
     hits: list[int] = field(default_factory=list)
-    """Right predictions, of the plain training of a classifier."""
+    """Number of correct predictions per step, only in plain training of classifiers."""
     test_loss: float = 0.0
-    """By the weights after the last step."""
+    """Test loss with the weights after the last step."""
     test_accuracy: float | None = None
-    """Of classes."""
+    """Test accuracy, only for classifiers."""
 
 
 def job_for(
     folder: Path, task: str, start: Path, *, rows: int = 60, **train: Any
 ) -> TrainJob:
-    """A training of `task` from the weights in `start`, 16 rows a step."""
+    """Return a training job for `task` that starts with the weights in `start`, with 16
+    rows per step."""
     settings = parse_settings(
         {
             "runtime": {"precision": "fp32", "threads": 1},
@@ -112,7 +114,7 @@ def job_for(
 
 
 def of_pairs(job: TrainJob) -> TrainJob:
-    """`job` with the last two thirds of each row as its second text."""
+    """Return `job` with the last two thirds of each row as the second text."""
 
     def typed(rows: TokenRows) -> TokenRows:
         lengths = rows.lengths(np.arange(len(rows))).tolist()
@@ -130,7 +132,7 @@ def of_pairs(job: TrainJob) -> TrainJob:
 
 
 def without_targets(job: TrainJob, step: int) -> TrainJob:
-    """`job` with rows of one token, a special one, in all of `step`'s batch."""
+    """Return `job`, in which all rows of a step's batch have one special token only."""
     batches = GlobalBatches(len(job.train), 16, job.settings.runtime.seed)
     empty = set(batches.rows(step).tolist())
     views = [view.tolist() for view in job.train.views(np.arange(len(job.train)))]
@@ -140,7 +142,8 @@ def without_targets(job: TrainJob, step: int) -> TrainJob:
 
 
 def save_start(folder: Path, task: str, **own: Any) -> Path:
-    """Weights to start from, large enough that every layer matters; `own`: sizes."""
+    """Save initial weights, which are so large that every layer matters. `own` sets
+    sizes."""
     family = FAMILY.get(task, "bert")
     sizes = (CONFIGS | BILM | RECURRENT)[family] | (
         NO_DROPOUT if family == "bert" else {}
@@ -153,7 +156,7 @@ def save_start(folder: Path, task: str, **own: Any) -> Path:
         initializer_range=0.2,
         num_labels=1 if task == "regression" else len(LABEL_NAMES),
     )
-    if task == "sequence-classification":  # else its head would start from scratch
+    if task == "sequence-classification":  # otherwise its head would start from scratch
         config.id2label = dict(enumerate(LABEL_NAMES))
         config.label2id = {name: n for n, name in enumerate(LABEL_NAMES)}
     torch.manual_seed(5)
@@ -166,8 +169,8 @@ def auto_class(task: str) -> Any:
 
 
 def plain_training(job: TrainJob, model: Any = None) -> Curve:
-    """The first 10 steps of `job`, whatever it says of strategy, budget or ranks.
-    `model`: another one than its checkpoint."""
+    """Run the first 10 steps of `job`, ignoring its strategy, budget and ranks. `model`
+    replaces the model of its checkpoint."""
     train, task = job.settings.train, job.settings.model.task
     model = model or auto_class(task).from_pretrained(job.settings.model.name_or_path)
     model.train()
@@ -184,7 +187,7 @@ def plain_training(job: TrainJob, model: Any = None) -> Curve:
         rows, epoch = batches.rows(step), batches.epoch(step)
         inputs = _inputs(job, job.train, rows, epoch)
         loss, logits = _loss(model, task, inputs)
-        if loss.isnan():  # a mean over no target: zero, and so are its gradients
+        if loss.isnan():  # a mean over no targets is zero, and so are its gradients
             loss = 0.0 * logits.sum()
         if task == "sequence-classification":
             curve.hits.append(int((logits.argmax(-1) == inputs["labels"]).sum()))
@@ -217,13 +220,13 @@ def _test(job: TrainJob, model: nn.Module, curve: Curve) -> None:
 def _loss(
     model: nn.Module, task: str, inputs: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean over the targets, and the logits."""
+    """Return the mean loss over the targets, and the logits."""
     if task != "bidirectional-lm":
         loss, logits = model(**inputs)[:2]
         return loss, logits
     labels = inputs.pop("labels")
     logits = model(**inputs).logits
-    real = labels[:, 1:] != -100  # pairs of neighbours that are no padding
+    real = labels[:, 1:] != -100  # pairs of adjacent tokens without padding
     scores = torch.cat([logits[:, :-1, 0][real], logits[:, 1:, 1][real]])
     targets = torch.cat([labels[:, 1:][real], labels[:, :-1][real]])
     return nn.functional.cross_entropy(scores, targets), logits
@@ -232,8 +235,8 @@ def _loss(
 def step_losses(
     job: TrainJob, model: nn.Module, steps: int, logits_of: Callable[..., Tensor]
 ) -> list[tuple[float, float]]:
-    """Loss and gradient norm of the weights of `model`, by step; `logits_of`: by the
-    rows of a step and its epoch."""
+    """Return the loss and the gradient norm by step, with the initial weights of
+    `model`. `logits_of` receives the rows of a step and its epoch."""
     losses = []
     batches = GlobalBatches(len(job.train), 16, job.settings.runtime.seed)
     for step in range(steps):
@@ -249,7 +252,8 @@ def step_losses(
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Those that the Hugging Face Trainer decays, and the others."""
+    """Return the parameters with weight decay in the Hugging Face Trainer, and the
+    others."""
     names = set(Trainer.get_decay_parameter_names(None, model))
     decayed = [p for n, p in model.named_parameters() if n in names]
     spared = [p for n, p in model.named_parameters() if n not in names]
@@ -262,7 +266,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 def _inputs(
     job: TrainJob, rows: TokenRows, row_ids: Any, epoch: int
 ) -> dict[str, Tensor]:
-    """Arguments of a transformers model that computes its loss by itself."""
+    """Return the arguments of a transformers model that computes its own loss."""
     task = job.settings.model.task
     if task == "masked-lm":
         return _masked(job, rows, row_ids, epoch)
@@ -288,7 +292,7 @@ def _inputs(
 def _masked(
     job: TrainJob, rows: TokenRows, row_ids: Any, epoch: int
 ) -> dict[str, Tensor]:
-    """Which tokens are masked is the collator's to say (tested beside it)."""
+    """Mask tokens with the collator, whose choice of tokens is tested elsewhere."""
     layout = Layout(max_length=job.settings.tokenize.max_length)
     batch = Collator(job.task, layout).collate(rows, row_ids, epoch)
     ids = batch["input_ids"]
@@ -313,7 +317,8 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 def observed(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> tuple[Curve, TrainResult]:
-    """What `train` does with `job`, as the optimizer meets it, and its result."""
+    """Train `job` with `train`. Return the values that the optimizer sees, and the
+    result."""
     curve, update = Curve([], [], [], [], {}), Stepper.update
 
     def noted(stepper: Stepper) -> None:
@@ -333,7 +338,7 @@ def observed(
     if job.settings.model.task == "sequence-classification":
         curve.test_accuracy = result.report.test_accuracy
     if runtime.ranks.is_main:
-        if job.settings.model.lora.rank:  # transformers loads no merged adapter here
+        if job.settings.model.lora.rank:  # transformers cannot load it here
             last = result.last_model
         else:
             last = auto_class(job.settings.model.task).from_pretrained(
@@ -344,7 +349,7 @@ def observed(
 
 
 def assert_same(found: Curve, plain: Curve) -> None:
-    """But for the rounding of fp32."""
+    """Assert that the values are equal except for fp32 rounding."""
     assert found.rates == pytest.approx(plain.rates, rel=1e-6)
     assert found.losses == pytest.approx(plain.losses, rel=1e-5)
     assert found.norms == pytest.approx(plain.norms, rel=1e-5)
@@ -357,8 +362,8 @@ def assert_same(found: Curve, plain: Curve) -> None:
 def on_two_ranks(
     jobs: dict[str, TrainJob], folder: Path
 ) -> dict[str, tuple[Curve, TrainResult]]:
-    """Each of `jobs` by two ranks over gloo, all by one pair of forks: what the main
-    rank saw and gives back."""
+    """Train each of `jobs` on two ranks over gloo, all in the same pair of forks.
+    Return what the main rank observes and returns."""
     fork_two(_train_all, jobs, folder)
     files = {name: (folder / name).read_bytes() for name in jobs}
     return {name: pickle.loads(file) for name, file in files.items()}  # noqa: S301

@@ -1,5 +1,5 @@
-"""A model of code of its own, as a folder: an embedding, a mean and a matrix. Its sizes
-have names that no other model has."""
+"""A folder with a model that has its own code: an embedding, a mean and a matrix. The
+names of its sizes are unique."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small trainings for the tests of launching, checkpoints and faults."""
+"""Small training runs for the tests of launching, checkpoints and faults."""
 
 import json
 import logging
@@ -27,11 +27,12 @@ H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
 
 
 class Crash(BaseException):
-    """What a kill leaves behind, without leaving the process."""
+    """Leaves the same state as a kill, but without ending the process."""
 
 
 def make_job(folder: Path, *, config=None, rows=60, seed=0, data_key="k", **train):
-    """12 steps of 16 samples in 3 epochs, several micro-batches a step."""
+    """Return a job with 12 steps of 16 samples in 3 epochs, and several micro-batches
+    per step."""
     settings = parse_settings(
         {
             "runtime": {"seed": seed, "precision": "fp32", "threads": 1},
@@ -65,7 +66,7 @@ def make_job(folder: Path, *, config=None, rows=60, seed=0, data_key="k", **trai
 
 
 def changed(job: TrainJob, **groups: dict[str, Any]) -> TrainJob:
-    """`job` with other values in these groups of its settings."""
+    """Return a copy of `job` with other values in these groups of its settings."""
     settings = job.settings
     update = {
         name: getattr(settings, name).model_copy(update=values)
@@ -75,7 +76,7 @@ def changed(job: TrainJob, **groups: dict[str, Any]) -> TrainJob:
 
 
 def run_forked(job: TrainJob) -> TrainResult:
-    """`run_job` without the launcher: ranks that import nothing anew."""
+    """Run `run_job` without the launcher, in ranks that do not repeat the imports."""
     settings = job.settings.train.distributed
     ranks = int(settings.num_processes)
     fork_two(_train, job, strategy=settings.strategy, ranks=ranks)
@@ -90,7 +91,7 @@ def _train(runtime, group, job: TrainJob) -> None:
 
 
 def curve(result) -> list[tuple]:
-    """What a run must give bit for bit, whatever befell it."""
+    """Return the values that must be equal bit for bit, even after faults."""
     return [
         (p.step, p.loss.hex(), p.grad_norm.hex(), p.learning_rate.hex())
         for p in result.history
@@ -98,13 +99,13 @@ def curve(result) -> list[tuple]:
 
 
 def weights(result: TrainResult) -> tuple[str, ...]:
-    """Hashes of the best weights and of the last."""
+    """Return hashes of the best and the last weights."""
     folders = (result.model_folder, result.last_model_folder)
     return tuple(file_hash(folder / "model.safetensors") for folder in folders)
 
 
 def metrics_of(job: TrainJob) -> dict[str, dict[int, float]]:
-    """Values of the metrics file, by metric and step."""
+    """Return the values in the metrics file by metric and step."""
     found: dict[str, dict[int, float]] = {}
     for point in map(json.loads, job.metrics_file.read_text().splitlines()):
         for name, value in point["metrics"].items():
@@ -113,7 +114,7 @@ def metrics_of(job: TrainJob) -> dict[str, dict[int, float]]:
 
 
 def points(job: TrainJob) -> list[tuple[int, str, str]]:
-    """(step, metric, value) of the metrics file, but those that are times."""
+    """Return (step, metric, value) for the metrics file, except for times."""
     lines = job.metrics_file.read_text().splitlines()
     return [
         (point["step"], name, float(value).hex())

@@ -1,4 +1,5 @@
-"""A training made of a formula: `python -m tests.engine.sweep_trial FOLDER`."""
+"""A training run simulated by a formula: `python -m tests.engine.sweep_trial
+FOLDER`."""
 
 import os
 import sys

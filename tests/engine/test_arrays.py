@@ -1,4 +1,5 @@
-"""Numbers of a fixed shape: read, checked, dealt, and trained as plain PyTorch does."""
+"""Numeric samples of a fixed shape: reading, checks, splits, and training compared with
+plain PyTorch."""
 
 import os
 import shutil
@@ -77,7 +78,7 @@ BOTH = {"x": VALUES, "y": VALUES, "label": LABELS}
 
 
 def not_utf8(row, text="x"):
-    """Texts of which one is not UTF-8."""
+    """Return texts, one of which is not valid UTF-8."""
     texts = [text.encode()] * 40
     texts[row] = b"\xe9"
     texts[0] = b"2"
@@ -92,7 +93,7 @@ ODD[3, 1, 1], ODD[5] = np.nan, -np.inf
 
 
 def write(path, found):
-    """Arrays by name, lines of a CSV, or bytes."""
+    """Write arrays by name, lines of a CSV file, or bytes."""
     kind = path.suffix.lower()
     if isinstance(found, bytes):
         path.write_bytes(found)
@@ -235,14 +236,15 @@ def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
     ],
 )
 def test_rows_of_no_use_are_told_by_their_place(tmp_path, name, found, reasons):
-    """One cell of a CSV makes no text of its column, also alone in its window."""
+    """One invalid cell of a CSV file does not turn its column into text, even in a
+    window of its own."""
     made = split(write(tmp_path / name, found), settings_of())
     assert rejected(made) == [(name, row, why) for row, why in reasons.items()]
 
 
 @pytest.mark.parametrize("name", ["X.H5", "x.parquet"])
 def test_other_files_give_the_rows_of_npz(tmp_path, name):
-    """Capitals make no other kind; labels may be a column of their own."""
+    """Upper-case suffixes are recognised, and labels may be in a separate column."""
     found = {"inputs": VALUES.reshape(40, 6), "label": LABELS}
     (tmp_path / "n").mkdir()
     labels = {"label": LABELS[:, None]}
@@ -272,7 +274,7 @@ def test_an_index_of_pandas_is_no_input_unless_it_is_named(tmp_path):
 
 
 def test_shards_have_the_order_of_columns_of_the_first(tmp_path):
-    """As pandas.concat aligns them by name."""
+    """This is how pandas.concat aligns columns: by name."""
     (tmp_path / "1.csv").write_text("a,b,label\n1,2,x\n")
     (tmp_path / "2.csv").write_text("b,label,a\n4,y,3\n")
     windows = list(ArrayFiles(tmp_path, (), "label").windows())
@@ -333,7 +335,7 @@ def test_files_of_other_shapes_go_to_the_quarantine(tmp_path, caplog):
 
 
 class Plain(nn.Module):
-    """The same network, by hand."""
+    """The same network in plain PyTorch."""
 
     def __init__(self, weights, mean, deviation):
         super().__init__()
@@ -358,7 +360,7 @@ class Plain(nn.Module):
 
 
 def plain_losses(job: TrainJob, steps: int) -> list[tuple[float, float]]:
-    """Loss and gradient norm of the first weights, by step."""
+    """Return the loss and the gradient norm by step, with the initial weights."""
     torch.manual_seed(job.settings.runtime.seed)
     start = build_model(job)
     values = np.stack(job.train.views(np.arange(len(job.train)))).reshape(-1, 6)
@@ -393,7 +395,8 @@ def test_regression_learns_a_plain_function(tmp_path):
 
 
 def test_csv_is_read_as_pandas_reads_it(tmp_path):
-    """Whole numbers first, fractions later; a semicolon; a gap; labels of words."""
+    """The file has integers followed by fractions, a semicolon, a gap, and labels of
+    words."""
     lines = ["a;b;label", *(f"{n};{n};red" for n in range(5)), "0.5;;blue", "7;1e3;red"]
     file = tmp_path / "numbers.csv"
     file.write_text("\n".join(lines) + "\n")
@@ -408,7 +411,8 @@ def test_csv_is_read_as_pandas_reads_it(tmp_path):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
 def test_unix_times_keep_their_differences(tmp_path, kind):
-    """fp32 has steps of 128 there; samples, splits and the model have all of them."""
+    """fp32 is rounded to 128 s there, but samples, splits and the model use exact
+    values."""
     times = 1.7e9 + np.random.default_rng(0).uniform(0, 100, 400)
     label = (times > 1.7e9 + 50).astype(int)
     frame = pd.DataFrame({"time": times, "label": label})
@@ -435,7 +439,8 @@ def test_unix_times_keep_their_differences(tmp_path, kind):
 
 
 def test_the_state_of_files_decides_and_else_their_bytes(tmp_path, monkeypatch):
-    """Another file in the place of one, of the same size and time of change; a copy."""
+    """A file is replaced by one with the same size and modification time, or by a
+    copy."""
     file, other = tmp_path / "a.npz", tmp_path / "b/a.npz"
     np.savez(file, np.zeros((40, 2)))
     shutil.copytree(tmp_path, tmp_path / "b")
@@ -479,7 +484,7 @@ def test_a_csv_is_parsed_twice_and_a_pass_counts_afresh(tmp_path, monkeypatch):
     [((28,), "u1"), ((8, 8), "u1"), ((4, 4, 3), "u1"), ((2, 3), "f4")],
 )
 def test_models_keep_the_statistics_of_train(tmp_path, shape, kind):
-    """Images have those of their channels."""
+    """Images have one mean and standard deviation per channel."""
     generator = np.random.default_rng(7)
     labels = generator.integers(0, 3, 120)
     values = generator.integers(0, 200, (120, *shape)) + 2 * np.arange(shape[-1])

@@ -1,4 +1,4 @@
-"""`train.audit`: rows with wrong labels are found by how they are learnt."""
+"""`train.audit` finds rows with wrong labels by how well they are learned."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ LEARNS = {
 
 
 def easy_job(folder, rows=400, **train):
-    """A row's class stands in it; the labels of every 20th row are another's."""
+    """Return a job whose rows contain their class. Every 20th row has a wrong label."""
     chance = np.random.default_rng(3)
     true = chance.integers(0, 3, rows)
     filler = chance.integers(20, 100, (rows, 6))
@@ -82,7 +82,7 @@ def test_each_row_is_seen_once_a_pass(tmp_path, monkeypatch, batching):
 
 @pytest.mark.parametrize("method", ["_run", "update"])
 def test_a_step_that_lacked_memory_is_counted_once(tmp_path, monkeypatch, method):
-    """In the second of its micro-batches, or in its update."""
+    """Memory runs out in the second micro-batch, or in the update of the step."""
     audits, right = [], getattr(Stepper, method)
 
     def full_once(self, *tensors, **options):
@@ -118,7 +118,8 @@ def test_two_ranks_see_the_rows_of_one(tmp_path):
 
 
 def test_margins_and_kinds_of_rows(tmp_path):
-    """Of 5 rows: learnt, of another class, of several classes, unsure, and padding."""
+    """The 5 rows are learned, from another class, from several classes, uncertain, and
+    padding."""
     job = make_job(tmp_path, rows=4)
     labels = job.train.labels_of(np.arange(4)).tolist()
     audit, numbers = RowAudit(4, torch.device("cpu")), torch.tensor([0, 1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""Global batches and plans, on row numbers and lengths alone."""
+"""Global batches and plans, computed from row numbers and lengths only."""
 
 from itertools import combinations, pairwise
 
@@ -42,11 +42,11 @@ def test_an_epoch_holds_every_row_once(num_rows, batch_size, seed, epoch):
 def test_rows_are_a_function_of_seed_and_step():
     batches = GlobalBatches(10, 4, seed=1)
     assert batches.rows(0).tolist() == GlobalBatches(10, 4, seed=1).rows(0).tolist()
-    # Written down once: a change of the order would break every resumed run.
+    # Stored values: a change of the order would break every resumed run.
     assert [batches.rows(step).tolist() for step in range(3)] == EXPECTED_ORDER
     assert batches.rows(3).tolist() != batches.rows(0).tolist()
     assert GlobalBatches(10, 4, seed=2).rows(0).tolist() != batches.rows(0).tolist()
-    # As many rows as numbers of so many bits.
+    # Use as many rows as there are numbers with that many bits.
     assert GlobalBatches(16, 16, seed=1).rows(0).tolist() == ORDER_OF_16
 
 
@@ -69,7 +69,7 @@ def test_permutation_is_spread_evenly():
 
 @pytest.mark.parametrize(("num_rows", "batch_size"), [(9_000, 13), (20_000, 9_001)])
 def test_steps_are_parts_of_one_permutation(num_rows, batch_size):
-    """Also those that lie in several of the blocks it is made in."""
+    """Some steps span several of the blocks that the permutation is computed in."""
     batches = GlobalBatches(num_rows, batch_size, seed=4)
     whole = permute(np.arange(num_rows), num_rows, seed=4, epoch=1)
     first = batches.steps_per_epoch
@@ -90,7 +90,7 @@ def test_total_steps_rounds_a_fraction_up():
 
 
 def test_steps_that_are_set_win_over_epochs():
-    """As `max_steps` of transformers' Trainer does."""
+    """This is the behaviour of `max_steps` in transformers' Trainer."""
     batches = GlobalBatches(10, 4, seed=0)
     assert batches.total_steps(2, max_steps=5) == 5
     assert batches.total_steps(1, max_steps=40) == 40
@@ -155,7 +155,7 @@ def test_grouped_pads_less_than_random_and_packed_not_at_all():
     for strategy in STRATEGIES:
         planner = Planner(strategy, 4096, 320)
         plan = planner.plan(lengths)
-        assert len(plan) == 1  # one rank, where nobody says how many
+        assert len(plan) == 1  # one rank, unless a number is given
         layout = Layout(
             packed=strategy == "packed",
             pad_to_length=320 if strategy == "fixed" else None,
@@ -171,25 +171,26 @@ def test_grouped_pads_less_than_random_and_packed_not_at_all():
 def test_cuts():
     lengths = np.array([10, 10, 4, 4, 4, 1])
     assert greedy_cuts(lengths, 20) == [(0, 2), (2, 6)]
-    # 20 + 12 + 1 tokens and three runs beat 20 + 16 and two, when a run costs 1.
+    # If a run costs 1, 20 + 12 + 1 tokens in three runs beat 20 + 16 tokens in two.
     assert cheapest_cuts(lengths, 20, overhead=1) == [(0, 2), (2, 5), (5, 6)]
     assert cheapest_cuts(lengths, 20, overhead=5) == [(0, 2), (2, 6)]
 
 
 def test_where_the_host_is_slower_there_are_fewer_cuts():
     lengths = np.array([10, 10, 4, 4, 4, 1])
-    # Three runs: 36 tokens of the device, three launches of the host.
+    # Three runs take 36 tokens on the device, and three launches on the host.
     assert quickest_cuts(lengths, 40, overhead=1, launch=0) == [(0, 2), (2, 5), (5, 6)]
     assert quickest_cuts(lengths, 40, overhead=1, launch=12) == [(0, 2), (2, 5), (5, 6)]
-    # 38 tokens in two runs against 3 launches of 14; 61 tokens in one against 2 of 40.
+    # 38 tokens in two runs beat 3 launches of 14, and 61 tokens in one run beat 2 of
+    # 40.
     assert quickest_cuts(lengths, 60, overhead=1, launch=14) == [(0, 2), (2, 6)]
     assert quickest_cuts(lengths, 60, overhead=1, launch=40) == [(0, 6)]
-    # The budget holds whatever the host needs.
+    # The budget is respected, however much time the host needs.
     assert quickest_cuts(lengths, 20, overhead=1, launch=99) == [(0, 2), (2, 6)]
 
 
 def test_launching_bert_base_costs_what_was_measured():
-    # 2.2 ms a block on the host; the device's share shrinks with the width squared.
+    # The host needs 2.2 ms per block. The device's time is quadratic in the width.
     def tokens(width=768, name="NVIDIA H200", precision="bf16", device="cuda"):
         gpu = Runtime(torch.device(device), name, precision, Ranks(), threads=1)
         return launch_tokens(width, gpu)

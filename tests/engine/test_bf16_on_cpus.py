@@ -1,4 +1,4 @@
-"""bf16 on a CPU, with or without instructions for it: few shapes, rows in fp32."""
+"""bf16 on CPUs with and without bf16 instructions: few shapes, and rows in fp32."""
 
 from dataclasses import replace
 
@@ -45,7 +45,8 @@ def test_auto_is_bf16_where_a_cpu_has_instructions_for_it(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_of_attention_are_computed_in_fp32(causal):
-    """Four heads of queries, two of keys and values, rows of 3, 1 and 5 tokens."""
+    """There are four query heads, two key and value heads, and rows of 3, 1 and 5
+    tokens."""
     torch.manual_seed(0)
     module = nn.Module()
     module.is_causal = causal
@@ -82,7 +83,8 @@ def test_a_packed_step_in_bf16_is_that_of_fp32_within_rounding(family, task):
 
 
 def micro_batches(folder, runtime, strategy):
-    """Of 12 steps of 16 rows of 3 to 24 tokens, 120 tokens at most each."""
+    """Return the micro-batches of 12 steps of 16 rows with 3 to 24 tokens, 120 tokens
+    at most in each."""
     job = make_job(folder, batching=strategy)
     resolved = resolve(job, runtime, HIDDEN)
     data = training_rows(job, runtime, resolved, HIDDEN)
@@ -119,7 +121,7 @@ def test_padded_lengths_are_rounded_up_in_bf16_alone(tmp_path):
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_regression_is_not_rounded_at_the_end(family, whole):
-    """Values around 2,000, where bf16 goes in steps of 8."""
+    """The values are around 2,000, where adjacent bf16 numbers differ by 8."""
     model = task_model(family, "regression", "sdpa", whole=whole).eval()
     output = [m for m in model.modules() if getattr(m, "out_features", 0) == 1][-1]
     if output.bias is None:

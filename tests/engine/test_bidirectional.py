@@ -1,4 +1,4 @@
-"""Bidirectional language models against PyTorch's own LSTM, row by row."""
+"""Bidirectional language models compared with PyTorch's own LSTM, row by row."""
 
 import math
 
@@ -33,7 +33,8 @@ TASK = "bidirectional-lm"
 
 
 def plain_logits(model, ids):
-    """(T, 2, V): each stack by nn.LSTM's formulas alone, the row turned by hand."""
+    """Return logits (T, 2, V), computed with the formulas of nn.LSTM on each row and
+    its reverse."""
     weights = dict(model.named_parameters())
     scores = weights.get("lm_head.weight", weights["bilm.embeddings.weight"])
     found = []
@@ -54,7 +55,8 @@ def plain_logits(model, ids):
 
 
 def plain_lstm(weights, inputs):
-    """Hochreiter and Schmidhuber's cell, with the projection of Sak et al. (2014)."""
+    """The LSTM cell of Hochreiter and Schmidhuber with the projection of Sak et al.
+    (2014)."""
     cells = weights["weight_hh_l0"].shape[0] // 4
     cell = torch.zeros(cells)
     state = torch.zeros(weights["weight_hh_l0"].shape[1])
@@ -91,7 +93,7 @@ def test_scores_are_those_of_two_stacks_that_never_see_their_target(family):
 
 @pytest.mark.parametrize("at_once", [2**27, 1_000])
 def test_an_evaluation_has_the_figures_of_each_direction(at_once, monkeypatch):
-    """1,000: the logits of five places at a time."""
+    """With a limit of 1,000, the logits of five positions are computed at a time."""
     monkeypatch.setattr(models, "LOGITS_AT_ONCE", at_once)
     rows, model = token_rows(TASK), task_model("bilm", TASK, "eager")
     data = step_rows("bilm", TASK, "grouped", rows=rows)

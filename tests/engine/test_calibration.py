@@ -1,4 +1,5 @@
-"""Calibration and thresholds, against numpy, scikit-learn and plain transformers."""
+"""Calibration and thresholds, compared with NumPy, scikit-learn and plain
+transformers."""
 
 import json
 from pathlib import Path
@@ -39,7 +40,7 @@ ROWS, MAX_LENGTH = 110, 24
 
 
 def drawn(kind: str, factor: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Logits, and labels that came true by the probabilities of half these logits."""
+    """Return logits, and labels drawn with the probabilities of half these logits."""
     random = np.random.default_rng(3)
     logits = random.normal(0, 3, (600, 2 if kind == "binary" else 4)).astype("f4")
     if kind == "labels":
@@ -51,7 +52,7 @@ def drawn(kind: str, factor: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plain_error(shares: np.ndarray, hits: np.ndarray) -> float:
-    """Expected calibration error, a bin at a time."""
+    """Return the expected calibration error, computed bin by bin."""
     total = 0.0
     for low in range(15):
         inside = (shares >= low / 15) & (shares < (low + 1) / 15 + (low == 14))
@@ -131,7 +132,7 @@ def tokenizer(tmp_path_factory) -> Path:
 
 
 def saved(folder: Path, tokenizer: Path, task: str, names: list[str], factor=1.0):
-    """A model of random weights in `folder`, whose logits are multiplied."""
+    """Save a model with random weights whose logits are multiplied by `factor`."""
     config = {"model_type": "bert", **CONFIGS["bert"]}
     save_random(folder, tokenizer, ModelSettings(task=task, config=config), names)
     if factor != 1:
@@ -159,7 +160,8 @@ def plain_logits(folder: Path, rows: list[str]) -> np.ndarray:
 
 
 def split_of(folder: Path, rows: list[str], task: str) -> Dataset:
-    """Tokens with labels by the probabilities of half the model's logits."""
+    """Return tokens with labels drawn with the probabilities of half the model's
+    logits."""
     logits, random = plain_logits(folder, rows) / 2, np.random.default_rng(7)
     if task == LABELS:
         hits = random.random(logits.shape) < plain_shares(logits, True)
@@ -231,7 +233,7 @@ def test_an_overconfident_model_gets_three_times_the_temperature(tokenizer, tmp_
 
 
 def test_served_models_name_each_label_that_predict_names(tokenizer, tmp_path):
-    """Of any number of labels, one too, without thresholds of their own."""
+    """There may be any number of labels, even one, and no fitted thresholds."""
     for names in (["a", "b", "c"], ["a"]):
         place = tmp_path / str(len(names))
         folder = saved(place, tokenizer, LABELS, names, factor=2.0)

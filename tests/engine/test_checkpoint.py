@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, sound or passed over, and cost no run."""
+"""Checkpoints are complete or absent, valid or skipped, and never end a run."""
 
 import json
 import pickle
@@ -108,7 +108,7 @@ def test_any_harm_to_any_file_is_found_and_the_older_one_is_used(tmp_path, name,
     )
     if harm in ("absent", "unreadable"):
         path.unlink()
-    if harm == "unreadable":  # a link to itself: every read of it is an OSError
+    if harm == "unreadable":  # a link to itself, so that every read raises an OSError
         path.symlink_to(path)
     found, faults = newest_valid(tmp_path)
     assert found == older
@@ -129,7 +129,7 @@ def test_a_write_that_is_cut_short_leaves_what_was_there(tmp_path):
 
 
 def test_the_name_comes_last(tmp_path, monkeypatch):
-    """Until the rename nothing counts as a checkpoint; the rename itself is atomic."""
+    """Nothing is a checkpoint before it is renamed, and the renaming is atomic."""
     seen = []
     real = atomic_write.replace_atomically
 
@@ -166,7 +166,7 @@ def test_what_a_removal_that_was_cut_short_left_is_removed(tmp_path, end):
 
 
 def test_a_checkpoint_holds_no_pickle_and_reads_none(tmp_path):
-    """A planted pickle does not match its hash, and nothing would unpickle it."""
+    """A planted pickle does not match its hash, and no code would unpickle it."""
     job = make_job(tmp_path, checkpoint={"every_steps": 2})
     crashed(job, "step 6/12  loss")
     newest = step_folders(job.work_folder)[0]
@@ -235,8 +235,8 @@ def test_weights_that_are_not_finite_are_never_saved(trainer, tmp_path):
 
 
 def test_after_a_step_that_was_not_finite_nothing_is_saved(tmp_path):
-    """The step is not applied and found at the next log point; a checkpoint between
-    the two would let a later run go on without that step."""
+    """The step is not applied and is detected at the next logging step. With a
+    checkpoint before that, a later run would continue without this step."""
     job = make_job(
         tmp_path,
         learning_rate=1e30,
@@ -256,7 +256,7 @@ def test_after_a_step_that_was_not_finite_nothing_is_saved(tmp_path):
 
 
 class SlowSnapshot:
-    """Writes when it is told to."""
+    """Writes only when it is told to."""
 
     def __init__(self):
         self.go = threading.Event()
@@ -287,7 +287,7 @@ def test_the_writer_works_beside_the_training_and_one_at_a_time(tmp_path):
 def test_a_fault_of_the_writer_is_told_and_the_older_checkpoint_stays(tmp_path, caplog):
     def full(folder):
         fill(folder)
-        raise RuntimeError("unexpected pos 64 vs 0")  # what torch says of it
+        raise RuntimeError("unexpected pos 64 vs 0")  # the message of torch
 
     writer = CheckpointWriter(tmp_path, keep=2)
     writer.start(fill, manifest(1))
@@ -299,7 +299,8 @@ def test_a_fault_of_the_writer_is_told_and_the_older_checkpoint_stays(tmp_path, 
 
 
 def test_a_checkpoint_that_is_saved_is_not_called_lost(tmp_path, monkeypatch):
-    """The folder of the surplus checkpoint is gone by the time it is removed."""
+    """The folder of the surplus checkpoint is already gone when it should be
+    removed."""
     writer = CheckpointWriter(tmp_path, keep=1)
     writer.start(fill, manifest(1))
     writer.wait()
@@ -341,7 +342,7 @@ def test_a_stopped_run_may_be_made_longer_but_not_shorter(tmp_path, caplog):
     now = {**identity(make_job(tmp_path)), "train.max_steps": 20, "train.epochs": 3.0}
     manifest = Manifest(4, 12, 1, {**now, "train.max_steps": 12}, None)
     check_identity(tmp_path, manifest, now, log=False)
-    assert not caplog.text  # the first of two checks; the second tells
+    assert not caplog.text  # passes the first of two checks, but not the second
     check_identity(tmp_path, manifest, now)
     assert "train.max_steps: 12 -> 20: training continues" in caplog.text
     with pytest.raises(CheckpointError, match=r"train\.max_steps: 12 -> 8"):

@@ -1,4 +1,4 @@
-"""Heads of checkpoints whose labels are named, ordered or meant in another way."""
+"""Heads of checkpoints whose labels have other names, orders or meanings."""
 
 import logging
 
@@ -28,7 +28,8 @@ IDS = torch.tensor([[1, 9, 8, 7, 6, 2]])
 
 
 def checkpoint(folder, task, names=None, family="bert", **config):
-    """One of plain transformers, of random weights; its head's bias is not zero."""
+    """Save a checkpoint of plain transformers with random weights and a nonzero bias in
+    its head."""
     torch.manual_seed(3)
     named = {"id2label": dict(enumerate(names))} if names else {}
     made = KINDS[family](vocab_size=100, **CONFIGS[family], **named, **config)
@@ -41,7 +42,7 @@ def checkpoint(folder, task, names=None, family="bert", **config):
 
 
 def trained_on(folder, task, names):
-    """The model that a training of `task` on these labels begins with."""
+    """Return the initial model of a training run of `task` on these labels."""
     settings = ModelSettings(task=task, name_or_path=str(folder))
     return build(settings, make_task(settings, names), VOCABULARY, 24).eval()
 

@@ -1,4 +1,4 @@
-"""Exact tensors of both layouts."""
+"""Exact tensors of packed and padded batches."""
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,7 @@ def test_right_padding():
 def test_right_padding_to_a_length_and_to_a_multiple():
     assert collate(pad_to_length=7)["input_ids"].shape == (3, 7)
     assert collate(pad_multiple=4)["input_ids"].shape == (3, 8)
-    # A model may have no more positions than that.
+    # A model may not have more positions than that.
     assert collate(pad_multiple=4, max_length=6)["input_ids"].shape == (3, 6)
 
 
@@ -68,7 +68,8 @@ def test_packing():
 def test_packing_to_few_shapes():
     batch = collate(packed=True, pad_multiple=16, row_multiple=8, max_length=5)
     assert batch["input_ids"].tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3] + [0] * 6]
-    # Six tokens of padding in rows of at most max_length, then empty rows.
+    # There are six padding tokens in rows of at most max_length, followed by empty
+    # rows.
     assert batch["cu_seqlens"].tolist() == [0, 3, 8, 10, 15, 16, 16, 16, 16]
     assert batch["position_ids"][0, 10:].tolist() == [0, 1, 2, 3, 4, 0]
     assert batch["labels"].tolist() == [1, 0, 2] + [IGNORED] * 5
@@ -88,7 +89,7 @@ def test_decoders_classify_from_the_last_token():
 def test_a_text_that_ends_with_the_padding_token_is_read_as_transformers_reads_it(
     packed,
 ):
-    """Texts end with it where it is also the end token; one is nothing else."""
+    """The token is also the end token. One text consists of it alone."""
     task, ends = "sequence-classification", [[2, 7, 3, 0], [5, 0, 0], [2, 8], [0, 0]]
     model = task_model("llama", task, PACKED if packed else "sdpa").eval()
     data = rows_of(task, ends)
@@ -119,7 +120,7 @@ def test_targets_of_a_language_model_are_rounded_up_as_its_tokens_are():
 
 
 def test_places_without_a_target_fill_up_one_shape():
-    """In their order: a model need not pick them from its states."""
+    """They keep the order of the states, so that a model need not select any states."""
     batch = collate("causal-lm", every_place=True)
     none = IGNORED
     rows = [[7, 3, none, none, none], [8, 9, 10, 3, none], [3, *[none] * 4]]
@@ -137,7 +138,8 @@ def test_masked_targets_do_not_depend_on_the_batch():
     collator = collator_of("masked-lm", packed=True, **options)
     together = collator.collate(rows(), np.array([0, 1, 2]), epoch=1)
     alone = collator.collate(rows(), np.array([1]), epoch=1)
-    # Row 2 has special tokens only: no target. Row 1 has 3 candidates, half of them 2.
+    # Row 2 has only special tokens and thus no target. Row 1 has 3 candidates, half of
+    # which are 2.
     assert len(together["labels"]) == 3
     assert together["labels"][1:].tolist() == alone["labels"].tolist()
     assert together["input_ids"][0, 3:8].tolist() == alone["input_ids"][0].tolist()
@@ -147,7 +149,8 @@ def test_masked_targets_do_not_depend_on_the_batch():
 
 
 def test_of_masked_targets_eight_in_ten_are_masks_and_one_in_ten_another_piece():
-    """Shares within five standard deviations of the binomial, of 14,000 targets."""
+    """The fractions are within five standard deviations of the binomial distribution
+    for 14,000 targets."""
     special, vocabulary, rng = (0, 1, 3, 4, 99), 100, np.random.default_rng(1)
     pieces = np.setdiff1d(np.arange(vocabulary), special)
     ids = rng.choice(pieces, (2_000, 48))
@@ -163,13 +166,13 @@ def test_of_masked_targets_eight_in_ten_are_masks_and_one_in_ten_another_piece()
     assert (found[untouched] == real[untouched]).all()
     masked, kept = found[targets] == 4, found[targets] == real[targets]
     drawn = found[targets][~masked & ~kept]
-    # A piece drawn at random is now and then the one that stood there.
+    # A random piece sometimes equals the original one.
     same = 0.1 / len(pieces)
     counts = (masked.sum(), kept.sum(), len(drawn))
     for count, share in zip(counts, (0.8, 0.1 + same, 0.1 - same), strict=True):
         deviation = (len(targets) * share * (1 - share)) ** 0.5
         assert abs(count - len(targets) * share) < 5 * deviation
-    assert set(drawn) == set(pieces)  # all of them come, and no special ones
+    assert set(drawn) == set(pieces)  # all of them occur, and no special ones
 
 
 def test_regression_keeps_floats_and_marks_absent_targets_with_nan():

@@ -1,4 +1,4 @@
-"""Comparisons under noise: rates of error by simulation, and equality with scipy."""
+"""Comparisons under noise: error rates in simulations, and equality with scipy."""
 
 import math
 
@@ -16,7 +16,8 @@ MOST_FALSE, LEAST_HELD, COMPARISONS = 0.065, 0.93, 2_000
 
 
 def simulated(seeds, settings=2, planted=0.0, step=0.0):
-    """Figures (settings, 2,000, seeds): what a seed gives to all, and noise of each."""
+    """Return metrics (settings, 2,000, seeds): an effect that all settings share, plus
+    noise."""
     draws = np.random.default_rng(0)
     common = draws.normal(0, 0.02, (1, COMPARISONS, seeds))
     figures = 0.9 + common + draws.normal(0, 0.01, (settings, COMPARISONS, seeds))
@@ -27,7 +28,7 @@ def simulated(seeds, settings=2, planted=0.0, step=0.0):
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize("step", [0.0, 0.001, 0.01])
 def test_equal_settings_are_seldom_called_different(seeds, step):
-    """Also if the figure is an accuracy on 1,000 or on 100 rows."""
+    """This is also true if the metric is an accuracy on 1,000 or on 100 rows."""
     found = paired_difference(*simulated(seeds, step=step))
     assert found.is_distinct.mean() <= MOST_FALSE
 
@@ -49,8 +50,8 @@ def test_the_best_of_several_equal_settings_is_seldom_a_winner():
 
 
 def correlated_folds(planted=0.0, folds=5):
-    """Mean errors (2, 2,000, folds) of two estimates by 5-fold cross-validation: the
-    mean, and the mean of another half of the columns, of 25 rows."""
+    """Return errors (2, 2,000, folds) of two estimators in 5-fold cross-validation on
+    25 rows: the mean, and the mean of another half of the columns."""
     draws = np.random.default_rng(1)
     rows = draws.normal(size=(2, COMPARISONS, folds, 5))
     figures = np.empty((2, COMPARISONS, folds))
@@ -88,7 +89,7 @@ def test_the_correction_is_that_of_nadeau_and_bengio():
 @pytest.mark.parametrize(
     ("a", "b", "distinct"),
     [
-        ([0.9, 0.9, 0.9], [0.9, 0.9, 0.9], False),  # no spread, no difference
+        ([0.9, 0.9, 0.9], [0.9, 0.9, 0.9], False),  # no spread and no difference
         ([0.91, 0.91], [0.90, 0.90], False),  # one row more, twice
         ([1.0] * 5, [0.5] * 5, True),
     ],
@@ -107,7 +108,8 @@ def test_as_many_seeds_as_needed_show_the_difference_in_four_of_five():
 
 
 def rows_of(*settings):
-    """Rows of a sweep: a tuple of losses, by seed, for each setting."""
+    """Return the rows of a sweep. Each setting is given as a tuple of losses by
+    seed."""
     return [
         {
             "trial_id": f"{number}{seed}",

@@ -1,4 +1,5 @@
-"""Whether compiling and recording pay: seconds by hand, and a choice that stays."""
+"""Whether compilation and CUDA graphs are worthwhile, computed by hand, and a choice
+that is kept."""
 
 import sys
 from dataclasses import replace
@@ -36,13 +37,15 @@ SMALL = Work(
     parts=2,
     shapes=4,
 )
-"""Six layers of 384, 640 tokens a step: 8,000 short texts, five times at 32."""
+"""Six layers of width 384 and 640 tokens per step: 8,000 short texts, 5 epochs at
+32."""
 BERT_BASE = replace(SMALL, step_flops=6 * 12 * 768**2 * 12 * 24_600, layers=12)
-"""At a global batch of 256."""
+"""BERT-base with a global batch of 256."""
 
 
 def test_a_short_run_is_not_compiled():
-    """41 us at the peak, times 1 / 0.31 - 1 / 0.44, and 6 x 0.12 ms a step."""
+    """Compilation saves 41 us at the peak, times 1 / 0.31 - 1 / 0.44, and 6 x 0.12 ms
+    per step."""
     assert choose_compilation(SMALL) == Choice(
         False,
         True,
@@ -53,7 +56,7 @@ def test_a_short_run_is_not_compiled():
 
 
 def least_steps(work: Work) -> int:
-    """From which on compiling pays."""
+    """Return the number of steps from which compilation is worthwhile."""
     return next(
         steps
         for steps in range(1, 10_000)
@@ -62,12 +65,12 @@ def least_steps(work: Work) -> int:
 
 
 def test_a_long_run_is():
-    """256 / 5,553 - 256 / 7,821 s are 13.5 ms a step: 27 s are 2,000 of them."""
+    """256 / 5,553 - 256 / 7,821 s are 13.5 ms per step, so 2,000 steps save 27 s."""
     assert least_steps(BERT_BASE) == pytest.approx(2_000, rel=0.02)
 
 
 def test_few_steps_are_not_recorded():
-    """Each of the four shapes is launched once and recorded once."""
+    """Each of the four shapes is launched once and captured once."""
     assert not choose_compilation(replace(SMALL, steps=8)).cuda_graphs
     assert choose_compilation(replace(SMALL, steps=9)).cuda_graphs
 
@@ -95,7 +98,7 @@ def short_and_long(tmp_path, planned, **train):
 
 
 def test_auto_weighs_the_work_planned_and_yes_or_no_wins(tmp_path):
-    """1,813 rows of 13.57 tokens are 24,600."""
+    """1,813 rows of 13.57 tokens are 24,600 tokens."""
     short, long = Planned(1_000, parts=2), Planned(3_000, parts=2)
     assert not short_and_long(tmp_path, short).compile
     assert short_and_long(tmp_path, long).compile
@@ -116,7 +119,7 @@ def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path):
 
 
 def test_samples_have_the_time_of_layers_with_as_many_products(tmp_path):
-    """ViT of two layers: what PyTorch counts a sample, and few steps to save it by."""
+    """The operations per sample of a ViT with two layers are counted by PyTorch."""
     job = test_images.job_of(tmp_path, test_images.VIT)
     model = build_model(job)
     found = plan(job, H200, model)
@@ -131,7 +134,7 @@ def test_samples_have_the_time_of_layers_with_as_many_products(tmp_path):
 
 
 def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):
-    """Although fewer steps are left."""
+    """The choice is the same although fewer steps remain."""
     job = make_job(tmp_path, global_batch_size=16)
     model = build_model(job)
     kept = {"compile": True, "cuda_graphs": False, "reason": "as weighed then"}
@@ -180,7 +183,7 @@ def test_a_checkpoint_holds_what_its_steps_were_sped_up_by(tmp_path):
     [("bert", 2, 2), ("qwen3", 2, 2), ("vit", 2, 2), ("vit", 12, 4)],
 )
 def test_blocks_that_are_alike_are_one_part(kind, layers, parts):
-    """And a graph of one shape grows with its layers."""
+    """The graph for one shape grows with the number of layers."""
     sizes = CONFIGS.get(kind, CONFIGS["bert"]) | {"num_hidden_layers": layers}
     config = AutoConfig.for_model(kind, **sizes)
     assert distinct_parts(AutoModel.from_config(config)) == parts
@@ -193,7 +196,7 @@ def no_compiler(monkeypatch, tmp_path):
 
 
 def test_without_a_compiler_a_gpu_has_pytorchs_kernels(tmp_path, no_compiler):
-    """One line says so; where compilation is asked for, it is refused."""
+    """A note reports this. If compilation is requested, the run is refused."""
     planned = Planned(10**6, parts=2)
     auto = short_and_long(tmp_path, planned)
     assert (auto.compile, auto.attention) == (False, PACKED)

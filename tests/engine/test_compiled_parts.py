@@ -1,4 +1,4 @@
-"""What a compiled step on a GPU puts in place of a model's own parts."""
+"""Parts of a model that are replaced in a compiled step on a GPU."""
 
 import copy
 import shutil
@@ -38,7 +38,7 @@ IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]])
 
 
 def gradients(model, ids=IDS, **given):
-    """Output, and the gradient of its weighted sum by parameter name."""
+    """Return the output, and the gradient of its weighted sum by parameter name."""
     model.zero_grad()
     hidden = model.base_model(input_ids=ids, **given).last_hidden_state
     weights = torch.linspace(-1, 1, hidden.numel()).view_as(hidden)
@@ -54,7 +54,7 @@ def plain(family):
 
 
 def packed_gradients(model):
-    """As `gradients`, of rows of 5, 3 and 1 tokens end to end."""
+    """Return `gradients` for concatenated rows of 5, 3 and 1 tokens."""
     bounds = torch.tensor([0, 5, 8, 9], dtype=torch.int32)
     positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0]])
     given = {"position_ids": positions, "cu_seqlens": bounds, "max_seqlen": 5}
@@ -62,7 +62,7 @@ def packed_gradients(model):
 
 
 def by_row(qkv, heads, bounds, longest, rule):
-    """Of a GPU's kernel, on a CPU."""
+    """Replace the GPU kernel on a CPU."""
     groups = (qkv.shape[1] - heads) // 2
     return row_by_row(*qkv.split([heads, groups, groups], 1), bounds, rule)
 
@@ -113,7 +113,7 @@ def test_no_products_are_joined_where_layers_are_computed_again_or_sharded():
         ("bert", ["BertEmbeddings", "BertLayer", "BertLayer"]),
         ("gpt2", ["Dropout", "GPT2Block", "GPT2Block", "LayerNorm"]),
         ("qwen3", ["Qwen3DecoderLayer", "Qwen3DecoderLayer", "Qwen3RMSNorm"]),
-        ("distilbert", ["TaskModel"]),  # names no blocks: as a whole
+        ("distilbert", ["TaskModel"]),  # compiled as a whole
     ],
 )
 def test_what_is_compiled(family, names):
@@ -124,7 +124,8 @@ def test_what_is_compiled(family, names):
 
 
 def narrowed_gradients(made, backend):
-    """Of the classifier that `made` makes, which is compiled if there is a backend."""
+    """Return the gradients of the classifier that `made` creates. It is compiled if
+    `backend` is given."""
     torch.manual_seed(0)
     whole = made()
     assert whole.narrow_points
@@ -146,20 +147,21 @@ def test_a_narrowed_gated_layer_is_compiled_as_it_is():
 
 
 def bert_with_dropout():
-    """Each layer has dropouts of its own."""
+    """Return a BERT in which each layer has its own dropout rates."""
     whole = task_model("bert", "sequence-classification", "sdpa")
     whole.model.train()
     for module in whole.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.1
     for layer in whole.model.base_model.encoder.layer:
-        layer.attention.self.dropout.p = 0.0  # attention draws its own
+        layer.attention.self.dropout.p = 0.0  # attention draws its own random numbers
     assert replace_dropout(whole.model, Noise(torch.device("cpu"))) == 8
     return whole
 
 
 def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
-    """BERT's embeddings, its layers, and the last one, which is given its targets."""
+    """BERT has three kinds: the embeddings, its layers, and the last layer, which is
+    given its targets."""
     monkeypatch.setitem(CONFIGS, "bert", {**CONFIGS["bert"], "num_hidden_layers": 3})
     wanted = narrowed_gradients(bert_with_dropout, None)
     assert_same(narrowed_gradients(bert_with_dropout, "eager"), wanted)
@@ -171,7 +173,8 @@ SLOW = (pytest.param(family, marks=pytest.mark.slow) for family in ("gpt2", "qwe
 
 @pytest.mark.parametrize("family", ["bert", *SLOW])
 def test_no_block_is_traced_twice(family):
-    """Dropout probabilities and the like were variables that had to be settled."""
+    """Dropout probabilities and similar values used to be variables that needed
+    guards."""
     torch._dynamo.reset()
     clear_compilation_metrics()
     model = task_model(family, "sequence-classification", "sdpa", whole=True)
@@ -187,7 +190,7 @@ def test_blocks_are_fused_in_bert_and_roberta_alone(family):
     model = task_model(family, "sequence-classification", "sdpa").model
     family_of(model.config).fuse(model, replace(PLAN, joined=False))
     fused = [m for m in model.modules() if type(m).__module__ == blocks.__name__]
-    # A feed-forward part and two output blocks for each of two layers.
+    # For each of two layers, there are a feed-forward part and two output blocks.
     assert len(fused) == (6 if family in {"bert", "roberta"} else 0)
 
 
@@ -213,7 +216,7 @@ def test_heads_that_turn_in_part_are_left_alone():
 
 
 def test_the_name_of_kept_graphs_holds_our_sources():
-    """PyTorch would go on with graphs of another version's kernels."""
+    """Otherwise, PyTorch would reuse graphs with kernels of another version."""
     with torch.compiler.config.patch(cache_key_tag="mine-"):
         model = task_model("bert", "sequence-classification", "sdpa")
         for _ in range(2):
@@ -244,7 +247,8 @@ def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path, chan
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_a_rounded_residual_stream_stays_in_the_rounding_of_bf16(family):
-    """Error of the whole gradient against fp32, relative: bf16 rounds to 0.4 %."""
+    """This is the relative error of the gradient compared with fp32. bf16 rounds to 0.4
+    %."""
     model = plain(family)
     _, exact = gradients(model)
     assert round_residual_stream(model) > 0

@@ -1,4 +1,4 @@
-"""Completions alone are learnt: rows, tokens, gradients, trainings."""
+"""Only completions are learned: rows, tokens, gradients and training runs."""
 
 import json
 from dataclasses import replace
@@ -90,7 +90,8 @@ def saved(folder, rows, template=None) -> TokenizerFile:
 def test_a_completion_stands_behind_its_prompt_and_is_learnt_with_its_end(
     tmp_path, own
 ):
-    """`own`: by our tokenizer; else by one that puts a start alone, as Llama's."""
+    """`own` selects flatout's tokenizer instead of one that only adds a start token, as
+    Llama's does."""
     rows, rejected = split(frame_of(100), **PROMPTS)
     assert not rejected
     file = saved(tmp_path, rows)
@@ -215,7 +216,8 @@ def test_completions_are_not_joined_and_must_fit(tmp_path):
 
 
 def completions(rows: TokenRows) -> TokenRows:
-    """The same, of which a part is learnt; of every fifth row nothing."""
+    """Return the same rows, of which only a part is learned, and nothing in every fifth
+    row."""
     views = [view.tolist() for view in rows.views(np.arange(len(rows)))]
     labels = [
         [-100 if n <= len(ids) // 2 or row % 5 == 4 else t for n, t in enumerate(ids)]
@@ -257,7 +259,7 @@ def test_trainings_equal_plain_ones_on_one_rank_and_on_two(tmp_path):
 
 
 def cut_prompts(rows: TokenRows, learnt: set[int]) -> TokenRows:
-    """The same, in which all rows but `learnt` are a prompt alone."""
+    """Return the same rows. All except `learnt` consist of a prompt only."""
     views = [view.tolist() for view in rows.views(np.arange(len(rows)))]
     labels = [ids if n in learnt else [-100] * len(ids) for n, ids in enumerate(views)]
     return rows_of(TASK, views, labels=pa.array(labels, pa.list_(pa.int32())))

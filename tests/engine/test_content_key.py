@@ -1,4 +1,4 @@
-"""Keys and digests: equal for equal rows, different for different ones."""
+"""Keys and digests are equal for equal rows and different for different rows."""
 
 import numpy as np
 import pyarrow as pa
@@ -95,7 +95,7 @@ MANY = [f"class {n}" for n in range(20)]
     ],
 )
 def test_changes_name_the_fields(then, now, changes):
-    """But not the values of digests and of long lists."""
+    """The values of digests and long lists are not shown."""
     assert ContentKey(now).changes_since(ContentKey(then)) == changes
 
 

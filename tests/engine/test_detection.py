@@ -1,4 +1,5 @@
-"""Top-g detection beside a search of every key, and the figures beside scikit-learn."""
+"""Detection with the top g keys compared with a search over all keys, and metrics
+compared with scikit-learn."""
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,7 @@ def table_of(rows):
 
 
 def saved(folder, texts, task="next-key", **sizes):
-    """A tokenizer of `texts` and a model that has learnt nothing."""
+    """Save a tokenizer for `texts` and an untrained model."""
     model = ModelSettings(task=task, config=SIZES | sizes)
     rows = Dataset(pa.table({"text": texts}))
     file = saved_tokenizer(folder, rows, model, TokenizeSettings())
@@ -63,8 +64,8 @@ TRAIN = ["open read close", "open write close", "open read read close"]
 
 @torch.no_grad()
 def worst(model, tokenizer, text):
-    """Rank and place of the least expected key, a key at a time; what the end's
-    probability is."""
+    """Return the rank and place of the least expected key, computed key by key, and the
+    probability of the end."""
     ids = tokenizer.backend.encode(text).ids
     unknown = tokenizer.token_id("unk_token")
     no_keys = range(5)  # pad, unknown, start, end, mask
@@ -85,7 +86,7 @@ def worst(model, tokenizer, text):
 def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, window):
     model, tokenizer = saved(tmp_path, TRAIN, window_keys=window)
     ends = [worst(model, tokenizer, text)[2] for _, text, _ in SESSIONS if text]
-    limit = sorted(ends)[2]  # two of the sessions are below
+    limit = sorted(ends)[2]  # two of the sessions are below it
     settings = settings_of(top_keys, min_end_probability=limit)
     table, report = detect(model, tokenizer, table_of(SESSIONS), settings)
     rows = table.to_dict("records")
@@ -122,7 +123,7 @@ def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, win
 
 
 def test_the_first_key_that_is_none_of_the_likeliest_is_abnormal(tmp_path):
-    """Of g likeliest keys the ranks are 0 to g - 1: rank g is the first alarm."""
+    """The g likeliest keys have the ranks 0 to g - 1, so rank g is the first alarm."""
     model, tokenizer = saved(tmp_path, TRAIN)
     known = [one for one in SESSIONS if one[1] and one[2]]
     ranks = [worst(model, tokenizer, text)[0] for _, text, _ in known]
@@ -141,7 +142,7 @@ def test_the_first_key_that_is_none_of_the_likeliest_is_abnormal(tmp_path):
 
 
 def test_a_session_that_just_fits_is_not_cut_and_what_is_does_not_break_off(tmp_path):
-    """By the tokens that transformers makes of it, start and end among them."""
+    """The length includes the start and end tokens that transformers adds."""
     model, tokenizer = saved(tmp_path, TRAIN)
     texts = [" ".join(["open"] * count) for count in (29, 30, 31)]
     theirs = AutoTokenizer.from_pretrained(tmp_path)

@@ -65,7 +65,7 @@ def test_every_row_of_a_step_goes_to_one_rank_once(lengths, world_size, strategy
     assert len(plan) == world_size
     dealt = [row for rank in plan for micro in rank for row in micro]
     assert sorted(dealt) == list(range(len(lengths)))
-    assert len({len(rank) for rank in plan}) == 1  # collectives match
+    assert len({len(rank) for rank in plan}) == 1  # collective operations match
 
 
 @given(st.lists(st.integers(1, 320), min_size=64, max_size=256))
@@ -113,7 +113,8 @@ def by_two(tmp_path_factory):
 def test_rows_and_gradients_of_a_step_do_not_depend_on_the_ranks(
     by_two, task, strategy, exchange
 ):
-    """Rates, losses, gradients and norms of ten steps, and the weights behind them."""
+    """The rates, losses, gradients and norms of ten steps are equal, and so are the
+    final weights."""
     plain, found = by_two
     curve, result = found[f"{task} {strategy} {exchange}"]
     assert (result.report.world_size, result.report.strategy) == (2, strategy)
@@ -123,12 +124,13 @@ def test_rows_and_gradients_of_a_step_do_not_depend_on_the_ranks(
 
 
 def exchange_once(runtime, group):
-    """Parameters of 3 and 100 numbers, which begin as other ones on rank 1."""
+    """Exchange gradients of 3 and 100 numbers, whose initial values differ on rank
+    1."""
     sizes, rank = (3, 100), runtime.ranks.rank
     parameters = [nn.Parameter(torch.full((n,), n + 7.0 * rank)) for n in sizes]
     exchange = FlatAllReduce(parameters)
     assert [p.unique().item() for p in parameters] == [3, 100]
-    for scale in (1, 5):  # nothing of a step is left in the next
+    for scale in (1, 5):  # nothing is carried over to the next step
         exchange.clear()
         for _ in range(2):  # micro-batches
             sum(scale * (rank + 1) * p.sum() for p in parameters).backward()
@@ -142,7 +144,7 @@ def test_gradients_in_one_piece_are_summed_and_weights_start_as_rank_0s():
 
 
 def join_once_more(runtime, group):
-    """As where the process has used Accelerate for one rank before."""
+    """Join as in a process that has already used Accelerate for one rank."""
     AcceleratorState._shared_state["distributed_type"] = DistributedType.NO
     PartialState._shared_state["distributed_type"] = DistributedType.NO
     with pytest.raises(SettingsError, match="start the training in a new process"):
@@ -167,7 +169,7 @@ def test_ranks_with_other_settings_are_refused(tmp_path):
 
 
 def read_sums_once(runtime, group):
-    """Rank 1 has the slower loader, rank 0 the compilations."""
+    """Rank 1 has the slower loader, and rank 0 has the compilations."""
     rank, sums = runtime.ranks.rank, StepSums.zeros(runtime.device)
     trainer = SimpleNamespace(runtime=runtime, stepper=SimpleNamespace(sums=sums))
     sums.loss += 1.0
@@ -185,13 +187,13 @@ OFTEN = {"every_steps": 2, "keep": 9}
 
 
 def keep_checkpoint(job, kept):
-    """The newest one so far, to go on from it later."""
+    """Copy the newest checkpoint so far, to resume from it later."""
     shutil.copytree(step_folders(job.work_folder)[0], kept)
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    """A run, its weights, and a checkpoint of its first half."""
+    """A run, its weights, and a checkpoint after half of the steps."""
     folder = tmp_path_factory.mktemp("one")
     job = make_job(folder, config=NO_DROPOUT, log_every=1, checkpoint=OFTEN)
     kept = folder / "kept"
@@ -213,7 +215,8 @@ def two_ranks(folder, strategy, ranks=2, **train):
 
 
 def check_equal(result, one_rank, world_size=2) -> None:
-    """Losses, gradient norms, weights and figures; the model loads by itself."""
+    """Check losses, gradient norms, weights and metrics, and that the model can be
+    loaded."""
     expected, weights, _ = one_rank
     assert result.report.world_size == world_size
     for point, other in zip(result.history, expected.history, strict=True):
@@ -240,7 +243,7 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
-    """And go on from their checkpoint bit for bit."""
+    """The ranks also resume from their checkpoint bit for bit."""
     job, kept = two_ranks(tmp_path / "whole", "fsdp"), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
     keeper.start()
@@ -261,7 +264,7 @@ def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
 @pytest.mark.process
 @pytest.mark.timeout(120)
 def test_frozen_parts_of_sharded_weights_stay_as_they_are(tmp_path):
-    """Whole blocks, and a part of one that trains."""
+    """Whole blocks are frozen, and parts of a block that is trained."""
     frozen = ["embeddings", "encoder.layer.0", "attention.self.query"]
     options = {"freeze": frozen, "max_steps": 4}
     job = make_job(tmp_path / "one", config=NO_DROPOUT, log_every=1, **options)
@@ -275,7 +278,8 @@ def test_frozen_parts_of_sharded_weights_stay_as_they_are(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank):
-    """In files of 0.1: rows of weights that three do not divide, and short vectors."""
+    """The files have the format of version 0.1. Three ranks cannot divide the rows of
+    some weights evenly, and some vectors are short."""
     job, kept = two_ranks(tmp_path / "two", "fsdp"), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
     keeper.start()
@@ -289,7 +293,7 @@ def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank):
 
 
 def in_parts(folder: Path, ranks: int) -> None:
-    """Cut the files of a checkpoint into those that version 0.1 wrote for each rank."""
+    """Split the files of a checkpoint into one per rank, as version 0.1 wrote them."""
     manifest = read_manifest(folder)
     for name in ("model.safetensors", "optimizer.safetensors"):
         whole = load_file(folder / name)
@@ -310,7 +314,7 @@ def in_parts(folder: Path, ranks: int) -> None:
 
 @pytest.fixture()
 def alone_in_a_group(tmp_path):
-    """A process group of this process."""
+    """A process group that contains only this process."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
@@ -318,7 +322,7 @@ def alone_in_a_group(tmp_path):
 
 
 def test_of_a_sharded_model_nothing_whole_is_kept(alone_in_a_group):
-    """By ranks that gather weights for another."""
+    """This is true for ranks that only help to gather weights for another rank."""
     model = task_model("bert", "sequence-classification", "sdpa")
     for unit in (*blocks(model), model):
         fully_shard(unit)
@@ -328,7 +332,7 @@ def test_of_a_sharded_model_nothing_whole_is_kept(alone_in_a_group):
 
 @pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])
 def test_blocks_whose_weights_are_tied_to_others_are_not_sharded_separately(task):
-    """BERT's word embeddings are the output of its masked language model."""
+    """BERT's word embeddings are also the output layer of its masked language model."""
     model = task_model("bert", task, "sdpa")
     names = {
         type(block).__name__ for block in _sharded_separately(model, blocks(model))
@@ -338,7 +342,8 @@ def test_blocks_whose_weights_are_tied_to_others_are_not_sharded_separately(task
 
 
 def check_one_rank_goes_on(folder, kept, one_rank) -> None:
-    """From a checkpoint of two: the rows of each step, and the losses."""
+    """Resume from a checkpoint of two ranks, and check the rows and losses of each
+    step."""
     expected, rows = one_rank[0], {}
     resume = {"resume": str(kept), "log_every": 1}
     job = make_job(folder, config=NO_DROPOUT, checkpoint=OFTEN, **resume)

@@ -1,4 +1,4 @@
-"""`split.drop_rows`: raw rows that are left out, by number or by an audit's file."""
+"""`split.drop_rows` leaves out raw rows, given by number or by an audit's file."""
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ def test_numbers_leave_rows_out_and_all_others_where_they_are(tmp_path, kind):
 
 
 def test_a_file_names_rows_by_their_texts(tmp_path):
-    """Also if rows were added before them, and one of them was taken out."""
+    """This works even if rows were added before them and one of them was removed."""
     whole = split_recipes("texts", raw_rows("texts", tmp_path, ROWS))
     rows = whole["train"].to_dataset().data.table.slice(0, 5)
     file = str(tmp_path / "suspect_rows.parquet")

@@ -1,4 +1,4 @@
-"""Which evaluation is the best, and when a training ends because none is any more."""
+"""Which evaluation is the best, and when a training run ends early."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ JUMPS = {
 
 
 def evaluations(job) -> list[dict]:
-    """Figures of each, with its step."""
+    """Return the metrics of each evaluation, with its step."""
     found = map(json.loads, job.metrics_file.read_text().splitlines())
     return [
         {"step": point["step"], **point["metrics"]}
@@ -36,7 +36,8 @@ def evaluations(job) -> list[dict]:
 
 
 def stop_of(values: list[float], patience: int) -> int:
-    """Number of the evaluation after which `values`, lower ones better, stop."""
+    """Return the number of the evaluation that ends the run if lower `values` are
+    better."""
     for place in range(len(values)):
         since = place - values.index(min(values[: place + 1]))
         if since >= patience:
@@ -46,7 +47,7 @@ def stop_of(values: list[float], patience: int) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The training that is not stopped."""
+    """The training run without early stopping."""
     job = make_job(tmp_path_factory.mktemp("whole"), **JUMPS)
     return run_job(job), evaluations(job)
 
@@ -73,12 +74,12 @@ def test_a_training_ends_when_no_evaluation_is_the_best(stopped, whole):
     full, found = whole
     place = stop_of([point["validation_loss"] for point in found], 2)
     last = found[place]["step"]
-    assert last < 24 and last % 5  # inside of a window
+    assert last < 24 and last % 5  # inside a window
     assert result.report.exit_reason == "early stopping"
     assert result.report.steps == result.history[-1].step == last
     assert evaluations(job) == found[: place + 1]
     behind = [entry for entry in curve(full) if entry[0] < last]
-    assert curve(result)[:-1] == behind  # rates too: the schedule is the whole one's
+    assert curve(result)[:-1] == behind  # including the rates
     best = min(found[: place + 1], key=lambda point: point["validation_loss"])
     assert result.report.validation_loss == best["validation_loss"]
     assert full.report.exit_reason == "finished"
@@ -93,7 +94,7 @@ def test_a_resumed_training_stops_where_an_undisturbed_one_does(
     job = make_job(tmp_path, **JUMPS, early_stopping_patience=2)
     text = "step 5/24  loss" if moment == "middle" else f"step {last - 2}/24  valid"
     with pytest.raises(Crash), monkeypatch.context() as patch:
-        if moment == "end":  # the checkpoint of the last step is there
+        if moment == "end":  # the checkpoint of the last step exists
             patch.setattr(loop, "finish", lambda *_: crash())
             run_job(job)
         with when_logged(text, crash):
@@ -137,7 +138,7 @@ def test_patience_needs_evaluations():
 
 
 def test_a_metric_without_a_value_stops_nothing_and_the_loss_chooses(tmp_path, caplog):
-    """AUC of rows of one class: scikit-learn gives none either."""
+    """The AUC of rows of a single class is undefined, as in scikit-learn."""
     job = make_job(tmp_path, **JUMPS, metric="auc", early_stopping_patience=1)
     table = job.validation.table
     rows = TokenRows(table.filter(pc.equal(table["labels"], 1)))

@@ -1,4 +1,4 @@
-"""Vectors of texts: their loss, its gradient however a step is cut, and the figures."""
+"""Text vectors: their loss, its gradient however a step is divided, and the metrics."""
 
 import json
 from dataclasses import replace
@@ -27,12 +27,12 @@ from tests.engine.runs import NO_DROPOUT, make_job, metrics_of
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
 TEMPERATURE = 0.1
 PAIRS = 32
-"""Of a global batch."""
+"""Number of pairs in a global batch."""
 BUDGETS = {"32 pairs": "auto", "8 pairs": 8 * 32, "1 pair": 24}
 
 
 def pair_rows(count, negatives=0, seed=3):
-    """Samples of texts of 3 to 24 tokens, none of which repeats."""
+    """Return samples of different texts with 3 to 24 tokens."""
     chance = np.random.default_rng(seed)
     texts = [
         [1, *chance.integers(5, 100, chance.integers(1, 23)).tolist(), 2]
@@ -43,7 +43,8 @@ def pair_rows(count, negatives=0, seed=3):
 
 
 def rows_of(samples, scores=None):
-    """Of lists of texts, lists of ids: the anchor's, the positive's, negatives'."""
+    """Return token rows for `samples`. Each is a list of texts (lists of ids): the
+    anchor, the positive and the negatives."""
     ids = [[number for text in texts for number in text] for texts in samples]
     lengths = [[len(text) for text in texts] for texts in samples]
     table = {"input_ids": ids, "sequence_lengths": lengths}
@@ -54,7 +55,7 @@ def rows_of(samples, scores=None):
 
 
 def pair_job(folder, *, family="bert", negatives=0, model=None, config=None, **train):
-    """Five steps of 32 pairs."""
+    """Return a job with five steps of 32 pairs."""
     options = {
         "global_batch_size": PAIRS,
         "token_budget": "auto",
@@ -82,7 +83,7 @@ def pair_job(folder, *, family="bert", negatives=0, model=None, config=None, **t
 
 
 def texts_of(rows, row_ids):
-    """Lists (N, texts) of ids."""
+    """Return the ids of all texts as lists (N, texts)."""
     members, numbers = rows.sequences(np.asarray(row_ids))
     views = [view.tolist() for view in members.views(numbers)]
     counts = [len(own) for own in rows.views(np.asarray(row_ids), "sequence_lengths")]
@@ -91,7 +92,7 @@ def texts_of(rows, row_ids):
 
 
 def plain_vectors(model, texts, pooling):
-    """(n, hidden) of texts alone, by transformers."""
+    """Return vectors (n, hidden) of single texts, computed by transformers."""
     found = []
     for ids in texts:
         states = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
@@ -101,21 +102,22 @@ def plain_vectors(model, texts, pooling):
 
 
 def ranking_loss(anchors, positives, negatives=None):
-    """As sentence-transformers' MultipleNegativesRankingLoss, of vectors (N, H)."""
+    """Return the MultipleNegativesRankingLoss of sentence-transformers for vectors (N,
+    H)."""
     passages = positives if negatives is None else torch.cat([positives, negatives])
     scores = F.normalize(anchors, dim=1) @ F.normalize(passages, dim=1).T / TEMPERATURE
     return F.cross_entropy(scores, torch.arange(len(anchors)))
 
 
 def plain_loss(model, samples, pooling="mean"):
-    """Mean over the samples, which all have as many texts."""
+    """Return the mean over the samples, which all have the same number of texts."""
     sides = [plain_vectors(model, side, pooling) for side in zip(*samples, strict=True)]
     anchors, positives, *negatives = sides
     return ranking_loss(anchors, positives, torch.cat(negatives) if negatives else None)
 
 
 def labels_of(samples):
-    """(K, 3) of texts by name, one after the other sample."""
+    """Return labels (K, 3) for all texts, sample by sample."""
     found = [
         [number, place, hash(text) >> 4]
         for number, texts in enumerate(samples)
@@ -198,7 +200,7 @@ def gradients_of(trainer, step=0):
 
 
 def scored_rows(rows, seed=1):
-    """The same pairs, with a score each."""
+    """Return the same pairs with a score each."""
     scores = np.random.default_rng(seed).uniform(-1, 1, len(rows))
     return rows_of(texts_of(rows, range(len(rows))), scores)
 
@@ -357,7 +359,7 @@ VECTORS = {
 def test_figures_are_those_of_ranks():
     samples = [("a", "a near", "wrong"), ("b", "b near")]
     found = retrieval(samples, VECTORS)
-    assert found["recall_at_1"] == 0.5  # "wrong" lies nearer to "a"
+    assert found["recall_at_1"] == 0.5  # "wrong" is closer to "a"
     assert found["recall_at_5"] == 1
     assert found["mrr_at_10"] == pytest.approx((1 / 2 + 1) / 2)
     assert found["ndcg_at_10"] == pytest.approx((1 / np.log2(3) + 1) / 2)
@@ -366,7 +368,7 @@ def test_figures_are_those_of_ranks():
 def test_an_anchor_has_all_its_positives_and_never_finds_itself():
     samples = [("a", "a near"), ("b", "b near"), ("a", "a far"), ("b", "a")]
     found = retrieval(samples, VECTORS)
-    # a: near, far | b near. b: far | near, ..., a: itself no passage of a's.
+    # a finds near, far. b finds far, near, ..., and a. a is no passage of its own.
     assert found["recall_at_10"] == 1
     ranks = {"a": (1, 2), "b": (2, 4)}
     gains = [sum(1 / np.log2(r + 1) for r in own) for own in ranks.values()]

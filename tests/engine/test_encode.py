@@ -1,4 +1,4 @@
-"""Token rows: the ids that transformers gives, whatever the route."""
+"""Token rows have the same ids as in transformers, however they are created."""
 
 import datasets
 import numpy as np
@@ -32,7 +32,8 @@ TOKENIZE = TokenizeSettings(max_length=16, vocab_size=200)
 
 
 def texts_of(count, seed=0):
-    """Texts with a long tail: most are short, some many times `max_length`."""
+    """Return texts, most of them short, and some many times longer than
+    `max_length`."""
     random = np.random.default_rng(seed)
     sizes = np.minimum(random.pareto(1.0, count) * 4 + 1, 400).astype(int)
     return [" ".join(random.choice(WORDS, size)) for size in sizes]
@@ -50,12 +51,13 @@ def word_pieces(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(word_pieces):
-    """The same tokenizer, read by transformers."""
+    """The same tokenizer, loaded by transformers."""
     return AutoTokenizer.from_pretrained(word_pieces.folder)
 
 
 def bpe(folder, space):
-    """Byte-level (`space` is a letter of the token) or Metaspace pieces."""
+    """Save a BPE tokenizer with byte-level pieces (in which `space` is a letter) or
+    Metaspace pieces."""
     tokenizer = byte_pairs(texts_of(300), 500, space, ["<s>", "</s>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
@@ -116,8 +118,8 @@ def test_long_texts_give_what_the_whole_text_gives(tmp_path, space):
 
 @pytest.mark.parametrize("task", ["next-key", "causal-lm", "bidirectional-lm"])
 def test_a_cut_text_has_no_end_where_ends_are_learnt(word_pieces, theirs, task):
-    """The first tokens of the whole text, as transformers has it; also of one that is
-    longer by its end alone."""
+    """Rows have the first tokens of the whole text, as in transformers, even if only
+    the end token does not fit."""
     texts = [*texts_of(200), "fox " * 14, "fox " * 15, "fox " * 16]
     model = MODEL.model_copy(update={"task": task})
     recipe = recipe_of(word_pieces, rows_of(texts), model=model)
@@ -180,7 +182,8 @@ def test_pairs_have_type_ids_and_are_cut_together(word_pieces, tmp_path):
 
 @pytest.mark.parametrize("max_length", [16, 17])
 def test_long_pairs_are_cut_as_transformers_cuts_them(word_pieces, theirs, max_length):
-    """Of nearly the same length, too: which is longer decides where one is cut."""
+    """The texts may have nearly the same length: the longer one decides where a pair is
+    cut."""
     sizes = [(300, 300), (301, 300), (300, 301), (400, 5), (5, 400), (40, 300), (9, 9)]
     texts = ["the" + " fox" * n for n, _ in sizes]
     pairs = ["the" + " lazy" * n for _, n in sizes]
@@ -232,7 +235,8 @@ def test_a_label_that_train_never_has(word_pieces):
 
 
 def test_labels_of_more_than_two_gib(word_pieces):
-    """One label's bytes many times over: joined, they are more than an array holds."""
+    """The bytes of one label are repeated until they exceed the size of a single
+    array."""
     name = "x" * (32 << 20)
     chunk = pa.array(["a", name, "b"])
     labels = pa.chunked_array([chunk] * 66)
@@ -246,7 +250,7 @@ def test_labels_of_more_than_two_gib(word_pieces):
 
 
 def test_targets_of_rows_in_several_chunks(word_pieces):
-    """Rows of a batch lie in any number of the chunks that labels come in."""
+    """The rows of a batch may lie in any number of the chunks of the label column."""
     names = [str(label) for label in range(5)]
     labels = [names[i * i % 5] for i in range(300)]
     parts = [
@@ -310,7 +314,7 @@ def settings_of(model=MODEL, tokenize=TOKENIZE):
 
 
 def stored_splits(folder, tokenizer, rows, names=()):
-    """Token rows of two splits, written under `folder` and read back."""
+    """Write the token rows of two splits to `folder` and read them again."""
     found = {}
     recipes = split_recipes(rows, tokenizer, list(names), MODEL, TOKENIZE)
     for name, recipe in zip(rows, recipes, strict=True):
@@ -463,7 +467,7 @@ def test_documents_are_told_apart_by_the_end_token(tmp_path):
 
 
 def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, theirs, tmp_path):
-    """What transformers saves has other bytes, and the same pieces."""
+    """A tokenizer saved by transformers has other bytes but the same pieces."""
     recipe = recipe_of(word_pieces, rows_of(texts_of(20)))
     write_recipe(tmp_path / "tokens", recipe)
     tokens = datasets.load_from_disk(str(tmp_path / "tokens"))
@@ -473,4 +477,4 @@ def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, theirs, tmp
     other = saved_tokenizer(tmp_path / "other", texts, MODEL, TOKENIZE)
     with pytest.raises(ModelError, match="with another tokenizer than the model's"):
         check_tokens(tokens, other)
-    check_tokens(tokens.select([0, 1]), other)  # not known
+    check_tokens(tokens.select([0, 1]), other)  # unknown

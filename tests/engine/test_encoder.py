@@ -1,4 +1,4 @@
-"""Rows have the ids that the tokenizer gives each text alone."""
+"""Rows have the ids that the tokenizer gives to each text alone."""
 
 import pyarrow as pa
 import pytest
@@ -93,7 +93,7 @@ def plain_ids(tokenizer, text, max_length):
 
 
 def check(tokenizer, texts, max_length):
-    """Encoded `texts`; their ids are the tokenizer's own."""
+    """Check that the ids of the encoded `texts` are those of the tokenizer."""
     copy = Tokenizer.from_str(tokenizer.to_str())
     encoder = Encoder(copy, EncodeOptions(max_length=max_length, empty_id=0))
     encoded = encoder.encode(pa.array(texts, pa.string()))

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a split against the model as transformers runs it."""
+"""Loss and accuracy of a split, compared with the model in transformers."""
 
 import math
 from dataclasses import replace
@@ -51,7 +51,8 @@ def test_perplexity_is_e_to_the_mean_loss():
 
 
 def plain(family, task):
-    """transformers' own loss over one padded batch of all rows; its hits."""
+    """Return the loss of transformers over one padded batch of all rows, and the
+    correct predictions."""
     model = task_model(family, task, "sdpa", whole=True).model.eval()
     data = step_rows(family, task, "random", token_budget=10**6)
     batch = data.cut(torch.arange(len(data.rows)).numpy(), 0, 0).micro_batches[0]
@@ -112,8 +113,7 @@ def test_a_split_without_targets_has_no_loss(task, caplog):
 
 
 class FullOnce:
-    """Memory runs out in the first `times` passes of an evaluation, as a module of the
-    model is done."""
+    """Simulates running out of memory in the first `times` passes of an evaluation."""
 
     def __init__(self, times=1):
         self.left = times
@@ -137,7 +137,7 @@ def test_a_training_outlives_an_evaluation_that_runs_out_of_memory(tmp_path, cap
     text = "out of memory in an evaluation with token budget 120: continuing with 60"
     assert text in caplog.text
     assert curve(result) == curve(whole)
-    assert result.report.token_budget == 120  # steps fit as they are
+    assert result.report.token_budget == 120  # steps still fit
     assert result.report.test_loss == pytest.approx(whole.report.test_loss, rel=1e-5)
 
 

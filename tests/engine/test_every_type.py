@@ -1,4 +1,5 @@
-"""All model types that transformers has for a task: equal, or refused by name."""
+"""All model types that transformers has for a task give equal results or are
+refused."""
 
 import pytest
 
@@ -18,5 +19,5 @@ def test_every_type_answers_as_a_row_at_a_time_or_is_refused(task):
 
 
 def test_logits_beyond_the_rows_move_no_targets():
-    """Perceiver has them for all positions that it knows."""
+    """Perceiver returns logits for all its positions."""
     assert tried("perceiver", "masked-lm") == "equal"

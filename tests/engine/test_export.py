@@ -1,4 +1,4 @@
-"""Exported models: their outputs, figures and files, read without flatout."""
+"""Exported models: their outputs, metrics and files, loaded without flatout."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ from tests.pipelines.tokens import write_tokens
 
 CLASSES, LABELS = "sequence-classification", "multi-label-classification"
 ONE_LAYER = {"num_hidden_layers": 1}
-"""Tracing costs a second a layer."""
+"""One layer, because tracing takes a second per layer."""
 TEXTS = ["p7 p8 p20", "p9", "p41 p5 p77 p12"]
 
 
@@ -54,7 +54,7 @@ def quick():
 
 
 class Made:
-    """A saved model of random weights, and what is made of it."""
+    """A saved model with random weights, and its exports."""
 
     def __init__(self, folder: Path, family: str, task: str, **model) -> None:
         write_tokens(folder)
@@ -80,7 +80,7 @@ class Made:
         return parse_settings({**given, "export": named})
 
     def export(self, *formats: str, **model) -> dict[str, dict]:
-        """The report, with its lines by format."""
+        """Return the report, with its lines by format."""
         rows = datasets.Dataset(self.rows.table)
         splits = {"train": rows, "test": rows}
         loaded = load_pretrained(self.folder).eval()
@@ -89,7 +89,7 @@ class Made:
         return {**found, **{line["format"]: line for line in found["formats"]}}
 
     def predicted(self, **model) -> pd.DataFrame:
-        """Answers of the pipeline predict to TEXTS."""
+        """Return the predictions of the predict pipeline for TEXTS."""
         loaded, texts = load_pretrained(self.folder), pd.DataFrame({"text": TEXTS})
         settings = self.settings(**model)
         found = predict(loaded, TokenizerFile(self.folder), texts, settings)
@@ -98,7 +98,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory) -> tuple[Made, dict]:
-    """A classifier with a temperature, in two formats."""
+    """A classifier with a temperature, exported to two formats."""
     made = Made(tmp_path_factory.mktemp("classes"), "bert", CLASSES)
     Calibration(2.5, None, "k").save(made.folder)
     return made, made.export("onnx", "onnx_int8", "torch_export")
@@ -106,7 +106,7 @@ def classes(tmp_path_factory) -> tuple[Made, dict]:
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory) -> list[Path]:
-    """Folders of exported models of arrays and of images."""
+    """Folders of exported models for arrays and images."""
     found = []
     shallow = {"config": images.VIT | ONE_LAYER}
     for kind, name, own in ((arrays, "onnx", {}), (images, "torch_export", shallow)):
@@ -125,7 +125,7 @@ def samples(tmp_path_factory) -> list[Path]:
 
 
 def plain(folder: Path, rows, **options) -> np.ndarray:
-    """Logits by transformers alone, a row at a time."""
+    """Return the logits of transformers alone, row by row."""
     model = load_pretrained(folder).eval()
     with torch.no_grad():
         return torch.cat(
@@ -182,7 +182,7 @@ assert "flatout" not in sys.modules
 
 @pytest.mark.slow
 def test_the_readmes_predict_without_flatout(classes, samples):
-    """A process for all: it has to import PyTorch and transformers."""
+    """All examples run in one process, which has to import PyTorch and transformers."""
     made, _ = classes
     texts, codes = [made.to / name for name in ("onnx", "torch_export")], {}
     for folder in (*texts, *samples):
@@ -242,7 +242,7 @@ def test_the_server_answers_like_predict(classes):
 
 
 def answers_of(kind: str, outputs, **about):
-    """What the server makes of given outputs."""
+    """Return what the server computes from given outputs."""
     model = object.__new__(served().Model)
     known = {"labels": LABEL_NAMES, "temperature": 2.0, "thresholds": [0.0] * 3}
     model.about = {"kind": kind, "inputs": {"inputs": "float32"}, **known, **about}
@@ -298,7 +298,7 @@ def test_vectors_are_exported_and_have_length_1(tmp_path):
 
 
 class States(torch.nn.Module):
-    """Of tokens by themselves."""
+    """Returns states that only depend on the tokens themselves."""
 
     def __init__(self):
         super().__init__()
@@ -319,7 +319,7 @@ def test_vectors_are_pooled(tmp_path, pooling):
 
 @torch.no_grad()
 def check_pooled(folder, model, pooling):
-    """Two rows, of which one is padded, against one alone."""
+    """Check two rows, one of them padded, against each row alone."""
     ids = torch.tensor([[1, 7, 8, 2, 0, 0], [1, 9, 11, 30, 31, 2]])
     inputs = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     vectors = load("torch_export", folder)(inputs)
