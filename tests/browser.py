@@ -1,8 +1,6 @@
 """Headless Chromium, controlled through its debugging pipe. It is used for many
 pages."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json

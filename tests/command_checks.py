@@ -1,8 +1,6 @@
 """Check commands in documents: parse them as the program does, and compare them with
 the project's pipelines, environments, parameters, targets and modules."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

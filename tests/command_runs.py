@@ -1,8 +1,6 @@
 """Commands in the documents: which of them a test runs, and why the others are not
 run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

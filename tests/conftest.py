@@ -1,8 +1,6 @@
 """Fixtures that all tests share: the project, temporary folders, no network, and a
 clean MLflow state."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

@@ -1,7 +1,5 @@
 """Read commands, names and tables from the project's Markdown, with their position."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ranks that fork from a test process, so that they do not repeat its imports."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

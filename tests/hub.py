@@ -1,7 +1,5 @@
 """A server with the part of the Hugging Face Hub's API that uploads models."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Settings, rows and training jobs that many test modules use."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

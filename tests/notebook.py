@@ -4,8 +4,6 @@ GIVEN is code that runs after the cell tagged `parameters`. ASKED runs after the
 cell. If a cell fails, the process prints the traceback and exits with status 1.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

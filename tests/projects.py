@@ -1,8 +1,6 @@
 """Copies of the project's configuration, commands that succeed or are interrupted, and
 access to the runs and contexts of commands."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Helpers for commands that serve a web page."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

@@ -1,7 +1,5 @@
 """A scheduler that turns nodes into tasks runs a whole training in one task."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

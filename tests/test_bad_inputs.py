@@ -1,8 +1,6 @@
 """Mistakes in users' inputs do not affect training, and a message explains what to
 do."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The scripts in benchmarks/: the harness, and a small run of the cheapest script."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

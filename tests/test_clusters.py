@@ -1,8 +1,6 @@
 """The examples for clusters can be parsed, refer to existing names, and handle signals
 as documented."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,8 +1,6 @@
 """Unknown names on the command line and invalid YAML files lead to a one-line message
 without a traceback."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

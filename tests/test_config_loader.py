@@ -1,7 +1,5 @@
 """The order in which the folders of conf/ override one another."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Two runs that use the same data folder."""
 
-from __future__ import annotations
-
 import shutil
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 """Training is refused if its tokens come from other data than raw_texts, and only
 then."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

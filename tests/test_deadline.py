@@ -1,7 +1,5 @@
 """Predictions from logs of other programs, compared with values computed by hand."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from pathlib import Path
 

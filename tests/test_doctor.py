@@ -1,7 +1,5 @@
 """`kedro doctor`: the command as users run it, and the checks of the catalog."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checks of the machine: exact messages for given folders, sockets and facts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

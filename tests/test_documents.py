@@ -1,7 +1,5 @@
 """The documents are correct: commands, parameters, messages, files and both READMEs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`kedro flatout init`: columns and tasks of files whose meaning is known, and a
 training run with the result."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

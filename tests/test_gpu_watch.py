@@ -1,7 +1,5 @@
 """Watching the GPUs during a run, with a simulated driver."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`kedro flatout benchmark`: the options of guide E become parameters of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The guard compares a run with its baseline during the training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

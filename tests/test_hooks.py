@@ -1,7 +1,5 @@
 """Hooks in real runs: what they refuse, what they set, and what a killed run leaves."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

@@ -1,7 +1,5 @@
 """A custom task and a custom family in every pipeline."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """flatout in another Kedro project, as described in docs/own_project.md."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

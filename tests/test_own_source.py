@@ -1,7 +1,5 @@
 """A model that is trained from the folder to which it would be saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Splits that the user provides replace raw_texts."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from kedro.io import DataCatalog, MemoryDataset

@@ -1,8 +1,6 @@
 """Runs outside the project's folder: the package with its configuration, and the
 image."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Values that no code would read or check are refused before the run."""
 
-from __future__ import annotations
-
 import pytest
 from kedro.framework.project import configure_project
 

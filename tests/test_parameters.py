@@ -1,7 +1,5 @@
 """Parameters from conf/ to the nodes: what is shown, filled in and refused."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 

@@ -1,7 +1,5 @@
 """A session writes below its project, no matter where it was started."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from urllib.parse import unquote

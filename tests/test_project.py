@@ -1,7 +1,5 @@
 """The project as users see it: real commands, real files and a real tracking store."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The model card, the upload to a simulated Hub, and MLflow's model server."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Images, from files to metrics, with the commands that users run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

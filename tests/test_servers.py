@@ -1,8 +1,6 @@
 """`make ui` and `make viz` as a new user runs them: they start, show the expected
 content in a real headless browser, and end completely."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

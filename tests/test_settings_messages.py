@@ -1,7 +1,5 @@
 """Messages that users see if parameters cannot be used."""
 
-from __future__ import annotations
-
 import pytest
 
 from flatout.engine.parameters import Settings, SettingsError, parse_settings

@@ -1,7 +1,5 @@
 """The summary lines at the end of a training run and of an evaluation."""
 
-from __future__ import annotations
-
 import io
 import logging
 

@@ -1,7 +1,5 @@
 """The tracking program with SQLite stores, a closed port and a locked file."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

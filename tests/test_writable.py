@@ -1,7 +1,5 @@
 """A data folder that the user cannot write to is reported before any node runs."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import sys

@@ -6,8 +6,6 @@ pytest-xdist has started the test process, the server is a fork of that process,
 before it imports any tests.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import faulthandler

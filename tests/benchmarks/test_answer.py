@@ -1,7 +1,5 @@
 """The benchmark's answer in a sentence, for each mode."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

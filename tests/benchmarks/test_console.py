@@ -1,7 +1,5 @@
 """The line of a trial as a terminal and a log file show it."""
 
-from __future__ import annotations
-
 import pytest
 
 from flatout.reports.console import show_trial

@@ -1,7 +1,5 @@
 """The built-in corpus: real text of the installed packages, the same every time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Kedro's own entries in the place of flatout's."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from kedro.io import DataCatalog, DatasetError

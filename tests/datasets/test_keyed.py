@@ -1,7 +1,5 @@
 """Stored results: kept when unchanged, made again by name of the change, never half."""
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

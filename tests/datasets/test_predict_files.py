@@ -1,7 +1,5 @@
 """What the predict pipeline reads and writes through the catalog."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from kedro.io import DatasetError

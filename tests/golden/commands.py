@@ -1,7 +1,5 @@
 """`kedro run` on small data of every kind: what it leaves, how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

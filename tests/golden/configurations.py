@@ -1,7 +1,5 @@
 """The small trainings of the golden record: what each differs in from the first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

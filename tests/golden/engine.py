@@ -1,7 +1,5 @@
 """All that the golden record needs of flatout, in one place: modules may move."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

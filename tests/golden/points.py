@@ -1,7 +1,5 @@
 """The metrics that a training wrote, step by step."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -10,8 +10,6 @@ Rows, statuses and words of messages must be equal, figures to 1e-4. Names behin
 options choose some configurations.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """Small trainings and commands do what they did when record.json was written."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden.commands import COMMANDS, ran

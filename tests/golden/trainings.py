@@ -1,7 +1,5 @@
 """Trains the golden record's configurations, and notes what each of them did."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The benchmark pipeline: nodes as functions, a real run, files that stay."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

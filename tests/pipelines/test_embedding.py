@@ -1,7 +1,5 @@
 """`kedro run` on a file of pairs: a folder that sentence-transformers loads."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The evaluate pipeline on the project's catalog, against transformers and sklearn."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The split pipeline: every kind of input, bad input's texts."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from pathlib import Path

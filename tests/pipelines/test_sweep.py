@@ -1,7 +1,5 @@
 """The sweep pipeline from the command line: killed, taken up again, tracked."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

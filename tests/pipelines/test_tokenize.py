@@ -1,7 +1,5 @@
 """The tokenize pipeline: a run on real rows, what a change makes again."""
 
-from __future__ import annotations
-
 import datasets
 import pytest
 from kedro.io import DatasetError, MemoryDataset

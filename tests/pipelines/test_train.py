@@ -1,7 +1,5 @@
 """The train node in this process, its outputs saved by the project's own catalog."""
 
-from __future__ import annotations
-
 import json
 import traceback
 

@@ -1,8 +1,6 @@
 """A data folder with tokens, for pipelines that begin with them, and the entries of the
 pipelines that make them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

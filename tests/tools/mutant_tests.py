@@ -1,7 +1,5 @@
 """Pytest plugins for `mutants.py`, which observe the tests of a mutant."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

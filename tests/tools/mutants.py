@@ -10,8 +10,6 @@ file (`.work`) are made at the first start, so delete them after changing the pr
 `--only TEXT` selects mutants whose names contain the text.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

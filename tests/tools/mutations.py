@@ -1,7 +1,5 @@
 """Small changes to the source of a module that its tests should notice."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Iterator

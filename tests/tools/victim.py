@@ -5,8 +5,6 @@ interrupted. When it has finished, F/outcome.json contains the results that must
 depend on the faults.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import resource
