@@ -1,4 +1,4 @@
-"""Ranks that die, hang, fail or are told to stop."""
+"""Ranks that die, hang, fail, or are asked to stop."""
 
 import logging
 import re
@@ -47,7 +47,7 @@ def two_ranks(folder, steps: int = 30, **train) -> TrainJob:
 
 
 def rank_processes() -> dict[int, psutil.Process]:
-    """Ranks that this process has started, by rank."""
+    """Return the ranks that this process has started, by rank."""
     places = Path(tempfile.gettempdir()).glob("flatout-*/beats")
     beats = [beat for place in places for beat in read_beats(place)]
     return {beat.rank: psutil.Process(beat.pid) for beat in beats}
@@ -59,7 +59,7 @@ def newest_step(job: TrainJob) -> int:
 
 
 class AtStep(threading.Thread):
-    """Calls `action(ranks)` once a checkpoint of `step` or a later one is there."""
+    """Calls `action(ranks)` once there is a checkpoint of `step` or a later step."""
 
     def __init__(self, job, step, action):
         super().__init__(daemon=True)
@@ -100,7 +100,8 @@ def undisturbed(tmp_path_factory):
 def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(
     tmp_path, undisturbed, no_orphans, caplog
 ):
-    """Killed once: with max_restarts: 1 the curve is that of the undisturbed run."""
+    """The rank is killed once. With max_restarts: 1, the curve is that of the
+    undisturbed run."""
     job = two_ranks(tmp_path, distributed={"max_restarts": 1})
     killer = AtStep(job, 8, lambda ranks: ranks[1].kill())
     killer.start()
@@ -108,7 +109,7 @@ def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(
         result = run_job(job)
     told = [r for r in caplog.records if "rank 1 was killed by SIGKILL" in r.message]
     assert len(told) == 1
-    assert told[0].created - killer.acted_s < 10  # seconds, not a timeout
+    assert told[0].created - killer.acted_s < 10  # after seconds, not a timeout
     assert result.report.resumed_from_step >= 8
     assert curve(result) == undisturbed
 
@@ -139,7 +140,7 @@ def test_a_failing_rank_brings_its_own_error(tmp_path, no_orphans):
 def test_a_signal_stops_all_ranks_at_one_step_and_one_rank_can_go_on(
     tmp_path, no_orphans
 ):
-    """The signal goes to all processes, as a scheduler sends it."""
+    """The signal is sent to all processes, as a scheduler does."""
     job = two_ranks(tmp_path, steps=40, log_every=40)
 
     def terminate(ranks):
@@ -177,7 +178,7 @@ def test_the_stopped_rank_comes_before_those_that_wait_for_it():
 
 
 def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
-    """A limit stands in for a device that is full: 60 tokens a micro-batch."""
+    """A limit of 60 tokens per micro-batch simulates a full device."""
     from flatout.engine.train.step import Stepper
 
     real, refused = Stepper.__call__, []
@@ -198,7 +199,7 @@ def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
     assert result.report.token_budget == 60
     assert len(refused) == 2
     assert [point.step for point in result.history] == list(range(1, 13))
-    assert result.report.samples == 180  # no row lost, none twice
+    assert result.report.samples == 180  # no row is lost or repeated
 
 
 def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
@@ -244,7 +245,7 @@ def test_other_errors_are_no_shortage_of_memory(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_short_drill(tmp_path):
-    """Ten faults at random moments; 50 by hand: python -m tests.tools.drill."""
+    """This has ten faults at random moments. For 50: python -m tests.tools.drill."""
     drill = Drill(tmp_path, Victim(max_steps=80), seed=3, preloaded=True)
     drill.run(10)
     assert sum(drill.faults.values()) == 10

@@ -1,4 +1,4 @@
-"""When FlashAttention 4 takes the place of PyTorch's flash kernel."""
+"""When FlashAttention 4 replaces PyTorch's flash kernel."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ GPU = torch.device("cuda")
 
 @pytest.fixture
 def active(monkeypatch):
-    """The kernels that were put in place, on a Hopper GPU with the package."""
+    """The activated kernels, on a Hopper GPU on which the package is installed."""
     names = [None]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash4, "_is_installed", lambda: True)

@@ -1,4 +1,4 @@
-"""Operations by our convention against PyTorch's counter and transformers' masks."""
+"""Operation counts compared with PyTorch's counter and transformers' masks."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.engine.families import CONFIGS, step_rows
 from tests.engine.plain import auto_class
 
 LAYERS = {"num_hidden_layers": 5}
-WIDER_HEADS = {"head_dim": 24}  # of a hidden size of 16 and 2 heads
+WIDER_HEADS = {"head_dim": 24}  # with a hidden size of 16 and 2 heads
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 CASES = {
     "bert": ("bert", "sequence-classification", {}),
@@ -49,7 +49,8 @@ def model_of(family, task, extra):
 
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_those_that_pytorch_counts(case):
-    """Forward and backward over one row; eager attention computes hidden pairs too."""
+    """Forward and backward pass over one row. Eager attention also computes hidden
+    pairs."""
     family, task, extra = CASES[case]
     model, n = model_of(family, task, extra), 24
     with FlopCounterMode(display=False) as counter:

@@ -1,4 +1,4 @@
-"""Folds: scikit-learn's sizes, no group in two, and what cannot be divided."""
+"""Folds have scikit-learn's sizes and keep groups together, or are refused."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ GROUPED = Columns("text", None, "label", "patient")
 
 
 def frame_of(rows, labels=3):
-    """Labels of different frequency, and patients with 1 to 6 rows."""
+    """Return labels of different frequency, and patients with 1 to 6 rows."""
     draws = np.random.default_rng(0)
     return pd.DataFrame(
         {
@@ -36,7 +36,7 @@ def frame_of(rows, labels=3):
 
 
 def folds_of(frame, columns=CLASSES, **options):
-    """The fold of each row, in the order of the raw rows."""
+    """Return the fold of each row, in the order of the raw rows."""
     parts, _, _ = split(frame, columns, **options)
     rows = pd.concat([pd.DataFrame(parts[name][:]) for name in NAMES])
     assert sorted(rows["source_row"]) == list(range(len(frame)))
@@ -44,7 +44,7 @@ def folds_of(frame, columns=CLASSES, **options):
 
 
 def sizes(folds, labels):
-    """(labels, folds): the counts of each label, sorted."""
+    """Return the sorted counts of each label, as (labels, folds)."""
     table = pd.crosstab(labels, folds).to_numpy()
     return np.sort(table, axis=1).tolist()
 

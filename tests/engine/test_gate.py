@@ -1,4 +1,4 @@
-"""`gate`: trainings that are slower or worse than a baseline are found."""
+"""`gate` detects training runs that are slower or worse than a baseline."""
 
 import json
 import time
@@ -22,7 +22,7 @@ BASE = Measured(
 
 
 def job_of(folder, **train):
-    """64 rows, of which the validation has the same."""
+    """Return a job with 64 rows, which are also the validation rows."""
     job = easy_job(folder, rows=64, audit=False, **train)[0]
     return replace(job, validation=job.train)
 
@@ -56,7 +56,7 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
     ("rates", "losses", "is_fault"),
     [
         ([930.0, 910.0, 960.0], [0.51] * 3, False),
-        ([850.0, 930.0, 700.0], [0.51] * 3, False),  # as noisy as it is slower
+        ([850.0, 930.0, 700.0], [0.51] * 3, False),  # as noisy as slower
         ([500.0, 200.0, 100.0], [0.51] * 3, False),  # too noisy to be compared
         ([800.0, 790.0, 795.0], [0.51] * 3, True),
         ([1500.0] * 3, [0.3] * 3, False),

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Skipped without one; the figures live in benchmarks."""
+"""Tests that need a GPU. Measured values are in benchmarks."""
 
 import logging
 from concurrent.futures import ProcessPoolExecutor
@@ -65,7 +65,7 @@ def gpu_job(folder, *, runtime=None, shape=None, config=None, rows=240, **option
         "epochs": 4,
         "log_every": 10,
         "learning_rate": 1e-4,
-        "compile": True,  # by itself it would not pay within so few steps
+        "compile": True,  # `auto` would not compile for so few steps
         "resume": "never",
         **options,
     }
@@ -104,7 +104,7 @@ def run(job):
 def test_the_host_waits_for_the_device_at_log_points_alone(
     tmp_path, monkeypatch, options
 ):
-    refused, settled_at = [], 30  # compiled, captured, memory taken
+    refused, settled_at = [], 30  # compiled and captured, with memory allocated
 
     class Watching(loop.Recorder):
         def step_begins(self):
@@ -149,7 +149,7 @@ def test_the_fast_path_trains_as_the_plain_one(tmp_path):
 
 
 def test_fp16_trains_alike_with_and_without_the_fused_optimizer(tmp_path):
-    """And as bf16 does; its first steps may overflow and be left out."""
+    """The result equals that of bf16. The first steps may overflow and be skipped."""
     options = {"cuda_graphs": False, "learning_rate": 1e-3, "log_every": 1}
     jobs = {
         "bf16": ("bf16", {}),
@@ -162,7 +162,7 @@ def test_fp16_trains_alike_with_and_without_the_fused_optimizer(tmp_path):
         runtime = {"precision": precision, "residual": "fp32"}
         job = gpu_job(tmp_path / name, runtime=runtime, **{**options, **own})
         losses.append(torch.tensor([point.loss for point in run(job).history]))
-    assert losses[0][:5].mean() - losses[0][-5:].mean() > 0.01  # it learns
+    assert losses[0][:5].mean() - losses[0][-5:].mean() > 0.01  # the model learns
     for other in losses[1:]:
         torch.testing.assert_close(other, losses[0], rtol=5e-2, atol=5e-2)
 
@@ -190,7 +190,7 @@ def test_an_audit_counts_each_pass_in_replayed_steps(tmp_path):
 
 
 def test_an_evaluation_makes_few_logits_at_a_time(tmp_path):
-    """14,000 targets over 150,000 pieces would be 8 GiB in fp32, and copies of it."""
+    """In fp32, the logits would take 8 GiB (14,000 targets, 150,000 pieces)."""
     job = language_model_job(tmp_path, rows=1024, vocab_size=150_000)
     trainer = assemble(job, set_up(job.settings.runtime))
     torch.cuda.reset_peak_memory_stats()
@@ -201,19 +201,20 @@ def test_an_evaluation_makes_few_logits_at_a_time(tmp_path):
 
 
 def run_ranks(folder, options):
-    """In a process that has not used a GPU."""
+    """Run this in a process that has not used a GPU."""
     return run_job(gpu_job(folder, log_every=1, **IN_PROPORTION, **options))
 
 
 def biases(result):
-    """All that a layer's products add at the end, (N,): zero before the first step."""
+    """Return all biases of the dense layers (N,), which are zero before the first
+    step."""
     tensors = load_file(result.last_model_folder / "model.safetensors")
     found = [tensors[name] for name in sorted(tensors) if name.endswith("dense.bias")]
     return torch.cat(found)
 
 
 IN_PROPORTION = {"learning_rate": 0.1, "adam_epsilon": 1.0, "max_grad_norm": None}
-"""Weights move as far as gradients are long: a factor on these would be seen."""
+"""Updates are proportional to gradients, so a wrong factor is noticed."""
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -221,7 +222,7 @@ def test_two_gpus_exchange_between_graphs_what_one_computes(tmp_path):
     alone = gpu_job(tmp_path / "one", cuda_graphs=False, log_every=1, **IN_PROPORTION)
     one = run(alone)
     alone, moved = one.history, biases(one)
-    assert moved.abs().max() > 1e-4  # from zero
+    assert moved.abs().max() > 1e-4  # they start from zero
     for name, options in {
         "graphs": {"cuda_graphs": True},
         "at once": {"cuda_graphs": False, "distributed": {"bucket_mib": "all"}},
@@ -254,7 +255,7 @@ def language_model_job(folder, rows=240, vocab_size=100, **options):
 
 
 def test_a_language_model_replays_a_few_graphs(tmp_path, caplog):
-    """Its batches differ in their number of targets as well; one has none."""
+    """Its batches also differ in their number of targets. One batch has none."""
     losses = []
     for graphs in (True, False):
         job = language_model_job(
@@ -266,12 +267,12 @@ def test_a_language_model_replays_a_few_graphs(tmp_path, caplog):
         losses.append(torch.tensor([point.loss for point in found.history]))
         assert losses[-1][20] == 0.0
     captured = [r for r in caplog.records if "captured a CUDA graph" in r.message]
-    assert 1 <= len(captured) <= 6  # of 57 steps: totals of 256 or 512 tokens
+    assert 1 <= len(captured) <= 6  # in 57 steps: totals of 256 or 512 tokens
     torch.testing.assert_close(*losses, rtol=1e-2, atol=1e-2)
 
 
 def test_a_second_start_finds_every_graph_of_the_first(tmp_path):
-    """Traced again, but neither differentiated nor lowered again."""
+    """Graphs are traced again, but not differentiated or lowered again."""
     counted = torch._dynamo.utils.counters["aot_autograd"]
     losses = []
     for name in ("first", "second"):
@@ -279,7 +280,7 @@ def test_a_second_start_finds_every_graph_of_the_first(tmp_path):
         counted.clear()
         found = run(gpu_job(tmp_path / name, cuda_graphs=False, log_every=1))
         losses.append(torch.tensor([point.loss for point in found.history]))
-    # PyTorch 2.11 lost one of the four; refused is none.
+    # PyTorch 2.11 loses one of the four, but no graph bypasses the cache.
     assert counted["autograd_cache_hit"] >= 3
     assert counted["autograd_cache_bypass"] == 0
     torch.testing.assert_close(*losses, rtol=1e-2, atol=1e-2)
@@ -295,8 +296,9 @@ def test_a_second_start_finds_every_graph_of_the_first(tmp_path):
     ],
 )
 def test_other_families_train_on_the_fast_path(tmp_path, family, wider):
-    """As the plain path in fp32, within the rounding of bf16: 1 % at most on a CPU."""
-    # Large weights: the loss depends on every layer, and is far from that of chance.
+    """The results are those of the fp32 path within bf16 rounding (1 % on a CPU)."""
+    # With large weights, the loss depends on every layer and is far from that of
+    # chance.
     config = {
         "model_type": family,
         **CONFIGS[family],
@@ -323,7 +325,8 @@ def test_other_families_train_on_the_fast_path(tmp_path, family, wider):
 
 
 def test_an_interrupted_training_with_graphs_ends_as_an_undisturbed_one(tmp_path):
-    """Dropout on. GPUs add in any order: as near as a second undisturbed one ends."""
+    """Dropout is on. The tolerance allows for the GPU's arbitrary order of
+    additions."""
     shape = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     options = {"cuda_graphs": True, "log_every": 1, "learning_rate": 1e-3}
     options |= {"resume": "auto", "checkpoint": {"every_steps": 10, "keep": 2}}
@@ -348,17 +351,17 @@ def test_an_interrupted_training_with_graphs_ends_as_an_undisturbed_one(tmp_path
 
 
 EXACT = {"precision": "fp32", "tf32": False, "threads": 1}
-"""fp32 without TF32."""
+"""Settings for fp32 without TF32."""
 
 
 def on_gpu(job, runtime=EXACT, **train):
-    """`job` on the device."""
+    """Return `job` for the GPU."""
     return run(changed(job, runtime=runtime, train=train))
 
 
 @pytest.mark.parametrize("task", ["next-key", "bidirectional-lm"])
 def test_lstms_train_the_same_recorded_as_in_plain_pytorch(tmp_path, task):
-    """Ten steps of shapes that all come again, of a loop on the CPU."""
+    """Ten captured steps are compared with a plain loop on the CPU."""
     start = save_start(tmp_path / "start", task)
     job = job_for(tmp_path, task, start, batching="grouped", token_budget=4096)
     want = plain_training(job)
@@ -379,7 +382,7 @@ TWELVE_STEPS |= {"resume": "never"}
     [*((kind, False) for kind in SAMPLES), ("vit", True), ("resnet", True)],
 )
 def test_samples_train_the_same_recorded(tmp_path, kind, compiled):
-    """Twelve steps, two of them an epoch's smaller last."""
+    """Two of the twelve steps are the smaller last steps of an epoch."""
     histories = []
     for recorded in (False, True):
         folder = tmp_path / str(recorded)
@@ -400,7 +403,7 @@ def test_samples_train_the_same_recorded(tmp_path, kind, compiled):
 
 @pytest.mark.parametrize("config", [VIT, CONVNEXT, RESNET], ids=["vit", "next", "res"])
 def test_compiled_images_with_fused_parts_have_the_plain_gradient(tmp_path, config):
-    """In fp32."""
+    """Both are computed in fp32."""
     job, plain = task_model(tmp_path, config)
     batch = {name: tensor.cuda() for name, tensor in batch_of(job).items()}
     model = deepcopy(plain.cuda())
@@ -411,7 +414,7 @@ def test_compiled_images_with_fused_parts_have_the_plain_gradient(tmp_path, conf
 
 @pytest.mark.parametrize("config", [VIT, CONVNEXT, RESNET], ids=["vit", "next", "res"])
 def test_images_train_the_same_compiled_with_fused_parts(tmp_path, config):
-    """Crops included, which a graph takes by index."""
+    """Crops are included, which a graph computes with indices."""
     histories = []
     for is_compiled in (False, True):
         folder = tmp_path / str(is_compiled)
@@ -427,7 +430,7 @@ def test_images_train_the_same_compiled_with_fused_parts(tmp_path, config):
 
 
 def run_resnet(folder, ranks):
-    """In a process that has not used a GPU."""
+    """Run this in a process that has not used a GPU."""
     options = {"max_steps": 4, "crop_area": 0.5, "resume": "never"}
     job = image_job(folder, RESNET, distributed={"num_processes": ranks}, **options)
     return run_job(changed(job, runtime=EXACT))
@@ -435,7 +438,7 @@ def run_resnet(folder, ranks):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_share_the_statistics_of_batchnorm(tmp_path):
-    """SyncBatchNorm: the losses and running means of one GPU that takes all rows."""
+    """SyncBatchNorm gives the losses and running means of a single GPU."""
     found = []
     for ranks in (1, 2):
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
@@ -452,7 +455,7 @@ def test_two_gpus_share_the_statistics_of_batchnorm(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"cuda_graphs": False, "compile": False}])
 def test_measuring_memory_leaves_no_trace(tmp_path, monkeypatch, options):
-    """Weights and generators are as without it."""
+    """Weights and random generators are the same as without the measurement."""
     found = []
     for plenty in (True, False):
         monkeypatch.setattr(calibration, "is_plenty", lambda *_, p=plenty, **__: p)
@@ -469,7 +472,7 @@ def test_measuring_memory_leaves_no_trace(tmp_path, monkeypatch, options):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_budget_fits_a_card_that_is_small(tmp_path, checkpointing):
-    """What is expected of steps is measured within 15 %; nothing runs out."""
+    """Steps need the expected memory within 15 %, and none fails."""
     shape = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 2048}
     shape["num_attention_heads"] = 8
     job = gpu_job(
@@ -502,7 +505,7 @@ def test_the_budget_fits_a_card_that_is_small(tmp_path, checkpointing):
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_projected_lstms_train_as_in_plain_pytorch(tmp_path, recorded):
-    """Ten steps in bf16, of a loop in fp32 on the CPU; rows of 3 to 24 tokens."""
+    """Ten bf16 steps are compared with an fp32 loop on the CPU."""
     task, sizes = "bidirectional-lm", {"hidden_size": 128, "projection_size": 64}
     start = save_start(tmp_path / "start", task, **sizes)
     job = job_for(tmp_path, task, start, batching="grouped", token_budget=4096)
@@ -548,7 +551,7 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):
 @pytest.mark.parametrize("lengths", [[700, 33, 900, 1], [640, 640, 33, 200, 0, 0]])
 @pytest.mark.parametrize("heads_groups_causal", [(4, 2, True), (2, 2, False)])
 def test_attention_of_long_rows_equals_sdpa_row_by_row(lengths, heads_groups_causal):
-    """By the flash kernel that is active."""
+    """This tests the active flash kernel."""
     heads, groups, causal = heads_groups_causal
     torch.manual_seed(0)
     bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
@@ -569,14 +572,14 @@ def test_attention_of_long_rows_equals_sdpa_row_by_row(lengths, heads_groups_cau
 
 
 def by_sdpa(query, key, value, causal):
-    """(T, H, D), (T, G, D) twice -> (T, H, D)."""
+    """Map query (T, H, D), key and value (T, G, D) to the result of SDPA (T, H, D)."""
     parts = [part.transpose(0, 1) for part in (query, key, value)]
     out = scaled_dot_product_attention(*parts, is_causal=causal, enable_gqa=True)
     return out.transpose(0, 1)
 
 
 LONG = 640
-"""Tokens at which rows are cut: more than our own tiles take."""
+"""Row bounds in tokens. Rows are longer than the tiles of flatout's kernels."""
 
 
 @pytest.mark.parametrize(
@@ -584,8 +587,8 @@ LONG = 640
     [("qwen3", "causal-lm"), ("modernbert", "sequence-classification")],
 )
 def test_a_step_of_long_rows_has_the_plain_models_gradient(tmp_path, family, task):
-    """Compiled, by FlashAttention 4 if it is installed; the plain model in fp32, a row
-    at a time."""
+    """The step is compiled and uses FlashAttention 4 if it is installed. The plain
+    model runs row by row in fp32."""
     job = long_job(tmp_path, family, task)
     trainer = assemble(job, set_up(job.settings.runtime))
     assert trainer.resolved.attention == "flatout_rows"
@@ -608,7 +611,7 @@ def long_job(folder, family, task):
     config |= {"model_type": family, "initializer_range": 0.1}
     if family == "qwen3":
         config |= {"num_key_value_heads": 2, "head_dim": 32}
-    else:  # a layer with a window, and two without
+    else:  # one layer with a window, and two without
         config |= {"num_hidden_layers": 4, "local_attention": 128}
     settings = parse_settings(
         {
@@ -629,7 +632,7 @@ def long_job(folder, family, task):
 
 
 def plain_model(trainer, task):
-    """transformers' own, in fp32, of the same weights."""
+    """Return transformers' own model in fp32 with the same weights."""
     model = trainer.model.model
     config = deepcopy(model.config)
     plain = auto_class(task).from_config(config, attn_implementation="eager")
@@ -638,7 +641,7 @@ def plain_model(trainer, task):
 
 
 def plain_gradients(model, task, rows, batch):
-    """Of the mean loss over all targets of the batch."""
+    """Return the gradients of the mean loss over all targets of the batch."""
     total = 0.0
     for row in batch.row_ids.tolist():
         entry = rows.table.slice(row, 1).to_pylist()[0]

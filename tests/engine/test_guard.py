@@ -1,4 +1,4 @@
-"""The guard's judgement: which earlier run counts, what is slow, what is blamed."""
+"""The guard's verdict: the choice of the baseline, and causes of slow runs."""
 
 from dataclasses import replace
 
@@ -90,7 +90,7 @@ def test_the_first_run_and_a_run_too_short_are_not_judged():
 
 
 def test_a_disturbed_run_of_the_same_settings_is_no_alarm():
-    """Half of the windows fell into another program's work."""
+    """Half of the windows are slow because of another program."""
     verdict = judged([40.0] * 5 + [95.0] * 4)
     assert verdict.state == "busy"
     assert "a quarter of its windows reach 95 %" in verdict.text
@@ -106,7 +106,7 @@ def test_a_busy_machine_is_no_excuse_for_slow_settings():
 
 
 def test_what_was_measured_comes_first_then_settings_by_name():
-    """`auto` and what it came to are one; what is no part of a step is left out."""
+    """`auto` equals its resolved value. Unrelated metrics are left out."""
     verdict = judged(
         [20.0] * 5,
         run(padding_pct=0.0, loader_wait_pct=0.0, gpu_clock_mhz=1980.0),
@@ -158,12 +158,12 @@ def test_the_baseline_is_the_fastest_of_the_same_precision_and_devices():
     other = [run(300, "bf16"), run(900, "eight", {"world_size": "8"})]
     like = [run(90, "a", {"precision": "fp32"}), run(110, "b", {"precision": "fp32"})]
     assert choose_baseline([*other, *like], now).run_id == "b"
-    assert choose_baseline(other, now).run_id == "eight"  # there is no other
+    assert choose_baseline(other, now).run_id == "eight"  # there is no other run
     assert choose_baseline([TrackedRun("no rate", "n")], now) is None
 
 
 def test_a_slow_run_is_no_baseline_while_there_is_a_sound_one():
-    """A second slow run in fp32 is not healthy because the first was as slow."""
+    """A second slow run is not healthy just because the first was slow."""
     now = run(tags={"precision": "fp32"})
     slow = run(20, "slow", {"precision": "fp32", "guard": "slow"})
     fast = run(100, "fast", {"guard": "healthy"})
@@ -193,7 +193,7 @@ def test_other_code_alone_is_no_reason_to_blame_settings():
 
 
 def test_runs_are_lines_of_a_file(tmp_path):
-    """Only those of the same work on the same device are compared."""
+    """Only runs of the same work on the same device are compared."""
     file = tmp_path / "runs.jsonl"
     assert read_runs(file) == []
     same = {"work_key": "k", "device": "H200"}

@@ -1,4 +1,4 @@
-"""Illnesses that are planted are told of at the first log points, once each."""
+"""Planted problems are reported once each, at the first logging steps."""
 
 import math
 import re
@@ -19,8 +19,8 @@ LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """Warnings of a training with an illness, each with the step at whose
-    log point it came, and those of its report."""
+    """Return a function that trains with a problem. It returns the warnings, each with
+    its logging step, and the report's warnings."""
 
     def of(steps=12, **options):
         threads = options.pop("threads", 1)
@@ -41,7 +41,7 @@ def told(tmp_path, monkeypatch):
 
 
 def only(found, pattern: str) -> int:
-    """Step of the one warning that says so."""
+    """Return the step of the only warning that matches."""
     (step,) = [step for step, text in found if re.search(pattern, text)]
     return step
 
@@ -70,7 +70,8 @@ def test_vanishing_gradients_are_told_at_the_third_log_point(told):
     [([1.1, 1.08, 1.07], True), ([1.1, 0.6, 0.2], False), ([0.03, 0.03, 0.03], False)],
 )
 def test_small_gradients_of_a_model_that_has_learnt_are_no_illness(losses, warned):
-    """Of three classes, whose chance is a loss of 1.10; the last model knew before."""
+    """Chance is a loss of 1.10 for three classes. The last model was already
+    trained."""
     rates = dict.fromkeys(("samples_per_s", "tokens_per_s", "padded_tokens_per_s"), 9.0)
     points = [
         LogPoint(n, n / 10, loss, 1e-3, 0.01, **rates, loader_wait_pct=0, elapsed_s=n)
@@ -115,8 +116,8 @@ def test_a_healthy_training_is_told_of_nothing(told):
 
 
 def test_health_is_judged_at_evaluations_too(told, monkeypatch):
-    """Behind the first log points, which are those of steps 3 to 15: the evaluations at
-    steps 20 and 30 find the points of steps 18 and 30."""
+    """This is about the steps after the first logging steps (3 to 15): the evaluations
+    at steps 20 and 30 report the problems of steps 18 and 30."""
     looked = []
 
     def noted(self):

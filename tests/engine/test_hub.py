@@ -1,4 +1,4 @@
-"""Names of checkpoints: which are paths, and what a Hub that is away costs."""
+"""Names of checkpoints: which of them are paths, and what an unreachable Hub costs."""
 
 import threading
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ except TokenizerError as error:
 
 
 class HasNothing(BaseHTTPRequestHandler):
-    """A Hub that answers, and knows no repository."""
+    """A Hub that responds but has no repositories."""
 
     asked: ClassVar[list[str]] = []
 

@@ -1,4 +1,5 @@
-"""Images: decoded, cut by chance on the device, and trained as plain PyTorch does."""
+"""Images are decoded, cropped at random on the device, and trained as in plain
+PyTorch."""
 
 import io
 import json
@@ -70,7 +71,7 @@ def settings_of(
 
 @cache
 def encoded(count):
-    """Two classes of noise, of which one is darker."""
+    """Return two classes of noise, one of them darker."""
     generator, found = np.random.default_rng(2), []
     for number in range(count):
         light = 40 + 100 * (number % 2)
@@ -94,12 +95,12 @@ def split(path, settings):
 
 @pytest.fixture
 def raw(tmp_path):
-    """A folder of sixty pictures."""
+    """A folder of sixty images."""
     return pictures(tmp_path / "raw", 60)
 
 
 def rejected(made) -> dict[str, str]:
-    """Reasons by file."""
+    """Return the rejection reasons by file."""
     rows = made["rejected"].table().to_pylist()
     return {row["source"]: row["reason"] for row in rows}
 
@@ -164,7 +165,7 @@ def sources_of(made):
 
 
 def test_hidden_folders_are_none_of_classes_and_links_are_followed(tmp_path, raw):
-    """A link that leads back is not followed for good."""
+    """A link to a parent folder does not lead to an endless loop."""
     for place in (raw / ".checkpoints", raw / "dark/.thumbnails", tmp_path / "far"):
         place.mkdir()
         for number in range(20):
@@ -180,7 +181,8 @@ def test_hidden_folders_are_none_of_classes_and_links_are_followed(tmp_path, raw
 
 
 def test_values_without_a_known_range_are_told_of(raw):
-    """Sixteen bits have one, also where Pillow holds them in 32."""
+    """Images with sixteen bits have a known range, even if Pillow stores them in 32
+    bits."""
     dim = np.arange(64, dtype=np.uint8).reshape(8, 8)
     Image.fromarray(dim.astype(np.float32) / 64).save(raw / "dark/shares.tif")
     Image.fromarray(dim.astype(np.int32)).save(raw / "dark/whole.tif")
@@ -206,7 +208,7 @@ def test_values_without_a_known_range_are_told_of(raw):
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:Image size")
 def test_bytes_that_are_wrong_give_pixels_or_a_reason(form):
-    """Whatever Pillow's readers raise. Some of TIFF's raise a TypeError."""
+    """Pillow's readers raise various errors. Some for TIFF raise a TypeError."""
     generator = np.random.default_rng(1)
     values = generator.integers(0, 255, (24, 24, 3)).astype(np.uint8)
     turned, whole = Image.Exif(), io.BytesIO()
@@ -358,7 +360,7 @@ def test_a_crop_is_a_part_scaled_up_and_mirrored(cut):
     smooth = nn.functional.interpolate(
         pixels[:1, :, 4:8, 2:6], scale_factor=2.0, mode="bilinear"
     )
-    inner = slice(1, -1)  # a crop's edge sees the pixels beside it
+    inner = slice(1, -1)  # the edge of a crop depends on the pixels next to it
     torch.testing.assert_close(
         crop(pixels[:1], part)[..., inner, inner], smooth[..., inner, inner]
     )
@@ -392,7 +394,8 @@ def test_transforms_above_ten_milliseconds_are_named():
 
 
 def plain_losses(job: TrainJob, steps: int) -> list[tuple[float, float]]:
-    """Loss and gradient norm of the first weights, by step, of transformers' own."""
+    """Return the loss and the gradient norm by step of transformers' model, with the
+    initial weights."""
     torch.manual_seed(job.settings.runtime.seed)
     config = build_model(job).config
     torch.manual_seed(job.settings.runtime.seed)
@@ -455,7 +458,8 @@ def test_a_checkpoint_keeps_its_statistics_and_takes_its_own_size(tmp_path):
 
 
 def test_a_checkpoint_from_elsewhere_standardises_as_its_processor_does(tmp_path):
-    """And has its size noted, which ResNets from the Hub do not say."""
+    """The image size is also stored, because configs of ResNets from the Hub lack
+    it."""
     job = job_of(tmp_path, RESNET, max_steps=1)
     sizes = {k: v for k, v in RESNET.items() if k != "model_type"}
     plain = AutoModelForImageClassification.from_config(
@@ -478,7 +482,7 @@ def test_a_checkpoint_from_elsewhere_standardises_as_its_processor_does(tmp_path
 
 
 def test_the_pipeline_of_transformers_answers_as_the_model_does(tmp_path):
-    """With the files that stand in the saved model's folder."""
+    """This uses the files in the saved model's folder."""
     folder = run_job(job_of(tmp_path, CONVNEXT, max_steps=2)).last_model_folder
     own = pipeline("image-classification", model=str(folder))
     model, decode = load_pretrained(folder).eval(), Decoder(8, 3)
@@ -496,7 +500,7 @@ def test_the_pipeline_of_transformers_answers_as_the_model_does(tmp_path):
 
 
 def test_grey_images_have_no_processor(tmp_path):
-    """Pipelines of transformers would give them three channels."""
+    """Pipelines of transformers would convert the images to three channels."""
     folder = run_job(job_of(tmp_path, CONVNEXT, max_steps=1, channels=1))
     assert not (folder.last_model_folder / "preprocessor_config.json").exists()
 
@@ -512,7 +516,7 @@ def test_batchnorm_over_ranks_of_a_cpu_is_refused(tmp_path):
 
 @pytest.mark.parametrize("config", [VIT, RESNET], ids=["vit", "resnet"])
 def test_a_checkpoint_starts_a_training_of_other_classes(tmp_path, config):
-    """Its body is kept, its head is another."""
+    """The body is kept, but the head is new."""
     job = job_of(tmp_path / "first", config, max_steps=2)
     folder = run_job(job).last_model_folder
     raw = pictures(tmp_path / "second/raw")
@@ -538,7 +542,8 @@ def test_a_checkpoint_starts_a_training_of_other_classes(tmp_path, config):
 
 
 def test_rows_that_hold_files_train_as_rows_of_pixels_do(tmp_path):
-    """Decoded in threads and by workers; the smallest files are kept as they were."""
+    """Files are decoded in threads and by workers. The smallest files are kept
+    unchanged."""
     options = {"max_steps": 4, "crop_area": 0.5}
     pixels = job_of(tmp_path / "pixels", CONVNEXT, **options)
     files = job_of(tmp_path / "files", CONVNEXT, keep="files", **options)

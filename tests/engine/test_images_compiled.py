@@ -1,4 +1,4 @@
-"""What a compiled step of images puts in place of a model's own parts."""
+"""Parts of an image model that are replaced in a compiled step."""
 
 import copy
 
@@ -25,11 +25,11 @@ from tests.engine.test_images import CONVNEXT, RESNET, VIT, job_of
 CPU = torch.device("cpu")
 PLAN = FusePlan(Noise(CPU), *[False] * 3)
 SHALLOW = VIT | {"num_hidden_layers": 1}
-"""Traced in half the time."""
+"""Sizes of a shallow model, which takes half the time to trace."""
 
 
 def test_crops_by_index_are_those_of_the_kernel(tmp_path):
-    """To a five-thousandth of a byte's range."""
+    """The tolerance is a five-thousandth of the range of a byte."""
     job = job_of(tmp_path, crop_area=0.3)
     pixels = torch.randint(0, 256, (64, 24, 24, 3), dtype=torch.uint8)
     ids = np.arange(64)
@@ -50,7 +50,7 @@ def batch_of(job, rows=12):
 
 
 def gradients(model, batch, run=None):
-    """Logits, and gradients by parameter; `run` is `model` compiled."""
+    """Return logits, and gradients by parameter. `run` is the compiled `model`."""
     model.zero_grad()
     loss, logits = (run or model)(batch)
     loss.backward()
@@ -64,7 +64,8 @@ def assert_same(found, wanted):
 
 
 def assert_two_steps_alike(plain, model, fast, batch):
-    """Logits, gradients, and BatchNorm's running statistics; `fast` runs `model`."""
+    """Compare logits, gradients and BatchNorm's running statistics. `fast` runs
+    `model`."""
     for _ in range(2):
         assert_same(gradients(model, batch, fast), gradients(plain, batch))
     kept, buffers = dict(model.named_buffers()), dict(plain.named_buffers())
@@ -139,7 +140,7 @@ def test_the_last_layer_computes_one_token(tmp_path):
 
 
 class Backend:
-    """Counts graphs, and runs them as they are."""
+    """Counts graphs, and runs them without changes."""
 
     def __init__(self):
         self.graphs = []
@@ -154,7 +155,8 @@ SLOW = [pytest.param(c, marks=pytest.mark.slow) for c in (RESNET, CONVNEXT)]
 
 @pytest.mark.parametrize("config", [SHALLOW, *SLOW], ids=type_of)
 def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
-    """Crops, model and loss; the last batch of an epoch makes no second one."""
+    """The graph contains crops, model and loss. The last batch of an epoch needs no
+    second graph."""
     job, model = task_model(tmp_path, config)
     full, rest = batch_of(job), batch_of(job, 5)
     wanted = gradients(model, full)
@@ -165,7 +167,7 @@ def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
         fast(batch)
     assert len(backend.graphs) == 1
     assert_same(gradients(model, full, fast), wanted)
-    fast(rest), fast(rest)  # micro-batches that have become smaller for good
+    fast(rest), fast(rest)  # micro-batches that have become smaller permanently
     assert len(backend.graphs) == 2
 
 
@@ -180,7 +182,7 @@ def test_a_compiled_step_with_fused_parts_is_the_plain_one(tmp_path, config):
 
 
 def test_no_mask_is_made_in_a_graph(tmp_path):
-    """One that hides nothing would keep PyTorch from its fast kernels."""
+    """Even a mask that hides nothing would keep PyTorch from using its fast kernels."""
     job, model = task_model(tmp_path, SHALLOW)
     model.model.set_attn_implementation(PADDED)
     backend = Backend()

@@ -1,4 +1,4 @@
-"""Whole or absent, and what is there stays: failing renames, killed writers, names."""
+"""Files are complete or absent, even if renaming fails or a writer is killed."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ OLD, NEW = ContentKey({"text": "old"}), ContentKey({"text": "new"})
 
 
 class Model:
-    """Of `save_pretrained` no more than is needed."""
+    """A model with only the part of `save_pretrained` that is needed."""
 
     def __init__(self, text):
         self.text = text
@@ -69,7 +69,7 @@ def test_where_the_last_rename_fails_the_old_folder_is_there(
 
 
 def run_killed(write, folder):
-    """The process dies behind its first rename: the old folder has made room."""
+    """Kill the process after it has moved the old folder away."""
     if pid := os.fork():
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
         return
@@ -93,7 +93,7 @@ def test_a_folder_between_two_renames_comes_back_and_leftovers_go(tmp_path, capl
     write_saved_model(folder, OLD)
     run_killed(write_saved_model, folder)
     assert not folder.exists() and len(list(tmp_path.iterdir())) == 2
-    (half,) = tmp_path.glob(".kept.writing-*")  # nobody knows yet that its writer died
+    (half,) = tmp_path.glob(".kept.writing-*")  # its writer's death is not known yet
     clear_leftovers(tmp_path)
     assert (folder / "config.json").read_text() == "old"
     assert sorted(tmp_path.iterdir()) == sorted([folder, half])
@@ -102,7 +102,7 @@ def test_a_folder_between_two_renames_comes_back_and_leftovers_go(tmp_path, capl
 
 
 def test_leftovers_go_when_nothing_was_written_for_a_day(tmp_path):
-    earlier = "pod-7~12~1700000000~ab"  # as version 0.1 named them
+    earlier = "pod-7~12~1700000000~ab"  # the name in version 0.1
     for name in ("fresh", "old", "long"):
         (tmp_path / f".{name}.writing-{earlier}").mkdir()
     (tmp_path / f".long.writing-{earlier}" / "rows").touch()  # still written to
@@ -111,7 +111,7 @@ def test_leftovers_go_when_nothing_was_written_for_a_day(tmp_path):
     clear_leftovers(tmp_path)
     found = sorted(path.name.partition(".writing")[0] for path in tmp_path.iterdir())
     assert found == [".fresh", ".long"]
-    clear_leftovers(tmp_path, alone=True)  # with the lock on the folder
+    clear_leftovers(tmp_path, alone=True)  # with the lock of the folder
     assert list(tmp_path.iterdir()) == []
 
 

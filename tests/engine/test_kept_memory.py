@@ -1,4 +1,4 @@
-"""Freed memory stays with the process."""
+"""Freed memory stays in the process."""
 
 import subprocess
 import sys

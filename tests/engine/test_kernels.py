@@ -1,5 +1,5 @@
-"""Triton kernels against plain PyTorch: on a GPU, and elsewhere in Triton's own
-interpreter, which runs the same code."""
+"""Compare Triton kernels with plain PyTorch, on a GPU or in Triton's interpreter, which
+runs the same code."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from flatout.engine.machine.environment import child_environment
 from tests.conftest import PROJECT
 
 LIMIT_S = 900
-"""Triton's interpreter needs minutes on a busy machine."""
+"""Triton's interpreter takes minutes on a busy machine."""
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton comes with CUDA builds of PyTorch"

@@ -1,4 +1,4 @@
-"""What the split promises of texts, arrays and images alike."""
+"""Guarantees of the split that are the same for texts, arrays and images."""
 
 import math
 from collections import Counter
@@ -27,7 +27,8 @@ def rejected(made):
 
 
 def places(kind, numbers):
-    """Where rows that `raw_rows` wrote in their order are."""
+    """Return the sources and row numbers of rows that `raw_rows` wrote in this
+    order."""
     name = {"texts": "raw_texts", "arrays": "a.npz"}.get(kind)
     return [(name, n) if name else (f"{n}.png", 0) for n in numbers]
 
@@ -64,7 +65,7 @@ def test_a_row_keeps_its_split_when_rows_are_added_or_moved(
 
 @every_kind
 def test_rows_that_are_the_same_share_a_split(tmp_path, kind):
-    """Samples are all kept, of texts one."""
+    """All samples are kept, but only one of equal texts."""
     rows = labelled([*range(200), *range(40)])
     made = split_recipes(kind, raw_rows(kind, tmp_path, rows))
     found = {name: numbers_in(kind, made[name]) for name in SPLITS}
@@ -141,7 +142,7 @@ def test_splits_of_no_use_are_refused(tmp_path, kind, rows, bad, said):
 
 @every_kind
 def test_other_contents_and_seeds_have_other_keys(tmp_path, kind):
-    """A copy has the same."""
+    """A copy has the same key."""
     rows = labelled(range(60))
     keys = [
         split_recipes(kind, raw_rows(kind, tmp_path / place, found), seed=seed)["train"]

@@ -109,7 +109,7 @@ def failure(rank=0, exit_code=1, message="", traceback="", time_s=0):
 @pytest.mark.parametrize(
     ("failures", "kind", "text"),
     [
-        # Rank 0 lost its peer and says so first; rank 1 was the one that was killed.
+        # Rank 0 reports first that its peer is gone, but rank 1 was killed.
         (
             [
                 failure(0, 1, "RuntimeError: Connection closed by peer", "t", 5),
@@ -160,7 +160,7 @@ def test_ranks_out_of_memory_start_again_with_half_the_budget(tmp_path):
     assert (smaller.token_budget, smaller.resume) == (60, "auto")
     several = {"num_machines": 2, "rendezvous_endpoint": "node0:29500"}
     machines = make_job(tmp_path, on_oom="shrink", distributed=several)
-    assert launch._smaller(machines, error) is None  # the others would not hear of it
+    assert launch._smaller(machines, error) is None  # others would not know
     error.to_try = {"cuda_graphs": False}
     smaller = launch._smaller(job, error).settings.train
     assert (smaller.token_budget, smaller.cuda_graphs) == (120, False)
@@ -181,7 +181,7 @@ def test_a_heartbeat_says_where_a_rank_is(tmp_path):
 
 
 def test_a_heartbeat_is_never_read_half_written(tmp_path):
-    """Half of one has no progress since the machine began: a hang that is none."""
+    """A partial file contains no progress and would look like a hang."""
     begun_s = time.monotonic()
     writer = multiprocessing.get_context("fork").Process(
         target=_beat_for_ever, args=(tmp_path,), daemon=True
@@ -211,7 +211,7 @@ def _beat_for_ever(folder):
 
 
 def run_machines(folders):
-    """Two machines of one rank each, on loopback; what each of them ended with."""
+    """Run two machines with one rank each, and return how each of them ended."""
     endpoint = f"127.0.0.1:{free_port()}"
     ends = [None, None]
 
@@ -221,7 +221,7 @@ def run_machines(folders):
             "num_machines": 2,
             "machine_rank": rank,
             "rendezvous_endpoint": endpoint,
-            "bucket_mib": "all",  # the others exchange in buckets
+            "bucket_mib": "all",  # the others exchange gradients in buckets
         }
         options = {"token_budget": 60, "distributed": distributed}
         job = make_job(folders[rank], config=NO_DROPOUT, **options)
@@ -242,7 +242,7 @@ def run_machines(folders):
 @pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_two_machines_train_one_model_and_the_first_has_it(tmp_path):
-    """Each with a disk of its own: only machine 0 writes."""
+    """Each machine has its own disk, and only machine 0 writes."""
     first, second = run_machines([tmp_path / "0", tmp_path / "1"])
     assert isinstance(second, SystemExit) and second.code == 0
     alone = run_job(make_job(tmp_path / "alone", config=NO_DROPOUT))
@@ -257,7 +257,7 @@ def test_two_machines_train_one_model_and_the_first_has_it(tmp_path):
 
 
 def train_another(runtime, group, folder):
-    """Rank 1 with parameters of its own."""
+    """Train with different parameters on rank 1."""
     own = {"learning_rate": 0.5, "token_budget": 40} if runtime.ranks.rank else {}
     job = make_job(folder / str(runtime.ranks.rank), **{"token_budget": 60, **own})
     with pytest.raises(SettingsError) as refused:
@@ -270,7 +270,7 @@ def train_another(runtime, group, folder):
 
 @pytest.mark.process
 def test_ranks_with_other_parameters_are_refused_by_name(tmp_path):
-    """Those that only say how a step is cut as well: rows would be lost."""
+    """This includes parameters that divide a step, because rows would be lost."""
     fork_two(train_another, tmp_path)
 
 
@@ -278,7 +278,7 @@ def test_ranks_with_other_parameters_are_refused_by_name(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_inside_torchrun_only_rank_0_runs_the_project(data, project):
-    """Split, tokenize and train under torchrun: every node once, one MLflow run."""
+    """Every node runs once under torchrun, and one MLflow run is recorded."""
     command = [
         *(str(Path(sys.executable).with_name("torchrun")), "--standalone"),
         *("--nproc-per-node=2", "-m", "kedro", "run", "--env=test"),
@@ -310,7 +310,7 @@ def test_inside_torchrun_only_rank_0_runs_the_project(data, project):
 
 
 def test_the_launcher_reads_a_rank_s_error_whole_or_not_at_all(tmp_path, monkeypatch):
-    """It looks while the rank still writes; PyTorch's own reader ends it over half."""
+    """The launcher may read while the rank writes. PyTorch's reader would fail."""
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     text = "connection closed " * 200_000  # megabytes, so that a reader meets a writer
@@ -321,7 +321,7 @@ def test_the_launcher_reads_a_rank_s_error_whole_or_not_at_all(tmp_path, monkeyp
     read = []
     while writer.is_alive():
         message = ProcessFailure(0, 1, 1, str(path)).error_file_data["message"]
-        if isinstance(message, dict):  # else there is no file yet
+        if isinstance(message, dict):  # otherwise there is no file yet
             read.append(message["message"])
     writer.join()
     assert set(read) == {f"RuntimeError: {text}"}

@@ -1,4 +1,4 @@
-"""Steps from workers: how many there are, what they need, what they cost."""
+"""Batches from workers: how many workers there are, and what they need and cost."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_workers_by_cores_and_ranks(
 
 @pytest.fixture
 def now(monkeypatch):
-    """A clock of our own, on which each batch takes 5 s."""
+    """A simulated clock, on which each batch takes 5 s."""
     now, make = [0.0], StepRows.__getitem__
 
     def slow_make(data, step):
@@ -59,7 +59,7 @@ def now(monkeypatch):
 
 
 def test_waiting_for_a_batch_is_what_the_host_was_blocked(now):
-    """What its user does with it, 100 s, is no waiting."""
+    """The 100 s for which the user processes the batch are not waiting time."""
     steps = step_loader(3)
     for _ in steps:
         assert steps.wait_s == 5.0
@@ -110,7 +110,7 @@ def test_steps_that_come_together_are_those_that_are_made_alone(workers, start):
 
 
 def test_only_small_batches_come_together():
-    """Of rows of at most 24 tokens, 40 bytes a token."""
+    """The rows have at most 24 tokens, with 40 bytes per token."""
     data = step_rows("bert", "sequence-classification", "packed")
     rows = -(-(2**20) // (3 * 40 * 24))
     for size, steps in ((rows, 2), (rows - 1, 3), (2**20, 1)):

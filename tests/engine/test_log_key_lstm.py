@@ -1,4 +1,4 @@
-"""The LSTM of log keys beside plain PyTorch, on disk, and as the engine sees it."""
+"""The LSTM for log keys compared with plain PyTorch, on disk, and in the engine."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ from tests.engine.families import (
 from tests.engine.plain import job_for, save_start
 
 INHERITED = {"num_attention_heads": 2, "max_position_embeddings": 8}
-"""What conf/base says of every model."""
+"""Settings that conf/base gives to every model."""
 
 
 def model_of(**sizes):
@@ -71,8 +71,8 @@ def test_a_window_sees_its_last_keys_and_no_others(window):
 @pytest.mark.parametrize("window", [2, 5])
 @pytest.mark.parametrize("few", [True, False])
 def test_windows_that_occur_again_have_the_gradient_of_each(window, few, dtype):
-    """Three keys in 40 places, of which some or all are wanted, beside a row for each
-    window."""
+    """Three keys occur at 40 positions, of which some or all are requested. The result
+    is compared with a separate row for each window."""
     model, keys = model_of(window_keys=window).to(dtype), keys_of(4, 10) % 3
     places = torch.tensor([0, 3, 3, 9, 10, 25, 39]) if few else torch.arange(40)
     model.train()
@@ -91,7 +91,7 @@ def test_windows_that_occur_again_have_the_gradient_of_each(window, few, dtype):
 
 
 def test_a_micro_batch_without_targets_has_no_states_and_no_gradient():
-    """As rows whose labels are all left out make one."""
+    """Such a micro-batch has only rows whose labels are all ignored."""
     model = model_of(window_keys=3).model.train()
     none = torch.zeros(0, dtype=torch.int64)
     states = model(keys_of(), places=none).last_hidden_state
@@ -141,7 +141,7 @@ assert "flatout" not in sys.modules
 
 @pytest.mark.slow
 def test_saved_ones_load_here_and_where_flatout_is_not(tmp_path, monkeypatch):
-    """Those of both directions too."""
+    """Models of both directions are included."""
     monkeypatch.chdir(tmp_path)
     both = built("bilm-projected", "bidirectional-lm", "eager").eval()
     models = {"AutoModelForCausalLM": model_of(), "AutoModelForPreTraining": both}
@@ -159,7 +159,7 @@ def test_saved_ones_load_here_and_where_flatout_is_not(tmp_path, monkeypatch):
 
 
 def test_windows_of_a_step_are_one_micro_batch(tmp_path):
-    """Where whole sessions are padded to fewer tokens in several."""
+    """Whole sessions would be padded and divided into several smaller micro-batches."""
     counts = {}
     for window in (5, None):
         start = save_start(tmp_path / f"{window}", "next-key", window_keys=window)

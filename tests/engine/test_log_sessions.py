@@ -1,4 +1,4 @@
-"""Sessions of log keys: what is read, in which order, and what is said of the rest."""
+"""Sessions of log keys: which are read, in which order, and why others are rejected."""
 
 import re
 
@@ -22,7 +22,7 @@ LOG = [  # LineId, Content, EventId
 
 
 def structured(folder, rows=LOG):
-    """As loghub's parser leaves it."""
+    """Write a file in the format of loghub's parser."""
     path = folder / "HDFS.log_structured.csv"
     pd.DataFrame(rows, columns=["LineId", "Content", "EventId"]).to_csv(
         path, index=False
@@ -31,7 +31,7 @@ def structured(folder, rows=LOG):
 
 
 def read(entry):
-    """Sessions as (name, keys, label), and broken lines as (row, reason)."""
+    """Return sessions as (name, keys, label), and broken lines as (row, reason)."""
     raw = open_raw_texts(entry.load())
     sessions, broken = [], []
     for batch in raw.batches(raw.column_names):
@@ -42,8 +42,8 @@ def read(entry):
 
 
 def test_lines_of_a_structured_log_are_put_together_by_session(tmp_path):
-    """A line may name several sessions; one that names none is told, as is one without
-    a key."""
+    """A line may have several sessions. Lines without a session or a key are
+    reported."""
     sessions, broken = read(LogSessions(filepath=str(structured(tmp_path))))
     assert sessions == [
         ("blk_-16", "E5 E23", None),
@@ -54,7 +54,7 @@ def test_lines_of_a_structured_log_are_put_together_by_session(tmp_path):
 
 
 def test_labels_come_from_a_file_of_their_own(tmp_path):
-    """What that does not name cannot be used; what is there stays."""
+    """Sessions that are missing in the file are rejected. All others are kept."""
     (tmp_path / "anomaly_label.csv").write_text(
         "BlockId,Label\nblk_-16,Normal\nblk_7,Anomaly\n"
     )
@@ -141,7 +141,7 @@ def test_parts_are_the_whole_and_train_has_no_abnormal_session():
 
 
 def test_repeated_sessions_stay_and_broken_lines_are_in_quarantine(tmp_path):
-    """And each session is in one split, by its name."""
+    """Each session is in one split, which its name determines."""
     path = tmp_path / "sessions"
     path.write_text("".join(f"1 2 {n % 3}\n" for n in range(300)) + "\n")
     raw = LogSessions(filepath=str(path)).load()

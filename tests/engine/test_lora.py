@@ -1,4 +1,5 @@
-"""Adapters: trained, saved and read as peft does it, whatever is packed or fused."""
+"""Adapters are trained, saved and loaded as in peft, with packed rows and fused
+kernels."""
 
 import json
 import re
@@ -75,7 +76,8 @@ IDS = torch.tensor([[1, 7, 9, 2], [1, 8, 5, 2]])
 
 
 def lora_job(folder, task, start, lora=LORA, **train):
-    """`job_for`'s training with an adapter; its lengths do not decay, like biases."""
+    """Return the job of `job_for` with an adapter. Magnitudes have no weight decay,
+    like biases."""
     job = job_for(folder, task, start, **{"weight_decay": 0.0, **train})
     return with_lora(job, lora)
 
@@ -92,7 +94,7 @@ def own_runtime(precision="fp32"):
 
 
 def of_peft(job):
-    """The base with an adapter by peft alone, which starts at the same numbers."""
+    """Return a model with an adapter of peft, which starts with the same weights."""
     task, lora = job.settings.model.task, job.settings.model.lora
     base = TASKS[task].from_pretrained(job.settings.model.name_or_path)
     names = [
@@ -137,7 +139,7 @@ def plain(tmp_path_factory, starts):
 
 
 def by_file(found):
-    """`found` with names as flatout has them, and only of what is trained."""
+    """Return the trained part of `found`, with flatout's names."""
     prefix = "base_model.model."
     found.gradients = [
         {name.removeprefix(prefix): g for name, g in step.items()}
@@ -179,7 +181,7 @@ def test_two_ranks_train_an_adapter_as_one(tmp_path, starts, plain, strategy):
     options = {"distributed": {"strategy": strategy}, "token_budget": 60}
     job = lora_job(tmp_path, task, starts[task], **options)
     found, _ = on_two_ranks({"two": job}, tmp_path)["two"]
-    if strategy == "fsdp":  # a rank has a part of each gradient
+    if strategy == "fsdp":  # each rank has a part of every gradient
         found.gradients = plain[task, False].gradients
     assert_same(by_file(found), plain[task, False])
 
@@ -256,7 +258,7 @@ def test_a_finished_training_is_saved_merged_without_another_one(trained, tmp_pa
 
 
 def test_a_training_starts_from_a_saved_adapter(trained):
-    """All weights are then trained, the adapter's merged into them."""
+    """All weights are then trained. The adapter is merged into them."""
     job, result = trained
     settings = with_lora(job, {}, name_or_path=str(result.model_folder)).settings.model
     model = build(settings, job.task, job.vocabulary, 24)
@@ -324,7 +326,8 @@ def test_only_the_adapter_and_the_head_are_trained(trained, starts):
 
 
 def test_frozen_weights_cost_no_operations(starts):
-    """2 a weight forward, 2 more for its input's gradient, none for its own."""
+    """There are 2 operations per weight in the forward pass, and 2 for the input's
+    gradient."""
     base = TASKS["causal-lm"].from_pretrained(starts["causal-lm"])
     whole = ModelFlops.of(base)
     adapt(base, "causal-lm", {"rank": 1})
@@ -338,7 +341,7 @@ def test_frozen_weights_cost_no_operations(starts):
 
 
 def test_a_new_head_and_a_new_pooler_are_trained(tmp_path):
-    """Of a checkpoint of a language model, which has neither."""
+    """The checkpoint of a language model has neither."""
     start = save_start(tmp_path / "start", "masked-lm")
     job = lora_job(tmp_path, "sequence-classification", start)
     trainer = assemble(job, own_runtime())
@@ -423,7 +426,7 @@ def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_first_step_is_verified(tmp_path, starts, precision):
-    """Against plain PyTorch, without the adapter's dropout too."""
+    """The comparison with plain PyTorch excludes the adapter's dropout."""
     task = "sequence-classification"
     job = lora_job(tmp_path, task, starts[task], LORA | {"dropout": 0.5})
     verdict = verify(job, own_runtime(precision))
@@ -469,7 +472,7 @@ def test_frozen_matrices_are_kept_in_the_type_of_their_products(
     ],
 )
 def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, task):
-    """Also of layers that store their matrices transposed (GPT-2)."""
+    """This includes layers that store transposed matrices (GPT-2)."""
     found = []
     for strategy, implementation in (("packed", PACKED), ("grouped", "sdpa")):
         base = built(family, task, implementation)
@@ -477,7 +480,7 @@ def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, t
         adapt(base, task)
         model = TaskModel(base, task_of(task), 24, whole=strategy == "grouped").train()
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:  # else an adapter changes nothing
+            if "lora_B" in name:  # otherwise the adapter has no effect
                 torch.nn.init.normal_(parameter, std=0.1)
         for micro in step_rows(family, task, strategy)[0].micro_batches:
             model(micro)[0].backward()
@@ -497,7 +500,7 @@ def test_adapted_query_key_and_value_are_joined_after_their_products(
     adapt(model, task, LORA | {"targets": targets})
     for name, parameter in model.named_parameters():
         parameter.requires_grad_()
-        if "lora_B" in name:  # else an adapter changes nothing
+        if "lora_B" in name:  # otherwise the adapter has no effect
             torch.nn.init.normal_(parameter, std=0.1)
     expected = packed_gradients(model)
     assert joined_blocks.fuse_bert(model) == 2
@@ -513,7 +516,7 @@ def test_adapted_decoders_are_turned_by_the_kernel():
 
 @pytest.mark.slow
 def test_adapted_blocks_share_whole_graphs(monkeypatch):
-    """The first block, whose input needs no gradient, has its own."""
+    """The first block has its own graph, because its input needs no gradient."""
     monkeypatch.setitem(CONFIGS, "qwen3", {**CONFIGS["qwen3"], "num_hidden_layers": 3})
     model = task_model("qwen3", "causal-lm", "sdpa")
     adapt(model.model, "causal-lm")
@@ -527,7 +530,7 @@ def test_adapted_blocks_share_whole_graphs(monkeypatch):
 
 
 def test_rows_are_replayed_with_the_adapter_and_its_gradient(tmp_path):
-    """Of a finished training: loss and gradient norm of one row, by peft."""
+    """After training, the loss and the gradient norm of one row are those of peft."""
     task = "sequence-classification"
     start = save_start(tmp_path / "start", task)
     job = lora_job(tmp_path, task, start, max_steps=3, learning_rate=0.05)

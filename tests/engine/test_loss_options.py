@@ -1,4 +1,4 @@
-"""Weights of classes, smoothed labels and focal loss against PyTorch's own."""
+"""Class weights, label smoothing and focal loss, compared with PyTorch's own."""
 
 from functools import cache
 from itertools import product
@@ -42,7 +42,7 @@ TASKS = {
 
 
 def plain_loss(logits, labels, options):
-    """PyTorch's weighted mean; of the focal loss as its paper has it."""
+    """Return PyTorch's weighted mean, or the focal loss as defined in its paper."""
     weight = options.class_weights and torch.tensor(options.class_weights)
     smooth = {"label_smoothing": options.label_smoothing}
     if not options.focal_gamma:
@@ -54,7 +54,7 @@ def plain_loss(logits, labels, options):
 
 
 def plain_gradient(task, rows, options):
-    """Of the first global batch, a padded model of transformers on all of it."""
+    """Return the gradient of the first global batch, padded in a transformers model."""
     model = built(TASKS[task], task)
     (batch,) = step_rows(TASKS[task], task, "random", rows=rows)[0].micro_batches
     ids, mask = batch["input_ids"], batch["attention_mask"]
@@ -63,7 +63,7 @@ def plain_gradient(task, rows, options):
     if task == "causal-lm":
         seen = mask[:, 1:]
         logits, labels = logits[:, :-1][seen], ids[:, 1:][seen]
-    if task == "token-classification":  # which tokens are targets is tested elsewhere
+    if task == "token-classification":  # the choice of targets is tested elsewhere
         logits, labels = logits.flatten(0, 1)[batch["target_index"]], labels[:, 0]
     loss = plain_loss(logits, labels, options)
     loss.backward()
@@ -77,7 +77,7 @@ def model_for(task, implementation):
 
 
 def found_gradient(task, options, strategy, budget, world_size):
-    """What the ranks' steppers find, added up."""
+    """Return the sum of the gradients that the ranks' steppers compute."""
     family, total, grads = TASKS[task], 0.0, {}
     for rank in range(world_size):
         cut = {"token_budget": budget, "world_size": world_size, "rank": rank}

@@ -1,4 +1,4 @@
-"""Trainings of LSTMs, of one direction and of both, against a plain PyTorch loop."""
+"""Training LSTMs of one and both directions, compared with a plain PyTorch loop."""
 
 import pytest
 
@@ -21,7 +21,7 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
 def plain(request, tmp_path_factory):
-    """A task, weights to start from, and ten steps of plain PyTorch from there."""
+    """A task, initial weights, and ten steps of plain PyTorch."""
     task, sizes = request.param
     folder = tmp_path_factory.mktemp("plain")
     start = save_start(folder / "start", task, **sizes)
@@ -34,7 +34,7 @@ def plain(request, tmp_path_factory):
 def test_every_strategy_and_budget_trains_as_plain_pytorch(
     tmp_path, plain, strategy, budget
 ):
-    """Loss, gradients, rate and norm of ten steps, and the weights behind them."""
+    """The values of ten steps are equal, and so are the final weights."""
     task, start, expected = plain
     job = job_for(tmp_path, task, start, batching=strategy, token_budget=budget)
     found, result = observed(job, CPU)

@@ -1,4 +1,4 @@
-"""What a trial measures, run in this process on tiny rows."""
+"""The measurements of a trial, which runs in this process on tiny rows."""
 
 import gc
 import time
@@ -47,8 +47,8 @@ STEP_S = 0.05
 
 
 def test_a_training_measured_end_to_end(job, tmp_path, monkeypatch):
-    """8 samples in a step that sleeps: the rate cannot be higher, and where a step
-    hardly does anything else it is not much lower."""
+    """Each step has 8 samples and sleeps, which limits the rate. The rate is not much
+    lower, because a step does little else."""
 
     def slow_step(stepper, batch):
         time.sleep(STEP_S)
@@ -93,7 +93,7 @@ def test_the_phases_make_the_step_that_training_makes(job):
     weights = []
     for phased in (False, True):
         trainer = trainer_of(job, **{"train.batching": "grouped"})
-        trainer.model.eval()  # no dropout: the two shall agree
+        trainer.model.eval()  # no dropout, so that both agree
         clock = PhaseClock(trainer.runtime.device)
         for index in range(3):
             batch = trainer.data[index]
@@ -137,7 +137,7 @@ WALLS = {
     "compilations": [1.0, None, None, 1.01, 1.02, 9.0],
     "nothing else": [None] * 7 + [9.0],
 }
-"""Seconds of one window after the other; None: 0.5 s, with a compilation in them."""
+"""Seconds of successive windows. None is a window of 0.5 s with a compilation."""
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_windows_are_taken_until_they_are_together(walls, taken, count, median_s
 
 
 class Scripted(windows.WarmTraining):
-    """Windows whose times are known."""
+    """Windows with known durations."""
 
     def __init__(self, walls):
         self.walls, self.measure = list(walls), BenchmarkSettings(repeats=3)
@@ -185,7 +185,7 @@ def test_one_turn_of_many_does_not_make_them_unsteady():
 
 @dataclass
 class Told:
-    """A baseline whose windows are written down; None: of one that compiled."""
+    """A baseline with given throughputs. None is a window with a compilation."""
 
     rates: list[float | None]
     calls: list[str] = field(default_factory=list)
@@ -208,7 +208,7 @@ TWICE = BenchmarkSettings(repeats=2)
 
 @dataclass
 class Counted:
-    """Warm steps whose every window has 16 samples a second."""
+    """Warm training whose windows all have 16 samples/s."""
 
     calls: list[str]
     measure: BenchmarkSettings = TWICE
@@ -236,7 +236,7 @@ def pairs_of(rates):
     ("rates", "times"),
     [
         ([8.0, 8.0], [2.0, 2.0]),
-        ([8.0, None, 8.0], [2.0, 2.0]),  # a compilation spoils a turn
+        ([8.0, None, 8.0], [2.0, 2.0]),  # a compilation invalidates a pair
         ([8.0, 4.0, 8.0, 8.0, 8.0], [2.0, 4.0, 2.0, 2.0, 2.0]),  # until there are five
     ],
 )
@@ -266,7 +266,7 @@ def test_what_was_loaded_in_a_rest_is_thrown_away(job):
 
 
 def test_a_loaders_workers_end_with_it(job):
-    """At once, without Python's garbage collector, which would wait 5 s for each."""
+    """They end immediately. Python's garbage collector would wait 5 s for each."""
     trainer = trainer_of(job, **{"train.loader.num_workers": 2})
     feed, driver = measure.loaded_feed(trainer, 2), Driver(trainer)
     workers = set(psutil.Process().children())
@@ -296,7 +296,8 @@ def test_a_profile_leaves_a_trace_and_a_table(job, tmp_path):
 
 
 def test_slow_habits_are_taken_with_the_steps(job):
-    """A line a step with its loss; without the setting nothing is kept."""
+    """There is one line per step with its loss. Without the setting, nothing is
+    stored."""
     slow = {"train.synchronize_every_step": True, "train.history": "dataframe"}
     driver = Driver(trainer_of(job, **slow))
     losses = []

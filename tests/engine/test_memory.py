@@ -1,4 +1,5 @@
-"""How many tokens fit in a GPU's memory: exact sums, and passes that leave no trace."""
+"""How many tokens fit into a GPU's memory: exact values, and passes without side
+effects."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -52,7 +53,7 @@ BERT = Demand(
     fixed=200.0 * MIB,
     per_token=1.0 * MIB,
 )
-"""Of BERT-base's size: a token takes 1 MiB."""
+"""Memory of a model of BERT-base's size, in which a token takes 1 MiB."""
 BOUNDS = Bounds(least=512, most=8_192)
 WANTED = 65_536
 
@@ -73,7 +74,7 @@ def test_the_most_tokens_fit_and_more_do_not(tokens):
 
 def test_nothing_fits_where_states_do_not():
     assert BERT.most_tokens(1.6 * GIB) == 0
-    assert BERT.most_tokens(1.7 * GIB) == 0  # nor what a pass of no token takes
+    assert BERT.most_tokens(1.7 * GIB) == 0  # nor the memory of a pass without tokens
     assert BERT.most_tokens(2 * GIB) == 2_048 - 1_900
 
 
@@ -122,7 +123,7 @@ def test_plenty_of_memory_leaves_the_budget_alone():
 
 
 def test_a_small_card_has_a_smaller_budget():
-    # 0.9 x 6 GiB - 1,700 MiB of states - 200 of a pass: 3,629 tokens.
+    # 0.9 x 6 GiB - 1,700 MiB for states - 200 MiB for a pass leaves 3,629 tokens.
     found = choose_budget(BERT, BOUNDS, 6 * GIB, WANTED)
     assert found.token_budget == 3_584
     assert BERT.peak(3_584) <= 0.9 * 6 * GIB
@@ -139,7 +140,7 @@ def test_a_row_that_does_not_fit_is_refused():
 
 
 def test_a_model_whose_states_alone_are_too_large_is_refused_on_all_ranks():
-    # 1,700 MiB of weights, gradients and moments.
+    # 1,700 MiB for weights, gradients and moments.
     assert not choose_budget(BERT, BOUNDS, 1_701 * MIB, WANTED).fault
     found = choose_budget(BERT, BOUNDS, 1_699 * MIB, WANTED)
     assert "moments need 1.7 of the 1.7 GiB of GPU memory within reach" in found.fault
@@ -176,7 +177,7 @@ def test_plenty_is_far_beyond_all_that_may_be_needed():
 
 
 def measuring(demand: Demand, memory: float, asked: list[int]):
-    """As a GPU of `memory` for passes would answer."""
+    """Return a simulated measurement on a GPU with `memory` for passes."""
 
     def measure(tokens: int):
         asked.append(tokens)
@@ -202,7 +203,7 @@ def test_few_passes_end_near_what_fits(start, memory_mib):
 @pytest.mark.parametrize("start", [1_250, 2_000, 6_000])
 @pytest.mark.parametrize("rows_that_fit", [1.2, 2.5, 4.1, 100])
 def test_passes_of_whole_rows_end_too(start, rows_that_fit):
-    """One that asks for more tokens may be the pass that was."""
+    """A request for more tokens may result in the same pass as before."""
     asked: list[int] = []
     row, bounds = 1_000, Bounds(1_000, 8_192)
     free = BERT.passes(rows_that_fit * row)
@@ -255,7 +256,7 @@ def test_a_pass_has_the_longest_rows(strategy, rows):
 @pytest.mark.parametrize("kind", ["bert", "qwen3"])
 @pytest.mark.parametrize("batching", ["packed", "grouped", "fixed"])
 def test_passes_leave_no_trace(tmp_path, kind, batching):
-    """Random numbers, gradients and weights are as without them."""
+    """Random numbers, gradients and weights are the same as without the passes."""
     config = {"model_type": kind, **CONFIGS[kind]}
     job = make_job(tmp_path, config=config, batching=batching, token_budget="auto")
     trainer = assemble(job, set_up(job.settings.runtime))
@@ -296,7 +297,7 @@ def test_on_a_cpu_nothing_is_measured(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("limit_gib", "share"), [(35.0, 0.25), (200.0, 1.0)])
 def test_a_process_may_be_held_to_a_smaller_card(monkeypatch, caplog, limit_gib, share):
-    """The driver's calls alone are not real: there is no GPU."""
+    """There is no GPU, so the driver's calls are simulated."""
     taken = []
     properties = SimpleNamespace(total_memory=140 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)

@@ -1,4 +1,5 @@
-"""Figures of an evaluation against scikit-learn and SciPy, on one and two ranks."""
+"""Metrics of an evaluation compared with scikit-learn and SciPy, on one and two
+ranks."""
 
 import json
 import math
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def samples(classes: int, count: int = 300):
-    """Logits (N, C) with ties, labels (N,) of which the last class is rare."""
+    """Return logits (N, C) with ties, and labels (N,). The last class is rare."""
     chance = np.random.default_rng(classes)
     labels = chance.integers(0, classes, count)
     labels[labels == classes - 1] = chance.integers(
@@ -39,7 +40,7 @@ def counted(found, *parts):
 
 
 def in_parts(logits, labels):
-    """Cut as micro-batches are, with filler that is no target."""
+    """Yield parts like micro-batches, with padding that has no targets."""
     filler = torch.full((3,), -100 if labels.dtype == torch.int64 else math.nan)
     for some in torch.arange(len(labels)).split(77):
         padded = torch.cat([labels[some], filler.to(labels.dtype)])
@@ -70,7 +71,7 @@ def by_scikit_learn(logits, labels):
 @pytest.mark.parametrize("classes", [2, 3, 5, 9])
 def test_figures_of_classes_equal_scikit_learns(classes):
     logits, labels = samples(classes)
-    if classes == 9:  # no two of a row alike: who is fifth is no matter of taste
+    if classes == 9:  # no ties in a row, so that the fifth rank is unambiguous
         logits += torch.rand(logits.shape, generator=torch.Generator().manual_seed(0))
     found = counted(Classes(classes, CPU), *in_parts(logits, labels))
     assert found == pytest.approx(by_scikit_learn(logits, labels), rel=1e-6)
@@ -162,7 +163,7 @@ def test_ranks_with_unlike_numbers_of_rows_gather_all(tmp_path):
 
 
 def _figures_of_a_half(runtime, group, guess, labels):
-    """Each rank has every other row."""
+    """Return the metrics of two ranks, each with every other row."""
     sums, own = Sums(task_of("regression"), CPU), slice(runtime.ranks.rank, None, 2)
     sums.add(guess[own], labels[own])
     expected = counted(Numbers(), (guess, labels))

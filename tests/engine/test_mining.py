@@ -1,4 +1,4 @@
-"""Hard negatives: their ranks, the margin, vectors that are read again."""
+"""Hard negatives: their ranks, the margin, and stored vectors."""
 
 import numpy as np
 import pandas as pd
@@ -46,7 +46,7 @@ def splits_of(frame, task="embedding", **columns):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with a model, its tokenizer, and what sentence-transformers reads."""
+    """A folder with a model, its tokenizer, and the files for sentence-transformers."""
     folder = tmp_path_factory.mktemp("model")
     settings, rows = settings_of(folder), splits_of(frame_of())["train"]
     saved_tokenizer(folder, rows, settings.model, settings.tokenize)
@@ -63,7 +63,7 @@ def mined(saved, folder, splits, corpus=None, **options):
 
 
 def plain_negatives(saved, folder, frame, margin=MARGIN, top=TOP):
-    """By anchor, of all products at once."""
+    """Return the negatives by anchor, computed from all products in one matrix."""
     texts = pd.unique(pd.concat([frame["q"], frame["a"]]))
     model, file = load_pretrained(saved), TokenizerFile(saved)
     rows = pd.DataFrame({"text": texts})
@@ -136,7 +136,7 @@ def test_vectors_are_made_once_for_a_model(saved, tmp_path, monkeypatch):
     assert calls == [64, 64, 64]
     first = mined(saved, tmp_path, splits)
     count = 2 * len(splits["train"])
-    assert sum(calls) == count + 64  # two files were there already
+    assert sum(calls) == count + 64  # two files already existed
     del calls[3:]
     again = mined(saved, tmp_path, splits, margin=0.0)
     assert len(calls) == 3 and not again.equals(first)

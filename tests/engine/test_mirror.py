@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: a machine with an empty disk goes on from there."""
+"""Checkpoints in an object store, from which a machine with an empty disk resumes."""
 
 import itertools
 import logging
@@ -38,7 +38,7 @@ from tests.engine.runs import (
 from tests.make import TableRecipe
 
 LONG = 30
-"""Epochs of the training that is killed 20 times."""
+"""Epochs of the training run that is killed 20 times."""
 EVERY_2 = {"every_steps": 2, "keep": 2}
 AWS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -51,7 +51,7 @@ numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server():
-    """An S3 server of this process."""
+    """An S3 server in this process."""
     moto = pytest.importorskip("moto.server")
     running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
@@ -78,7 +78,7 @@ def url(tmp_path):
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory):
-    """Folder of a machine that was lost after step 9, with `the mirror` in it."""
+    """The folder of a machine that was lost after step 9, with its mirror."""
     folder = tmp_path_factory.mktemp("lost")
     crashed(job_of(folder / "a", f"file://{folder}/the mirror"), "step 9/12  loss")
     return folder
@@ -86,7 +86,7 @@ def lost(tmp_path_factory):
 
 @pytest.fixture
 def left(lost, tmp_path, url):
-    """URL of a mirror that the lost machine has left."""
+    """The URL of the mirror of the lost machine."""
     shutil.copytree(lost / "the mirror", tmp_path / "the mirror")
     return url
 
@@ -162,7 +162,7 @@ def half_a_list(files, copy: str) -> None:
 
 def half_a_manifest(files, copy: str) -> None:
     files.pipe_file(f"{copy}/{MANIFEST}", files.cat_file(f"{copy}/{MANIFEST}")[:40])
-    files.pipe_file(f"{copy.rpartition('/')[0]}/{OWNER}", b'{"run": ')  # and no owner
+    files.pipe_file(f"{copy.rpartition('/')[0]}/{OWNER}", b'{"run": ')  # without owner
 
 
 HARMS = (unfinished, changed, without_a_file, empty_list, half_a_list, half_a_manifest)
@@ -210,7 +210,7 @@ def test_a_run_whose_mirror_was_taken_over_trains_on(tmp_path, url, caplog):
 
 
 def failing(times: int, real=Mirror.upload):
-    """`Mirror.upload` that fails `times` times."""
+    """Return a version of `Mirror.upload` that fails `times` times."""
     left = [times]
 
     def upload(self, *arguments):

@@ -1,4 +1,4 @@
-"""Names in model.config and model.overrides that transformers would take in silence."""
+"""Names in model.config and model.overrides that transformers would accept silently."""
 
 from dataclasses import replace
 
@@ -123,7 +123,7 @@ def test_overrides_are_held_against_the_checkpoint(tmp_path):
         "you mean model.overrides.hidden_dropout_prob?"
     )
     assert refused(settings) == HEAD + fault
-    with pytest.raises(ModelError) as caught:  # one that came from the Hub just now
+    with pytest.raises(ModelError) as caught:  # just downloaded from the Hub
         build(settings, make_task(settings, "a"), VOCABULARY, 8, "sdpa")
     assert str(caught.value) == fault
 

@@ -1,4 +1,4 @@
-"""Packed equals padded, and both equal the model as transformers runs it."""
+"""Packed rows equal padded rows, and both equal the model in transformers."""
 
 import logging
 from dataclasses import replace
@@ -27,7 +27,7 @@ from tests.engine.families import (
     token_rows,
 )
 
-task_model = cache(task_model)  # no test changes one
+task_model = cache(task_model)  # no test changes a model
 
 ENCODER_CASES = [
     (family, task)
@@ -77,8 +77,9 @@ def test_packed_and_padded_give_the_same_loss_and_gradient(family, task):
     ("family", "task"), ENCODER_CASES + DECODER_CASES + RECURRENT_CASES + BILM_CASES
 )
 def test_short_rows_of_every_strategy_equal_plain_models(family, task):
-    """Rows of one and two tokens among others, on one rank and on two, against each row
-    alone: padding reaches no state of a recurrent model."""
+    """Rows of one and two tokens are mixed with others, on one and two ranks, and
+    compared with each row alone. Padding does not affect the states of recurrent
+    models."""
     rows = short_rows(task)
     data = step_rows(family, task, "random", rows=rows)
     expected = plain_gradient(family, task, data)
@@ -119,7 +120,7 @@ LANGUAGE_CASES += BILM_CASES
 
 @pytest.mark.parametrize(("family", "task"), LANGUAGE_CASES)
 def test_joined_documents_equal_plain_transformers_on_each_alone(family, task):
-    """Documents of 1 to 24 tokens in blocks of 20, whose ends cut some in two."""
+    """Blocks of 20 tokens cut some of the documents of 1 to 24 tokens in two."""
     documents = short_rows(task)
     rows = joined_rows(documents, 20)
     assert len(rows) == 4
@@ -129,14 +130,14 @@ def test_joined_documents_equal_plain_transformers_on_each_alone(family, task):
     )
     parts = rows_of(task, [part.tolist() for part in np.split(ids, cuts[:-1])])
     alone = step_rows(family, task, "random", rows=parts)
-    if task == "masked-lm":  # masks belong to a block and a place in it
+    if task == "masked-lm":  # masks depend on the block and the position in it
         alone = replace(alone, rows=rows.sequences(np.arange(4))[0])
         assert len(alone.rows) == len(parts)
     check_every_strategy(family, task, rows, plain_gradient(family, task, alone))
 
 
 def test_positions_do_not_depend_on_random_pieces_or_padding_inside_a_text():
-    """RoBERTa counts them from the ids that are not padding's, where none are given."""
+    """By default, RoBERTa computes positions from the ids that are not padding."""
     padded, packed = (
         task_model("roberta", "masked-lm", name) for name in ("sdpa", PACKED)
     )
@@ -173,7 +174,7 @@ def test_heads_and_narrowing_equal_the_whole_model(family, task):
 
 
 def test_attention_for_targets_alone_equals_attention_for_all():
-    """Rows of 3, 1 and 5 tokens; two, none and one of them are asked for, one twice."""
+    """Two, none and one of 3, 1 and 5 tokens are requested, one of them twice."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(9, 2, 4, requires_grad=True) for _ in range(3))
     bounds = torch.tensor([0, 3, 4, 9], dtype=torch.int32)

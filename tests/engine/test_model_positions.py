@@ -1,4 +1,4 @@
-"""Positions that depend on the batch, and families of one's own for known types."""
+"""Positions that depend on the batch, and custom families for known model types."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
 
 @pytest.mark.parametrize("rope", [LONG, DYNAMIC])
 def test_positions_that_depend_on_the_longest_row_are_refused(rope):
-    """transformers gives a short row another answer beside a long one."""
+    """In transformers, longer rows in the batch affect a short row's result."""
     sizes = {**CONFIGS["llama"], "max_position_embeddings": 64 if rope is LONG else 8}
     config = {"model_type": "llama", **sizes, "rope_parameters": rope}
     settings = ModelSettings(task="causal-lm", config=config)

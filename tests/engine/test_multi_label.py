@@ -1,4 +1,4 @@
-"""Several labels a row: from raw columns to figures, against scikit-learn."""
+"""Several labels per row: from raw columns to metrics, compared with scikit-learn."""
 
 import json
 

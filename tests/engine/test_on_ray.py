@@ -1,4 +1,4 @@
-"""Token rows from a Ray cluster are, byte for byte, those of this machine."""
+"""Token rows from a Ray cluster equal those from this machine, byte for byte."""
 
 import json
 import random
@@ -45,7 +45,7 @@ def recipe_of(tokenizer, rows, engine="ray", model=MODEL, **tokenize):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes of one core each."""
+    """A cluster of two nodes with one core each."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -93,7 +93,7 @@ def test_every_form_has_the_bytes_of_the_local_engine(
 
 
 def workers() -> list[psutil.Process]:
-    """Workers of this test's cluster that encode now."""
+    """Return the workers of this test's cluster that are encoding at the moment."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):

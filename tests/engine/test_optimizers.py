@@ -1,4 +1,4 @@
-"""Optimizers and frozen parts against PyTorch's own."""
+"""Optimizers and frozen parts compared with PyTorch's own."""
 
 import copy
 
@@ -27,7 +27,7 @@ RATE = 0.01
 
 
 def plain_optimizer(name, model):
-    """PyTorch's, with decay on matrices alone."""
+    """Return an optimizer of PyTorch, with weight decay for matrices only."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     spared = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": spared, "weight_decay": 0.0}]
@@ -91,7 +91,7 @@ def test_frozen_parts_stay_and_have_no_gradient_and_no_state(tmp_path):
         run.model.eval()
         run.stepper.set_scalars(run.data[0])
         run.stepper.backward(run.data[0])
-    assert not any(hidden.requires_grad for hidden in seen)  # the backward pass ends
+    assert not any(hidden.requires_grad for hidden in seen)  # end of the backward pass
     others = dict(whole.model.named_parameters())
     for name, parameter in trainer.model.named_parameters():
         frozen = "embeddings" in name or "layer.0." in name
@@ -113,7 +113,8 @@ def test_flops_of_a_frozen_model_leave_out_what_is_not_computed():
     freeze(model, ["bert.embeddings", "encoder.layer.0"])
     half = ModelFlops.of(model)
     assert whole.body == 6 * weights
-    # Layer 0 forward; the first products of layer 1 hand nothing down.
+    # Layer 0 has no backward pass. The first products of layer 1 need no input
+    # gradient.
     first = 3 * 16 * 16
     assert half.body == 2 * weights / 2 + 6 * weights / 2 - 2 * first / 3
     assert half.attention == (4 + 8 / 2) * 16 and whole.attention == 12 * 16
@@ -164,7 +165,7 @@ def test_a_step_on_the_fast_path_is_adamws(tmp_path):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, None])
 def test_momentum_is_the_one_that_is_set(momentum):
-    """0 is a value of its own: PyTorch's SGD without momentum keeps no state."""
+    """The value 0 is valid: PyTorch's SGD without momentum has no state."""
     model = nn.Linear(3, 2)
     settings = TrainSettings(optimizer="sgd", momentum=momentum)
     made = build_optimizer(model, settings, fused=False, capturable=False)
@@ -179,7 +180,7 @@ def test_momentum_is_the_one_that_is_set(momentum):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_changes_no_weight(fused, loss):
-    """Its gradient may be finite all the same, as where a target is masked out late."""
+    """Its gradient may still be finite, for example if a target is masked out later."""
     model = nn.Linear(3, 2)
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, TrainSettings(), fused=fused, capturable=False)

@@ -1,4 +1,4 @@
-"""A task with a head and a loss of its own: texts of one class lie near one another."""
+"""A task with a custom head and loss: texts of the same class have similar vectors."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -21,7 +21,7 @@ from tests.engine.runs import NO_DROPOUT, changed, make_job
 
 
 class Near(SequenceClassification):
-    """Cosine similarity of each text to all others of its global batch."""
+    """Cosine similarity of each text to all others in its global batch."""
 
     auto_class = "AutoModel"
     architectures = ("Model",)
@@ -29,45 +29,46 @@ class Near(SequenceClassification):
     figures: ClassVar = {"loss": False}
 
     def head(self, model, states):
-        """Vectors (K, hidden) of length 1."""
+        """Return vectors (K, hidden) of length 1."""
         return F.normalize(states.float(), dim=-1)
 
     def loss(self, logits, labels):
-        """Cross entropy of the classes' places among the neighbours."""
+        """Return the cross entropy of finding texts of the same class among all
+        others."""
         alone = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
         scores = (logits @ logits.T / 0.1).masked_fill(alone, -1e4).log_softmax(-1)
         same = (labels[:, None] == labels) & ~alone
         return -((scores * same).sum(1) / same.sum(1).clamp(min=1)).sum()
 
     def hits(self, logits, labels):
-        """None is right."""
+        """Return None, because no output is right or wrong."""
         return None
 
     def metrics(self, device):
-        """The loss alone."""
+        """Return None, because the loss is the only metric."""
         return None
 
     def chance_loss(self, num_outputs):
-        """Depends on the data."""
+        """Return None, because the value depends on the data."""
         return None
 
 
 class Table(Metrics):
-    """A figure that is no number, as version 0.1 allowed."""
+    """A metric that is not a number, which version 0.1 allowed."""
 
     def update(self, logits, labels):
-        """Nothing."""
+        """Ignore the outputs."""
 
     def compute(self):
-        """Counts of two classes."""
+        """Return the counts of two classes."""
         return {"confusion": [[3, 1], [0, 4]]}
 
 
 class Confused(Near):
-    """With a table among its metrics."""
+    """A task with a table among its metrics."""
 
     def metrics(self, device):
-        """The table."""
+        """Return the table."""
         return Table()
 
 
@@ -86,7 +87,7 @@ def seeded_model(job):
 
 
 def plain_vectors(model, rows, row_ids):
-    """Of each row alone, by transformers."""
+    """Return the vector of each row alone, computed by transformers."""
     ids = [torch.tensor([view.tolist()]) for view in rows.views(row_ids)]
     states = [model(input_ids=one).last_hidden_state[:, 0] for one in ids]
     return F.normalize(torch.cat(states), dim=-1)
@@ -97,7 +98,7 @@ UNCLIPPED = {"weight_decay": 0.0, "max_grad_norm": None}
 
 @pytest.fixture(scope="module")
 def plain_losses(tmp_path_factory):
-    """Of ten steps."""
+    """The losses of ten steps."""
     job, losses = near_job(tmp_path_factory.mktemp("plain"), **UNCLIPPED), []
     plain = seeded_model(job)
     assert type(plain).__name__ == "BertModel"

@@ -1,4 +1,4 @@
-"""Metric, optimizer, schedule and callbacks of a package outside of the repository."""
+"""A metric, optimizer, schedule and callbacks from a package outside the repository."""
 
 import importlib
 import logging
@@ -146,7 +146,7 @@ number = 3
 
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
-    """The example of the page as `page_parts`, and others as `odd_parts.more`."""
+    """The example of the page as `page_parts`, and other parts as `odd_parts.more`."""
     folder = tmp_path / "site"
     (folder / "odd_parts").mkdir(parents=True)
     (folder / "page_parts.py").write_text(EXAMPLE)
@@ -191,7 +191,7 @@ def test_a_training_with_all_parts_of_the_page(parts, tmp_path, capsys):
 
 
 def recall(job, folder) -> float:
-    """Of the saved model on the test rows, a row at a time."""
+    """Return the recall of the saved model on the test rows, computed row by row."""
     model = load_pretrained(folder).eval()
     rows = np.arange(len(job.test))
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Splits that are given: entries of their own, a DatasetDict, or a column."""
+"""Splits that the user provides: in separate entries, in a DatasetDict, or in a
+column."""
 
 from itertools import chain
 

@@ -1,4 +1,4 @@
-"""Pairs and triplets: from raw columns to token rows of several sequences."""
+"""Pairs and triplets, from raw columns to token rows of several sequences."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Pairs of texts: training, predict and plain transformers see the same rows."""
+"""Training, predict and plain transformers see the same rows for pairs of texts."""
 
 import numpy as np
 import pandas as pd

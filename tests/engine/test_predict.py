@@ -1,4 +1,4 @@
-"""A saved model applied to texts, against plain transformers on the same rows."""
+"""Predictions of a saved model for texts, compared with plain transformers."""
 
 import json
 import random
@@ -51,7 +51,8 @@ def tokenizer_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def saved(tokenizer_folder, tmp_path_factory):
-    """Folder of a saved model of a family and a task, made once."""
+    """Return the folder of a saved model of a family and a task, which is created
+    once."""
     made = {}
 
     def folder_of(family: str = "bert", task: str = "sequence-classification"):
@@ -85,7 +86,7 @@ def predicted(folder, rows, **options) -> pd.DataFrame:
 
 
 def plain_logits(folder, *columns: list[str]) -> np.ndarray:
-    """By transformers alone, a row at a time."""
+    """Return the logits of transformers alone, row by row."""
     model, tokenizer = (
         load_pretrained(folder).eval(),
         AutoTokenizer.from_pretrained(folder),
@@ -195,7 +196,7 @@ def test_windows_do_not_change_predictions(saved):
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_the_shards_in_order_are_the_whole_bit_for_bit(saved, count):
-    """9: some of the 6 windows' shards are empty."""
+    """With 9 shards, some of the 6 windows' shards are empty."""
     rows = pd.DataFrame({"text": [*texts(39), None]})
     whole = predicted(saved(), rows, window_rows=7)
     parts = [
@@ -214,7 +215,7 @@ def test_a_shard_that_does_not_exist_is_refused(shard):
 
 
 def test_devices_share_the_micro_batches_and_change_nothing(saved, monkeypatch):
-    """Two copies of the model on one CPU stand for two GPUs."""
+    """Two copies of the model on one CPU simulate two GPUs."""
     rows = pd.DataFrame({"text": texts(40)})
     whole = predicted(saved(), rows, token_budget=64)
     devices = [torch.device("cpu"), torch.device("cpu", 0)]
@@ -315,7 +316,7 @@ def test_a_model_of_another_task_is_refused(saved):
         recipe(saved("bert", "masked-lm"), rows)
     model = load_pretrained(saved())
     model.config.problem_type = "multi_label_classification"
-    del model.config.flatout_task  # as a checkpoint of somebody else
+    del model.config.flatout_task  # like a checkpoint that was not created by flatout
     made = predict(model, TokenizerFile(saved()), rows, parse_settings({}))
     assert made.predictor.task.settings.task == "multi-label-classification"
 
@@ -361,7 +362,7 @@ def test_made_ahead_keeps_order_and_errors():
 
 
 def test_a_split_is_judged_by_the_threshold_of_the_settings(saved):
-    """Several labels a row: kept under a key of their own for each threshold."""
+    """For several labels per row, results have a separate key for each threshold."""
     folder = saved(task="multi-label-classification")
     plain = plain_logits(folder, texts(12))
     tokens = AutoTokenizer.from_pretrained(folder)(

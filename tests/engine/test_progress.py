@@ -1,4 +1,4 @@
-"""The line of progress: what it says, how often, and the projection behind it."""
+"""The progress line: its contents, its frequency, and the prediction in it."""
 
 import logging
 
@@ -28,7 +28,7 @@ def point(step: int, samples_per_s: float = 100.0, elapsed_s: float = 1.0) -> Lo
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
-    """12 steps of 16 samples; 20 rows to validate after steps 4, 8, 12; 21 to test."""
+    """12 steps of 16 samples. Steps 4, 8 and 12 validate 20 rows; 21 are tested."""
     job = make_job(tmp_path_factory.mktemp("job"), deadline_hours=100 / 3600)
     return assemble(job, set_up(job.settings.runtime))
 
@@ -61,14 +61,14 @@ def test_evaluations_ahead_are_those_that_the_loop_makes(every):
 
 def test_time_left_counts_steps_evaluations_and_the_test(trainer):
     assert [s for s in range(1, 13) if evaluation_due(trainer, s)] == [4, 8, 12]
-    progress, windows = Progress(trainer), [window(160, 10.0)]  # 1 s a step
-    # None measured: a row takes a third of its 1/16 s in training.
+    progress, windows = Progress(trainer), [window(160, 10.0)]  # 1 s per step
+    # Without a measurement, a row is assumed to take a third of its 1/16 s in training.
     left_s = progress._left_s(2, windows, 0, 0.0)
     assert left_s == pytest.approx(10 + (3 * 20 + 21) / 16 / 3)
-    # The two after steps 4 and 8 took 8 s: 0.2 s a row.
+    # The two evaluations after steps 4 and 8 took 8 s: 0.2 s per row.
     left_s = progress._left_s(10, windows, 0, 8.0)
     assert left_s == pytest.approx(2 + (20 + 21) * 0.2)
-    # A session that began at step 6 made the one after step 8 alone.
+    # A session that began at step 6 has only evaluated after step 8.
     left_s = progress._left_s(10, windows, 6, 8.0)
     assert left_s == pytest.approx(2 + (20 + 21) * 0.4)
 
@@ -77,7 +77,7 @@ def test_a_deadline_that_will_be_missed_is_told_of_once(trainer, caplog):
     caplog.set_level(logging.WARNING)
     progress = Progress(trainer)
     progress.window(point(2, elapsed_s=90), [window(160, 10.0)], 0, 0.0)
-    assert caplog.text == ""  # one window is no projection
+    assert caplog.text == ""  # one window is not enough for a prediction
     for step in (4, 6):
         progress.window(point(step, elapsed_s=95), [window(160, 10.0)] * 2, 0, 0.0)
     [record] = caplog.records

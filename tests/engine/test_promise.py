@@ -1,4 +1,4 @@
-"""Whether a training comes to what trials of its settings gave."""
+"""Whether a training run reaches the throughput of trials with its settings."""
 
 import logging
 

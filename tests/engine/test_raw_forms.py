@@ -1,4 +1,4 @@
-"""Rows from any source and of any Arrow type: read back equal, or told of."""
+"""Rows from any source and of any Arrow type are read back unchanged or reported."""
 
 import datetime
 import decimal
@@ -54,7 +54,7 @@ ODD = {
 
 
 def column_of(value, kind):
-    """Three rows, of which one has no value."""
+    """Return three rows, one of them without a value."""
     value = None if pa.types.is_null(kind) else value
     return pa.array([value, None, value], kind)
 
@@ -63,7 +63,7 @@ COLUMNS = ODD | {str(kind): column_of(value, kind) for value, kind in TYPED}
 
 
 def written(folder, table, form, **options):
-    """`table` as a file; None if pyarrow cannot write or read its type."""
+    """Write `table` to a file. Return None if pyarrow cannot write or read its type."""
     path = folder / f"a.{form}"
     write = {"parquet": pq.write_table, "feather": pyarrow.feather.write_feather}
     try:
@@ -75,7 +75,7 @@ def written(folder, table, form, **options):
 
 
 def sources(folder, table):
-    """`table` in all the forms that can have it."""
+    """Return `table` in all forms that can represent it."""
     yield "table", open_raw_texts(table)
     for form in ("parquet", "feather"):
         if path := written(folder, table, form):
@@ -145,7 +145,7 @@ def frames_of(table):
 def test_rows_come_back_from_frames_and_columnar_files_and_damage_is_told(
     tmp_path_factory, rows, form, compression, damage
 ):
-    """Bytes that are others give rows, or a RawTextsError with the file's name."""
+    """Corrupted bytes lead to rows, or to a RawTextsError with the file's name."""
     folder = tmp_path_factory.getbasetemp()
     table = pa.table(dict(zip(COLUMN_NAMES, zip(*rows, strict=True), strict=True)))
     options = {"compression": compression or {"feather": "uncompressed"}.get(form)}

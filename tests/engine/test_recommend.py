@@ -1,4 +1,4 @@
-"""What to train with, and how long it takes."""
+"""Recommended settings, and the expected training time."""
 
 import pytest
 import yaml

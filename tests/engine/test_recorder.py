@@ -1,4 +1,4 @@
-"""What a run notes: which model is the best, rates beside pauses."""
+"""The records of a run: which model is the best, and throughput without pauses."""
 
 import logging
 import math
@@ -15,12 +15,12 @@ from flatout.engine.train import loop
 from flatout.engine.train.recording.timing import compile_clock
 from tests.engine.runs import make_job, metrics_of
 
-# So high a rate that the loss jumps: the best is neither the first nor the last.
+# The loss jumps at this rate: the best model is neither the first nor the last.
 JUMPS = {"epochs": 4, "learning_rate": 3e-2, "schedule": "constant"}
 
 
 def plain_loss(folder, rows) -> float:
-    """Of a saved model, by transformers alone, a row at a time."""
+    """Return the loss of a saved model, computed by transformers alone, row by row."""
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         losses = [
@@ -69,12 +69,12 @@ def test_a_first_validation_that_is_no_number_is_not_the_best_for_good(
 
 
 BATCH_S = 0.05
-"""A worker's time for a batch: two of them make 160 samples a second at most."""
+"""Seconds that a worker needs per batch. Two workers create at most 160 samples/s."""
 
 
 def test_batches_that_are_made_in_pauses_lift_no_rate(tmp_path, monkeypatch):
-    """Pauses as long as the workers need for all that they make ahead, after every
-    second step: without end the steps find their batches ready."""
+    """After every second step, there is a pause in which the workers can refill the
+    queue, so that all batches are ready when steps request them."""
     make, evaluate_split = collation.StepRows.__getitem__, loop.evaluate_split
 
     def slow_make(data, step):
@@ -110,8 +110,8 @@ def late(monkeypatch, now, module, name, seconds):
 
 
 def test_each_second_belongs_to_one_phase(tmp_path, monkeypatch):
-    """Of a clock of our own: 10 s before the first step, with compilations of 7 s; 1 s
-    for each of 12 steps, 100 s for each of 4 evaluations."""
+    """On a simulated clock, the first step begins after 10 s with 7 s of compilation.
+    Each of 12 steps takes 1 s, and each of 4 evaluations takes 100 s."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     for name, value in {"seconds": 7.0, "count": 3, "_in_first_step": 0}.items():
@@ -131,7 +131,7 @@ def test_each_second_belongs_to_one_phase(tmp_path, monkeypatch):
 
 
 def test_a_short_training_with_a_loader_ahead_has_a_rate_at_each_point(tmp_path):
-    """16 batches are made ahead, 4 steps lie between two evaluations."""
+    """16 batches are prefetched, but there are only 4 steps between two evaluations."""
     loader = {"num_workers": 4, "prefetch_factor": 4}
     job = make_job(tmp_path, loader=loader, evaluate_every="epoch", log_every=2)
     result = run_job(job)
@@ -151,7 +151,7 @@ def test_the_progress_line_the_report_and_the_points_give_one_rate(tmp_path, cap
     assert f"{last:.0f} samples/s (mean {mean:.0f})" in line
     sent = list(metrics_of(job)["train_samples_per_second"].values())
     assert sent == [p.samples_per_s for p in result.history if p.step > 3]
-    # 60 rows in steps of 16, 16, 16 and 12; windows of steps 4, 5-6, 7-8, 9-10, 11-12.
+    # Steps have 16, 16, 16 and 12 rows. Windows: steps 4, 5-6, 7-8, 9-10, 11-12.
     windows = zip([12, 32, 28, 32, 28], sent, strict=True)
     seconds = sum(samples / rate for samples, rate in windows)
     assert mean == pytest.approx(132 / seconds)

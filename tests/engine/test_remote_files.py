@@ -1,4 +1,4 @@
-"""Raw texts of a store: fetched once, and again where they have changed."""
+"""Raw texts in a store are downloaded once, and again only if they have changed."""
 
 import threading
 from functools import partial
@@ -15,7 +15,7 @@ CSV = b"text,label\nfirst,a\nsecond,b\n"
 
 @pytest.fixture
 def store():
-    """A store in memory; a file's stamp is the moment it was written."""
+    """A store in memory. A file's stamp is the time when it was written."""
     memory = fsspec.filesystem("memory")
     yield memory
     memory.store.clear()

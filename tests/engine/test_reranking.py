@@ -1,4 +1,4 @@
-"""Passages ranked for queries: columns, figures, training, and the folder that a
+"""Passages ranked for queries: columns, metrics, training, and a folder that
 `CrossEncoder` loads."""
 
 import math
@@ -36,7 +36,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def frame_of(queries: int, passages: int = 5) -> pd.DataFrame:
-    """Of a query's passages the first fits."""
+    """Return queries with passages, of which only the first is relevant."""
     chance, rows = np.random.default_rng(0), []
     for number in range(queries):
         names = chance.choice(ANIMALS, passages, replace=False)
@@ -96,7 +96,7 @@ def test_figures_are_those_of_scikit_learn():
     chance = np.random.default_rng(4)
     queries = np.sort(chance.integers(0, 40, 600))
     labels = (chance.random(600) < 0.2).astype(np.float32)
-    labels[queries == 7] = 0  # a query without a relevant passage does not count
+    labels[queries == 7] = 0  # queries without a relevant passage are ignored
     scores = chance.normal(size=600).astype(np.float32)
     found, parts = Ranking(), chance.permutation(600)
     for rows in np.array_split(parts, 4):

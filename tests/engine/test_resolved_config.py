@@ -1,4 +1,4 @@
-"""What `auto` comes to on devices that need not be here."""
+"""The resolved values of `auto` on devices that need not exist."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ MEAN_TOKENS = 13.57
 
 @pytest.fixture(autouse=True)
 def memory_gib(monkeypatch):
-    """Of the card that is not here."""
+    """The memory of a simulated card."""
     held = [140.0]
     size = property(lambda runtime: int(held[0] * 2**30))
     monkeypatch.setattr(Runtime, "device_memory_bytes", size)
@@ -36,7 +36,7 @@ def graphs(tmp_path, batch, *, width=64, runtime=H200, **train):
 
 
 def test_graphs_are_for_batches_that_a_slow_host_cannot_launch_in_time(tmp_path):
-    # 1.5 x 14,417 tokens for a width of 1,024, 1.5 x 57,668 for 512.
+    # 1.5 x 14,417 tokens for width 1,024, and 1.5 x 57,668 for width 512.
     assert graphs(tmp_path, 1_594, width=1_024)
     assert not graphs(tmp_path, 1_595, width=1_024)
     assert graphs(tmp_path, 1_595, width=512)
@@ -49,7 +49,7 @@ def test_where_the_speed_of_a_card_is_not_known_16384_tokens_are_small(tmp_path)
 
 
 def test_graphs_need_room_for_activations_twice(tmp_path, memory_gib):
-    # Twice 20.6 GiB and 1.0 of weights, gradients and moments, in 0.8 of the card.
+    # 2 x 20.6 GiB and 1.0 GiB of weights and states fit into 0.8 of the card.
     for size, fit in ((52.9, True), (52.7, False)):
         memory_gib[0] = size
         assert graphs(tmp_path, 1_594, width=512) is fit
@@ -79,7 +79,7 @@ def of_task(job, task, kind):
 
 
 def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
-    """And a step is one micro-batch, whatever the lengths."""
+    """A step is then one micro-batch, whatever the lengths are."""
     job = make_job(tmp_path, global_batch_size=16, token_budget=4_096)
     job = of_task(job, "causal-lm", "log_key_lstm")
     lstm = AutoConfig.for_model("log_key_lstm", hidden_size=64, vocab_size=60)
@@ -96,7 +96,7 @@ def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
 
 
 def test_lstms_have_graphs_of_steps_of_any_size(tmp_path):
-    """They launch kernels at each place of a row, however many rows there are."""
+    """LSTMs launch kernels for each position, however many rows there are."""
     job = make_job(tmp_path, global_batch_size=4_096, token_budget=10**6)
     job = of_task(job, "bidirectional-lm", "bilm")
     sizes = {"hidden_size": 2_048, "projection_size": 512, "num_hidden_layers": 2}
@@ -131,7 +131,7 @@ def test_a_gpu_that_is_slower_than_the_others_is_named():
 
 @pytest.mark.parametrize(("batch", "multiple"), [(16, 256), (1_818, 256), (1_819, 512)])
 def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
-    """And rows of a rank to a quarter more than its share."""
+    """The rows of a rank are rounded up by at most a quarter of its share."""
     job = make_job(tmp_path, global_batch_size=batch, token_budget=10**7)
     config = BertConfig(hidden_size=64, num_attention_heads=1)
     resolved = resolve(job, H200, config)

@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on as if it had not been."""
+"""A resumed run continues as if it had not been interrupted."""
 
 import gc
 import itertools
@@ -47,13 +47,13 @@ from tests.engine.runs import (
 )
 
 make_job = partial(job_of, token_budget=240)
-"""One or two micro-batches a step."""
+"""A job with one or two micro-batches per step."""
 EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The run that all others must equal: dropout on."""
+    """The run that all others must equal, with dropout."""
     job = make_job(tmp_path_factory.mktemp("undisturbed"), evaluate_every=3)
     result = run_job(job)
     return curve(result), weights(result), sorted(points(job)), result.report
@@ -61,7 +61,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory):
-    """What a crash at step 9 leaves of the same run."""
+    """The state after a crash of the same run at step 9."""
     folder = tmp_path_factory.mktemp("cut")
     crashed(make_job(folder, evaluate_every=3, **EVERY_2), "step 9/12  loss")
     return folder
@@ -69,7 +69,7 @@ def cut(tmp_path_factory):
 
 @pytest.fixture
 def crashed_at_9(cut, tmp_path):
-    """Its job, in a folder of the test."""
+    """The job of the crashed run, in a folder of the test."""
     shutil.copytree(cut, tmp_path, dirs_exist_ok=True)
     return make_job(tmp_path, evaluate_every=3, **EVERY_2)
 
@@ -87,9 +87,9 @@ def check(job, result, undisturbed) -> None:
     "moments",
     [
         ["step 3/12  loss"],  # in the first epoch, before its first evaluation
-        ["step 6/12  validation_loss"],  # in an evaluation inside of an epoch
+        ["step 6/12  validation_loss"],  # in an evaluation in the middle of an epoch
         ["step 9/12  loss"],
-        ["step 12/12  validation_loss"],  # all steps done, nothing tested
+        ["step 12/12  validation_loss"],  # all steps are done, nothing is tested
         ["step 3/12  loss", "step 6/12  loss", "step 6/12  validation", "step 12/12"],
     ],
     ids=["step 3", "evaluation", "step 9", "end", "four times"],
@@ -106,11 +106,12 @@ def test_the_run_after_a_crash_equals_the_undisturbed_one(
 
 
 def test_a_checkpoint_inside_of_a_window_keeps_the_windows_sums(tmp_path, undisturbed):
-    """log_every 3, checkpoints at 2, 4, ...: the loss of step 6 spans the crash."""
+    """With log_every 3 and checkpoints at 2, 4, ..., the loss of step 6 spans the
+    crash."""
     job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
     crashed(job, "step 6/12  loss")
     newest = read_manifest(step_folders(job.work_folder)[0])
-    assert newest.step % 3  # inside of a window
+    assert newest.step % 3  # inside a window
     check(job, run_job(job), undisturbed)
 
 
@@ -132,7 +133,7 @@ def test_settings_of_the_execution_may_change_on_the_way(
 
 
 def test_a_stopped_run_goes_on_longer_like_one_that_was_always_longer(tmp_path):
-    """With a schedule that does not depend on the end."""
+    """The schedule does not depend on the number of steps."""
     options = {"schedule": "constant", "evaluate_every": None, **EVERY_2}
     crashed(make_job(tmp_path / "a", max_steps=9, **options), "step 6/9  loss")
     longer = run_job(make_job(tmp_path / "a", max_steps=12, **options))
@@ -168,7 +169,7 @@ def test_changed_settings_and_tokens_are_refused_by_name(tmp_path, monkeypatch):
     crashed(job, "step 6/12  loss")
     other = changed(job, train={"learning_rate": 0.5, "adam_beta1": 0.8})
     other = replace(other, data_key="other")
-    monkeypatch.setattr(assemble, "build", None)  # refused before a model is made
+    monkeypatch.setattr(assemble, "build", None)  # refused before the model is created
     with pytest.raises(CheckpointError) as refused:
         run_job(other)
     text = str(refused.value)
@@ -176,7 +177,7 @@ def test_changed_settings_and_tokens_are_refused_by_name(tmp_path, monkeypatch):
     assert "train.adam_beta1: 0.9 -> 0.8" in text
     assert "token rows: 'k' -> 'other'" in text
     assert "train.resume: never" in text
-    assert step_folders(job.work_folder)  # nothing was touched
+    assert step_folders(job.work_folder)  # no file was changed
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
@@ -226,26 +227,26 @@ def test_a_finished_run_is_not_resumed(tmp_path):
 
 def test_a_result_that_nobody_took_is_handed_over_later(tmp_path):
     job = make_job(tmp_path, **EVERY_2)
-    first = collect(job)  # and the process that asked dies here
+    first = collect(job)  # and the process that launched it dies here
     assert is_interrupted(job.work_folder)
     assert step_folders(job.work_folder) == []
     second = collect(job)
     assert second.report == first.report
     assert curve(second) == curve(first)
     assert weights(second) == weights(first)
-    (job.work_folder / "step-000000012").mkdir()  # was not removed before the death
+    (job.work_folder / "step-000000012").mkdir()  # not removed before the process died
     finish(job.work_folder)
     assert not is_interrupted(job.work_folder)
 
 
 def test_rates_after_a_resume_count_the_steps_of_this_session(tmp_path):
-    """Checkpoints by the clock: as soon as the one before is written."""
+    """Checkpoints are triggered by time, each as soon as the last one is written."""
     often = {"every_steps": None, "every_minutes": 1e-9}
     job = make_job(tmp_path, log_every=1, checkpoint=often)
     crashed(job, "step 9/12  loss")
     report = run_job(job).report
     assert report.resumed_from_step in range(1, 10)
-    rows = [16, 16, 16, 12] * 3  # of each step: an epoch has 60
+    rows = [16, 16, 16, 12] * 3  # at each step: an epoch has 60 steps
     assert report.samples == sum(rows[report.resumed_from_step :])
     assert report.steps == 12
     assert report.first_batch_s > 0
@@ -299,7 +300,7 @@ def test_damaged_lines_of_the_metrics_file_are_skipped(
     result = run_job(job)
     assert "4 damaged lines are skipped" in caplog.text
     lines = job.metrics_file.read_bytes().splitlines()
-    assert lines[1:5] == list(DAMAGED)  # the evidence stays
+    assert lines[1:5] == list(DAMAGED)  # the files are kept for diagnosis
     job.metrics_file.write_bytes(b"\n".join([lines[0], *lines[5:], b""]))
     check(job, result, undisturbed)
 
@@ -324,7 +325,7 @@ def test_a_checkpoint_folder_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_generators_of_other_libraries_go_on_too(tmp_path):
-    """What a user's own model may draw from."""
+    """A custom model may use these generators."""
     from flatout.engine.machine.runtime import set_up
     from flatout.engine.train.keeping.snapshots import _set_generators, generator_state
 
@@ -345,7 +346,7 @@ def test_a_job_that_is_refused_leaves_nothing(tmp_path):
 
 
 def test_what_makes_a_training_the_same_training(tmp_path):
-    """A new setting has to be placed: here, or among those of the execution."""
+    """A new setting has to be added here or to the execution settings."""
     from flatout.engine.train.setup.identity import identity
 
     names = {
@@ -407,8 +408,9 @@ def test_what_makes_a_training_the_same_training(tmp_path):
 
 
 def test_a_point_of_a_warm_up_is_not_completed_after_later_steps(tmp_path):
-    """Step 8 was logged without a rate, then 12; after a resume 8 has a rate. Found by
-    the drill: its rate came behind step 12, and the resume after that repeated 12."""
+    """Step 8 was logged without a rate, then step 12. After a resume, step 8 has a
+    rate, which used to be written after step 12, so that the next resume repeated step
+    12."""
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path)
     first.start(0)
@@ -428,7 +430,8 @@ def test_a_point_of_a_warm_up_is_not_completed_after_later_steps(tmp_path):
 
 
 def planted(source, change):
-    """The checkpoint of a crashed run, its manifest changed and signed again."""
+    """Return the checkpoint of a crashed run with a changed and newly signed
+    manifest."""
     folder = step_folders(source.work_folder)[0]
     facts = asdict(read_manifest(folder))
     change(facts, folder)
@@ -487,7 +490,7 @@ def test_a_result_that_names_another_folder_is_refused(tmp_path):
 
 
 def test_the_first_checkpoint_by_the_clock_comes_after_a_minute(tmp_path, monkeypatch):
-    """A clock of 31 s a step, 15 minutes between checkpoints."""
+    """A step takes 31 s on a simulated clock, with 15 minutes between checkpoints."""
     from flatout.engine.train.keeping import session
 
     job = make_job(tmp_path, checkpoint={"every_minutes": 15})
@@ -539,7 +542,7 @@ def test_a_resume_in_fp16_goes_on_with_its_loss_scale(tmp_path, monkeypatch):
     with pytest.raises(Crash), when_logged("step 9/12  loss", crash):
         train(jobs[1], half)
     resumed = train(jobs[1], half)
-    assert 4 <= resumed.report.resumed_from_step <= 8  # one waits while another is made
+    assert 4 <= resumed.report.resumed_from_step <= 8  # one waits, one is written
     assert curve(resumed) == curve(whole)
     assert scales == expected
 
@@ -551,7 +554,7 @@ def test_the_same_training_again_is_given_what_there_is(tmp_path, caplog):
     finish(job.work_folder)
     files = {p: p.stat().st_mtime_ns for p in job.work_folder.glob("*/*")}
     caplog.clear()
-    faster = make_job(tmp_path, batching="grouped", **EVERY_2)  # only how it is done
+    faster = make_job(tmp_path, batching="grouped", **EVERY_2)  # only affects execution
     again = collect(faster)
     assert again.report == first.report and curve(again) == curve(first)
     assert "this training run has already finished" in caplog.text
@@ -606,7 +609,7 @@ def of_another_version(job):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A training that has ended, and what it gave."""
+    """A finished training run and its result."""
     job = make_job(tmp_path_factory.mktemp("finished"), **EVERY_2)
     first = collect(job)
     finish(job.work_folder)
@@ -659,7 +662,7 @@ def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplo
     several = {"num_machines": 2, "rendezvous_endpoint": "node0:29500"}
     job = make_job(tmp_path)
     collect(job)
-    for ended in (lambda _: None, finish):  # nobody has it yet, somebody has it
+    for ended in (lambda _: None, finish):  # before and after it is taken
         ended(job.work_folder)
         assert load_finished_result(make_job(tmp_path, distributed=several)) is None
         assert "the other machines do not have it" in caplog.messages[-1]
@@ -667,7 +670,7 @@ def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplo
 
 
 def test_folders_beside_the_files_of_a_model_end_no_training(tmp_path, crashed_at_9):
-    """Some models save more than files; and a best model may be of another folder."""
+    """Some models save more than files, and the best model may be in another folder."""
     job = crashed_at_9
     (best,) = job.work_folder.glob("best-*")
     (best / "assets").mkdir()

@@ -1,4 +1,5 @@
-"""Steps of samples of one shape lie where a device reads them, copied once."""
+"""Batches of equally shaped samples are written to buffers from which the device
+copies."""
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ def pixels(size):
 
 
 def step_rows(values):
-    """In two chunks, as larger splits are stored."""
+    """Return rows in two chunks, as larger splits are stored."""
     labels = np.arange(ROWS) % 3
     whole = pa.table({"inputs": array_of(values), "labels": labels})
     rows = ArrayRows(pa.concat_tables([whole.slice(0, 20), whole.slice(20)]))
@@ -37,7 +38,7 @@ def step_rows(values):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("size", [4, 64])  # 48 bytes a row are copied together
+@pytest.mark.parametrize("size", [4, 64])  # the 48 bytes of a row are copied together
 @pytest.mark.parametrize("workers", [0, 2])
 def test_places_hold_each_step_in_turn(workers, size):
     values = pixels(size)
@@ -64,7 +65,7 @@ def test_places_hold_each_step_in_turn(workers, size):
 
 
 class Copy:
-    """As a CUDA event: done when it is waited for."""
+    """Simulates a CUDA event, which is done once it is waited for."""
 
     def __init__(self, log, number):
         self.log, self.number = log, number
@@ -74,7 +75,7 @@ class Copy:
 
 
 class Copies:
-    """As a stream: each batch is being copied when the next one is asked for."""
+    """Simulates a stream, which still copies a batch when the next one is requested."""
 
     def __init__(self, log):
         self.log, self.count = log, 0

@@ -1,4 +1,4 @@
-"""Adding a parameter means adding one field: its roles stand on it."""
+"""Adding a parameter means adding one field, which contains the parameter's roles."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.engine.runs import make_job
 
 
 class Group(SettingsModel):
-    """A group in another one, as the loader's."""
+    """A group inside another one, like the loader's."""
 
     plain: int = 1
     quick: int = parameter(1, EXECUTION, MACHINE)

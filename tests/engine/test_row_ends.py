@@ -1,4 +1,5 @@
-"""Classifiers that read the state at the end token, and texts that hold it."""
+"""Classifiers that read the state at the end token, and texts that contain this
+token."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`rows`: which rows a step has, which steps a row has, and rows that are left out."""
+"""`rows`: the rows of a step, the steps of a row, and rows that are left out."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_a_hundred_million_rows_cost_a_row():
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Rows of each step that ran, by its number from 1."""
+    """The rows of each executed step, by its number from 1."""
     found, right = {}, Stepper.__call__
 
     def noted(self, batch):
@@ -77,7 +77,7 @@ def test_rows_of_a_run_that_was_resumed_twice(tmp_path, seen):
 
 
 def test_losses_are_replayed_from_a_checkpoint(tmp_path):
-    """Of all rows, the mean is the loss that the training logged for the step."""
+    """The mean over all rows is the loss that the training run logged for the step."""
     config = {**NO_DROPOUT, "initializer_range": 0.3}
     job = make_job(tmp_path, config=config, log_every=1, **EVERY_2)
     crashed(job, "step 8/12  loss")

@@ -1,4 +1,4 @@
-"""Which rows are used, and what is said of the others."""
+"""Which rows are used, and why others are rejected."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ CLASSES = Columns("text", None, "label", None)
 
 
 def checked(data, columns=CLASSES):
-    """Rows that pass, and {row: reason} of those that do not."""
+    """Return the valid rows, and {row: reason} for the rejected ones."""
     raw = open_raw_texts(data)
     batches = [check_batch(b, columns) for b in raw.batches(columns.names)]
     rows = [row for b in batches for row in b.table.to_pylist()]
@@ -30,7 +30,7 @@ def checked(data, columns=CLASSES):
 
 
 def invalid_utf8():
-    """`ok`, and two bytes that are no UTF-8."""
+    """Return `ok`, and two bytes that are not valid UTF-8."""
     offsets = pa.py_buffer(np.array([0, 2, 4], np.int32))
     buffers = [None, offsets, pa.py_buffer(b"ok\xff\xfe")]
     return pa.Array.from_buffers(pa.string(), 2, buffers)
@@ -174,7 +174,7 @@ NANS = pa.array([0.5, NAN])
 )
 @pytest.mark.parametrize("column", ["text", "label", "who", "part", "flag"])
 def test_nan_is_a_missing_value_in_whatever_column(column, nan):
-    """As pandas has it, which knows no other missing float."""
+    """pandas has no other way to express a missing float."""
     flags = ("flag",) if column == "flag" else ()
     columns = Columns(
         "text", None, None if flags else "label", "who", flags=flags, split="part"
@@ -257,7 +257,7 @@ def test_the_nearest_name_of_a_missing_column(present, hint):
 
 
 def test_near_duplicates_differ_in_case_space_and_composition_alone():
-    """Also if a letter in capitals is two."""
+    """This is also true for a letter whose upper case consists of two letters."""
     forms = {
         normalised_text(text) for text in ("Stra\xdfe  caf\xe9", " STRASSE\tCafe\u0301")
     }

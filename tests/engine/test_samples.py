@@ -1,4 +1,5 @@
-"""Samples of one shape beside training: predictions, MLflow, trials, sweeps."""
+"""Samples of a fixed shape apart from training: predictions, MLflow, trials and
+sweeps."""
 
 import shutil
 from dataclasses import replace
@@ -33,7 +34,7 @@ KINDS = ("arrays", "images")
 
 
 def made(kind, folder, **train):
-    """A job of this kind."""
+    """Return a job of this kind."""
     return {"arrays": arrays, "images": images}[kind].job_of(folder, **train)
 
 
@@ -58,7 +59,7 @@ def test_windows_of_few_bytes_give_the_rows_and_figures_of_large_ones(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_that_was_killed_goes_on(kind, tmp_path):
-    """Crops and mirrors too are drawn again as they were."""
+    """Random crops and flips are also the same."""
     options = {"checkpoint": {"every_steps": 2, "keep": 2}, "max_steps": 8}
     if kind == "images":
         options |= {"config": images.CONVNEXT, "crop_area": 0.5}
@@ -96,14 +97,14 @@ def test_two_ranks_have_the_gradient_of_plain_pytorch(tmp_path):
 
 @pytest.fixture(scope="module", params=KINDS)
 def trained(request, tmp_path_factory):
-    """Kind, job and folder of a model of it."""
+    """The kind, the job, and the folder of a trained model."""
     folder = tmp_path_factory.mktemp(request.param)
     job = made(request.param, folder, max_steps=3, epochs=1)
     return request.param, job, run_job(job).last_model_folder
 
 
 def new_files(kind, folder, job):
-    """A file that is broken, one that is not, and samples that have no label."""
+    """Write a broken file, a file of another type, and samples without labels."""
     folder.mkdir()
     good = np.stack(job.test.views(np.arange(6)))
     if kind == "arrays":
@@ -124,7 +125,7 @@ def new_files(kind, folder, job):
 
 
 def plain_shares(folder, job, samples):
-    """By the model alone, from what its config says."""
+    """Return probabilities computed by the model alone, as its config specifies."""
     model = load_pretrained(folder).eval()
     values = torch.tensor(samples).float()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a training saves and gives back: code of a model's own, caches, experts."""
+"""The model that a training run saves and returns: custom code, caches and experts."""
 
 import json
 from dataclasses import replace
@@ -23,14 +23,14 @@ EXPERTS = {**CONFIGS["llama"], "num_local_experts": 2, "num_experts_per_tok": 1}
 
 
 def job_of(folder, model: ModelSettings) -> TrainJob:
-    """make_job's training, of this model."""
+    """Return the job of `make_job` with this model."""
     job = make_job(folder)
     settings = job.settings.model_copy(update={"model": model})
     return replace(job, settings=settings, **task_rows(model.task))
 
 
 def test_a_model_of_its_own_code_is_trained_to_the_end(tmp_path):
-    """The test loss is that of the model given back, a row at a time."""
+    """The test loss is that of the returned model, computed row by row."""
     folder = str(write_model(tmp_path / "own"))
     model = ModelSettings(name_or_path=folder, trust_remote_code=True)
     job = job_of(tmp_path, model)
@@ -78,7 +78,7 @@ def test_code_of_another_repository_is_not_pinned_by_a_folder(tmp_path):
     ("family", "config"), [("llama", CONFIGS["llama"]), ("mixtral", EXPERTS)]
 )
 def test_a_saved_language_model_generates_with_its_cache(tmp_path, family, config):
-    """Also that the best model comes back where it is saved under other names."""
+    """The best model is also restored if it is saved under other names."""
     model = ModelSettings(task="causal-lm", config={"model_type": family, **config})
     job = job_of(tmp_path, model)
     result = run_job(job)

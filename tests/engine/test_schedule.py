@@ -1,4 +1,4 @@
-"""Learning rates of steps against exact values and against transformers."""
+"""Learning rates compared with exact values and with transformers."""
 
 import pytest
 import torch
@@ -34,7 +34,8 @@ def test_rates_are_exact(settings, expected):
 
 
 def test_a_part_of_a_step_of_warm_up_is_a_whole_one():
-    """0.25 of 10 steps are 2.5, which `TrainingArguments.get_warmup_steps` makes 3."""
+    """0.25 of 10 steps are 2.5, which `TrainingArguments.get_warmup_steps` rounds to
+    3."""
     found = rates(10, warmup_fraction=0.25, schedule="constant")
     assert found == pytest.approx([1 / 3, 2 / 3, *[1] * 8])
 
@@ -91,7 +92,7 @@ def test_rates_behind_the_warm_up_are_those_of_transformers(settings, name, own)
         theirs.step()
     found = rates(40, warmup_fraction=0.1, **settings)
     assert found[4:] == pytest.approx(expected[4:])
-    # Their first step has a rate of nothing.
+    # Their first step has a learning rate of zero.
     assert found[:3] == pytest.approx([0.25, 0.5, 0.75])
 
 

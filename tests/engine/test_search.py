@@ -1,4 +1,4 @@
-"""Which trial next: judged on machines whose best settings are known."""
+"""Which trial is run next, tested on simulated machines with known best settings."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def bench(folder: Path, machine=None, kind=FormulaBench, **options) -> FormulaBe
 
 
 def searched(folder: Path, machine=None, kind=FormulaBench, **options) -> Search:
-    """What a mode has found on a machine of one device."""
+    """Return the results of a mode on a machine with one device."""
     found = Search(bench(folder, machine, kind, **options))
     found.bench.processes = 1
     found.bench.watch = show_trial
@@ -146,7 +146,7 @@ def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_a_grid_tries_what_is_made_ahead_and_pinned_memory(tmp_path, monkeypatch, gpus):
-    """Without workers nothing is made ahead, without a GPU nothing is pinned."""
+    """Without workers there is no prefetching, and without a GPU no pinned memory."""
     monkeypatch.setattr(search_module, "nvidia_gpu_count", lambda: gpus)
     asked = {"num_workers": [0, 2], "strategies": ["packed"], "token_budgets": [64]}
     ahead = {"prefetch_factors": "1 4", "pin_memory": "true false"}
@@ -191,7 +191,7 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path, monkeypatch, gpus, furt
 
 @dataclass
 class EndingBench(FormulaBench):
-    """No time is left for further processes."""
+    """A benchmark without time for further processes."""
 
     def _again(self, spec):
         raise OutOfTime
@@ -217,7 +217,8 @@ def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
     ("share", "gained"), [(0.99, False), (1.0, False), (0.9, True)]
 )
 def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
-    """`share`: of the recommended rate that the configured settings reach."""
+    """`share` is the fraction of the recommended rate that the configured settings
+    reach."""
     search = searched(tmp_path, mode="tune")
     rate = search.recommended.samples_per_s
     figures = {**search.configured.figures, "samples_per_s": share * rate}
@@ -228,7 +229,7 @@ def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
 
 @dataclass
 class SlowingBench(FormulaBench):
-    """Each trial finds the host a tenth slower, and what stands beside it as well."""
+    """The host is a tenth slower in each trial, which affects the reference as well."""
 
     def _answer(self, spec, key):
         answer = super()._answer(spec, key)
@@ -298,7 +299,7 @@ def test_a_benchmark_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
 
 def test_processes_that_share_the_cores_are_not_bound_by_their_exchange(tmp_path):
     found = bench(tmp_path, mode="tune")
-    for ranks in (1, 2):  # the second adds nothing
+    for ranks in (1, 2):  # the second adds no gain
         found.run("end_to_end", world_size=ranks)
     assert summarise(Search(found))["verdict"]["bound"] == "compute"
 
@@ -358,8 +359,8 @@ LEFT_OUT = f"{ALL}, without "
 
 
 def left_out(search: Search) -> dict[str, dict]:
-    """The settings of each leave-one-out trial that its reference does not have, by
-    what was left out."""
+    """Return the settings in which each leave-one-out trial differs from its reference,
+    by the rung that was left out."""
     trials = [t for t in search.bench.results if t.label.startswith(LEFT_OUT)]
     return {
         trial.label.removeprefix(LEFT_OUT): dict(
@@ -422,8 +423,8 @@ def test_what_is_left_out_trains_with_the_configured_batch(tmp_path):
 
 @dataclass
 class FullBench(FormulaBench):
-    """Grouped batches do not fit next to anything else, and the others end in memory
-    failures without the fused optimizer."""
+    """Grouped batches do not fit next to another trial. Without the fused optimizer,
+    all trials run out of memory."""
 
     def _end_to_end(self, spec):
         if not spec.label.startswith(LEFT_OUT):
@@ -447,7 +448,7 @@ def test_what_requires_an_optimisation_is_left_out_with_it(tmp_path, monkeypatch
     monkeypatch.setattr(rungs_module, "nvidia_gpu_count", lambda: 1)
     climb, kept = LadderState(), []
     asked = settings(mode="ladder")
-    for rung in rungs(asked)[:-1]:  # with the global batch 256
+    for rung in rungs(asked)[:-1]:  # with the global batch size 256
         kept.append(climb.complete(rung))
         climb.keep(kept[-1], 1.0)
     top, _ = without(kept)
@@ -517,7 +518,7 @@ def test_a_real_trial_leaves_out_an_optimisation(tmp_path, warm_trials):
 
 @dataclass
 class NoisyBench(FormulaBench):
-    """Two trials in four are a fifth quicker, and so is what stands beside them."""
+    """Two of four trials are a fifth faster, and so are their references."""
 
     def _rated(self, spec, total_ms):
         speed = (1.0, 1.2, 1.2, 1.0)[len(self.results) % 4]
@@ -534,7 +535,7 @@ def test_a_quick_minute_is_no_gain_in_the_ladder(tmp_path):
 
 @dataclass
 class CrowdedBench(FormulaBench):
-    """Two at a time are too much for its memory."""
+    """Two processes at the same time run out of memory."""
 
     def _end_to_end(self, spec):
         if "below" in spec.options:
@@ -544,7 +545,7 @@ class CrowdedBench(FormulaBench):
 
 @dataclass
 class LonelyBench(FormulaBench):
-    """What stands below ends."""
+    """The reference process ends early."""
 
     def _answer(self, spec, key):
         answer = super()._answer(spec, key)
@@ -571,7 +572,7 @@ def test_a_rung_stands_alone_where_two_cannot(kind, tmp_path):
 
 @dataclass
 class PaddingBench(FormulaBench):
-    """Its model cannot be packed, and has no attention."""
+    """The model has no attention and cannot be packed."""
 
     def _rated(self, spec, total_ms):
         figures = super()._rated(spec, total_ms) | {"attention": "none"}

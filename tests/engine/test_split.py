@@ -1,4 +1,4 @@
-"""Splits: stable, without leaks, every row accounted for."""
+"""Splits are stable and without leaks, and every row is accounted for."""
 
 import logging
 
@@ -43,7 +43,7 @@ def texts_of(parts):
 def test_texts_with_several_labels_are_counted_and_said(caplog):
     frame = frame_of(300)
     other = frame.iloc[10:15].assign(label=["label 0", "odd", "odd", "odd", "odd"])
-    again = other.assign(label="label 1")  # row 10 has the label 1 from the first
+    again = other.assign(label="label 1")  # row 10 already has the label 1
     rows = pd.concat([frame, other, again, frame.tail(2)], ignore_index=True)
     _, report, _ = split(rows)
     assert (report["duplicates"], report["texts_with_several_labels"]) == (12, 5)
@@ -62,7 +62,7 @@ def test_texts_with_several_labels_are_counted_and_said(caplog):
 
 def test_a_text_with_several_numbers_is_said_too(caplog):
     frame = frame_of(300).assign(label=[index / 8 for index in range(300)])
-    other = frame.iloc[[10, 11]].assign(label=[1.25, 9.5])  # row 10 has 1.25 already
+    other = frame.iloc[[10, 11]].assign(label=[1.25, 9.5])  # row 10 already has 1.25
     rows = pd.concat([frame, other], ignore_index=True)
     columns = Columns("text", None, "label", None, label_type=pa.float64())
     _, report, _ = split(rows, columns)

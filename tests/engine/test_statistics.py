@@ -1,4 +1,4 @@
-"""Figures on token rows, counted by hand."""
+"""Statistics of token rows, compared with counts by hand."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_a_histogram_counts_every_row_once():
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Report over real token rows of three splits on the disk."""
+    """A report on real token rows of three splits on disk."""
     folder = tmp_path_factory.mktemp("data")
     model = ModelSettings(config={"model_type": "bert"})
     tokenize = TokenizeSettings(max_length=8, vocab_size=64)

@@ -1,4 +1,4 @@
-"""One optimizer step: every way of cutting it trains as plain PyTorch does."""
+"""One optimizer step is the same as in plain PyTorch, however it is divided."""
 
 import math
 from dataclasses import replace
@@ -40,7 +40,7 @@ from tests.engine.runs import CPU, changed, make_job
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """Of a task: weights to start from, and ten steps of plain PyTorch from there."""
+    """Return the initial weights for a task, and ten steps of plain PyTorch."""
 
     @cache
     def of(task):
@@ -58,7 +58,7 @@ STRATEGIES = ["fixed", "random", "grouped", "packed"]
 @pytest.mark.parametrize(
     ("task", "budget"),
     [
-        ("sequence-classification", 24),  # micro-batches of a row or two
+        ("sequence-classification", 24),  # micro-batches of one or two rows
         ("sequence-classification", 60),
         ("sequence-classification", 4096),
         ("regression", 60),
@@ -69,7 +69,8 @@ STRATEGIES = ["fixed", "random", "grouped", "packed"]
 def test_every_strategy_and_budget_trains_as_plain_pytorch(
     tmp_path, plain, task, budget, strategy
 ):
-    """Loss, gradients, rate and norm of ten steps, and the weights behind them."""
+    """Loss, gradients, rate and norm of ten steps are equal, and so are the final
+    weights."""
     start, expected = plain(task)
     job = job_for(tmp_path, task, start, batching=strategy, token_budget=budget)
     found, result = observed(job, CPU)
@@ -80,7 +81,7 @@ def test_every_strategy_and_budget_trains_as_plain_pytorch(
 
 @pytest.mark.parametrize("strategy", ["random", "packed"])
 def test_pairs_of_texts_train_as_plain_pytorch(tmp_path, plain, strategy):
-    """The model is told which of the two texts a token is of."""
+    """The model receives the index of the text to which a token belongs."""
     start, of_one_text = plain("regression")
     job = of_pairs(
         job_for(tmp_path, "regression", start, batching=strategy, token_budget=60)
@@ -158,7 +159,7 @@ def stepper(max_norm=1.0, fused=True, rate=0.1, precision="fp32", **options):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_fp16_trains_as_with_pytorchs_grad_scaler(fused):
-    """Six steps, two of which overflow: norm, moments and loss scale."""
+    """Two of six steps overflow. Norms, moments and loss scales are equal."""
     model, run = stepper(max_norm=0.5, fused=fused, rate=0.01, precision="fp16")
     settings = TrainSettings()
     plain = task_model("bert", "sequence-classification", "sdpa", whole=True).model
@@ -211,7 +212,7 @@ def test_fp16_trains_as_with_pytorchs_grad_scaler(fused):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_step_that_overflows_at_every_loss_scale_ends_the_run(tmp_path, fused):
-    """In fp16, where single overflows are left out."""
+    """In fp16, single steps that overflow are skipped."""
     job = make_job(tmp_path, log_every=5, fused_optimizer=fused)
     trainer = assemble(job, replace(CPU, precision="fp16"))
     trainer.model.model.classifier.register_forward_hook(lambda *a: a[2] * math.nan)
@@ -289,7 +290,8 @@ def test_hits_are_counted_every_few_steps_from_the_first():
 
 
 def in_chance(count, of, share):
-    """Whether `count` of `of` independent draws is likelier than one in 10 million."""
+    """Return whether `count` of `of` independent draws is likelier than one in 10
+    million."""
     low, high = binom.interval(1 - 1e-7, of, share)
     return low <= count <= high
 
@@ -297,8 +299,8 @@ def in_chance(count, of, share):
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("hashed", [True, False])
 def test_dropout_of_layers_steps_and_places_is_independent(p, hashed):
-    """Of 12 layers in 3 passes each keeps its share, and any two keep the same places
-    as often as chance has it; so do the places beside each other."""
+    """Each of 12 layers in 3 passes keeps the expected fraction. Any two layers, and
+    adjacent positions, agree as often as independent draws."""
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Dropout(p) for _ in range(12)))
     noise = Noise(torch.device("cpu"))

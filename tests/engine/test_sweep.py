@@ -1,4 +1,4 @@
-"""The sweep: what is tried, what is kept, what is refused."""
+"""The sweep: what it tries, stores and refuses."""
 
 import json
 import sys
@@ -31,7 +31,8 @@ def settings(folder=".", **sweep):
 
 @pytest.fixture
 def formula(monkeypatch, tmp_path, warm_trials):
-    """Trials of tests/engine/sweep_trial.py; the lines of those that ran."""
+    """Run trials of tests/engine/sweep_trial.py. The value contains the lines of
+    executed trials."""
     monkeypatch.setattr(trials, "MODULE", "tests.engine.sweep_trial")
     monkeypatch.setenv("PYTHONPATH", f"{PROJECT}:{PROJECT}/src")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -120,7 +121,7 @@ def test_a_sweep_that_makes_no_sense_is_refused(sweep, message):
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_trial_has_a_rank_on_each_of_its_devices(tmp_path, monkeypatch, warm_trials):
-    """A real training; two cores stand for two GPUs."""
+    """This is a real training run, in which two cores simulate two GPUs."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     folder = tmp_path / "sweep"
     asked = settings(folder, grid={RATE: [0.1]}, devices_per_trial=2)
@@ -132,7 +133,7 @@ def test_a_trial_has_a_rank_on_each_of_its_devices(tmp_path, monkeypatch, warm_t
 
 @pytest.mark.process
 def test_memory_that_one_device_has_not_is_asked_of_two(tmp_path, formula):
-    """What succeeded on one device is not trained again."""
+    """Trials that succeeded on one device are not repeated."""
     grid, files = {RATE: [0.02], BATCH: [8, 13]}, benches.job_files(tmp_path)
     for ranks, ran in ((1, 2), (1, 3), (2, 4)):
         study = f"study_{ranks}_{ran}_{len(formula())}"
@@ -214,7 +215,7 @@ def test_other_settings_or_tokens_are_trained_anew(tmp_path, formula):
 
 @pytest.mark.process
 def test_a_figure_that_no_trial_has_ends_the_sweep_at_the_first(tmp_path, formula):
-    """Names of compute_metrics are known when it has run."""
+    """Names of compute_metrics are unknown before it has been called."""
     files, grid = benches.job_files(tmp_path), {RATE: [0.1, 0.2]}
     asked = settings(tmp_path / "sweep", grid=grid)
     train = asked.train.model_copy(update={"compute_metrics": "tests.own_metrics.any"})
@@ -232,7 +233,8 @@ def test_a_figure_that_no_trial_has_ends_the_sweep_at_the_first(tmp_path, formul
 
 @pytest.mark.process
 def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch):
-    """Each of three modules in turn; the third is beside that of the task."""
+    """Each of three modules is changed in turn. The third is next to the task's
+    module."""
     dumped = settings(tmp_path / "sweep", grid={RATE: [0.1]}).model_dump(mode="json")
     dumped["model"] |= {"task": "my_tasks.mine.TwoNumbers", "family": "own_family"}
     asked, files = parse_settings(dumped), benches.job_files(tmp_path)

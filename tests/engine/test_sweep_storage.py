@@ -1,4 +1,4 @@
-"""What a sweep keeps of its trials when commands, machines or storages go."""
+"""The stored state of a sweep if commands, machines or storages fail."""
 
 import json
 import os
@@ -49,7 +49,7 @@ DRAWN = {"sampler": "tpe", "grid": {}, "ranges": {RATE: {"low": 1e-4, "high": 0.
 
 @contextmanager
 def begun(folder: Path, **sweep):
-    """A study of one command, and its options."""
+    """Return a study of one command and its options."""
     folder.mkdir(exist_ok=True)
     asked = settings(folder, **sweep)
     job = benches.job_files(folder).open(asked, folder)
@@ -58,7 +58,8 @@ def begun(folder: Path, **sweep):
 
 
 def trained(study, options, statuses=(), jobs=1) -> None:
-    """Optuna trains all that is queued; `statuses` of places, or ok."""
+    """Run all queued trials with Optuna. `statuses` are given by place and default to
+    ok."""
     statuses = dict(statuses)
 
     def objective(trial):
@@ -217,7 +218,7 @@ def test_a_second_command_on_the_same_file_is_refused(tmp_path):
 
 
 def test_a_dead_machines_trial_is_taken_over_once(tmp_path, monkeypatch):
-    """Two machines at one server; the first is cut off from it."""
+    """Two machines use one server, from which the first is disconnected."""
     place = f"sqlite:///{tmp_path}/server.db"
     names = dict(heartbeat_interval=1, grace_period=1)
     first, second = (
@@ -244,7 +245,7 @@ def test_a_dead_machines_trial_is_taken_over_once(tmp_path, monkeypatch):
         return 1.0
 
     def work() -> None:
-        with pytest.raises((ValueError, AssertionError)):  # it is another machine's now
+        with pytest.raises((ValueError, AssertionError)):  # another machine has it now
             first.optimize(cut_off, n_trials=1)
 
     thread = threading.Thread(target=work)
@@ -329,7 +330,7 @@ def test_a_signal_gives_the_trial_back(tmp_path, formula, signum):
 
 
 def machine(settings, files) -> int:
-    """A process that works on the sweep."""
+    """A process that runs trials of the sweep."""
     pid = os.fork()
     if pid:
         return pid
@@ -349,7 +350,7 @@ def test_two_of_three_machines_die_and_each_combination_is_finished_once(formula
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not programs or not find_spec("psycopg") or os.getuid():
         pytest.skip("no PostgreSQL that root may start for another, or no driver")
-    # Not below pytest's own folder, which the server's user may not enter.
+    # The server's user may not enter pytest's own folder.
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name,
         postgresql(Path(name), programs[-1]) as place,
@@ -359,7 +360,7 @@ def test_two_of_three_machines_die_and_each_combination_is_finished_once(formula
         asked = settings(folder, storage=place, grid=grid, heartbeat_s=1)
         files, ran = benches.job_files(Path(name)), folder / "ran"
         folder.mkdir()
-        (folder / "hold").write_text("5")  # the last trainings wait for the deaths
+        (folder / "hold").write_text("5")  # the last runs wait for the deaths
         pids = [machine(asked, files) for _ in range(3)]
         for pid, count in zip(pids, (3, 5), strict=False):
             while not ran.exists() or len(ran.read_text().splitlines()) < count:
@@ -379,7 +380,7 @@ def quietly(command: list[str]) -> None:
 
 @contextmanager
 def postgresql(folder: Path, initdb: Path):
-    """URL of a server for as long as the block lasts."""
+    """Yield the URL of a server that runs while the block is executed."""
     data, port = folder / "server", 20000 + os.getpid() % 20000
     data.mkdir()
     shutil.chown(data, "postgres")

@@ -1,4 +1,4 @@
-"""An interrupted training of each kind of target goes on bit for bit."""
+"""An interrupted training run resumes bit for bit for each kind of target."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from tests.engine.runs import crashed, curve
 from tests.make import SPLITS, task_job
 
 COMPLETIONS = "completions"
-"""causal-lm whose first tokens, the prompt, are no targets."""
+"""A causal-lm task in which the first tokens, the prompt, are not targets."""
 
 
 def rows(task, count):
-    """`count` rows with the labels of `task`."""
+    """Return `count` rows with labels for `task`."""
     if task != COMPLETIONS:
         return token_rows(task, count)
     plain = token_rows("causal-lm", count)

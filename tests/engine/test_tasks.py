@@ -1,4 +1,4 @@
-"""Tasks named by a dotted path that are none, or half of one."""
+"""Dotted paths of tasks that are not tasks or are incomplete."""
 
 import pytest
 
@@ -8,39 +8,39 @@ from flatout.engine.tasks.sequence_classification import SequenceClassification
 
 
 class HalfATask(Task):
-    """Knows its head, and no loss."""
+    """Has a head but no loss."""
 
     head_kind = HeadKind.ROW
 
 
 class OldNames(HalfATask):
-    """As tasks were written for version 0.1."""
+    """A task as written for version 0.1."""
 
     head = HeadKind.TOKEN
 
 
 class OldTexts(HalfATask):
-    """Likewise."""
+    """Texts as written for version 0.1."""
 
     joins_texts = True
 
 
 class OldJudge(SequenceClassification):
-    """Wants a function that judge gets no more."""
+    """A task whose judge expects a function that it is not given."""
 
     def judge(self, logits, labels, decode):
-        """Nothing."""
+        """Do nothing."""
 
 
 class OtherNames(SequenceClassification):
-    """Can be called as Task is."""
+    """A task whose methods have the right number of arguments with other names."""
 
     def judge(self, scores, wanted, *, shown=3):
-        """Nothing."""
+        """Do nothing."""
 
     @staticmethod
     def chance_loss(num_outputs):
-        """Nothing."""
+        """Do nothing."""
 
 
 BAD = {

@@ -1,4 +1,4 @@
-"""Files of every kind, and everything that is wrong with files."""
+"""Files of every type, and all errors that files can contain."""
 
 import bz2
 import csv
@@ -34,7 +34,8 @@ GOOD = {
 
 
 def rows_of(files):
-    """[(source, row, text, label)] and [(row, reason, excerpt)] of all batches."""
+    """Return [(source, row, text, label)] and [(row, reason, excerpt)] of all
+    batches."""
     rows, broken = [], []
     for batch in files.batches(COLUMNS):
         values = [batch.columns[name].to_pylist() for name in COLUMNS]
@@ -60,7 +61,7 @@ CSV = 'text,label\none NA,007\nnull,nan\n"two\nlines, ""quoted""",x\n'
 
 
 def write_all_kinds(folder):
-    """The same three rows as each kind of file."""
+    """Write the same three rows as each type of file."""
     table = pa.table(GOOD)
     pq.write_table(table, folder / "a.parquet")
     pyarrow.feather.write_feather(table, folder / "a.feather")
@@ -89,7 +90,7 @@ def test_each_kind_of_file_gives_the_same_rows(tmp_path, suffix):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_an_empty_line_is_no_row_but_part_of_a_quoted_text(tmp_path, encoding, end):
-    """As pandas reads it."""
+    """This is also the behaviour of pandas."""
     lines = ["text", "a", "", "b,c", '"d', "", 'd"', "", "e"]
     content = (end.join(lines) + end).encode(encoding)
     path = write(tmp_path / "a.csv", content)
@@ -367,7 +368,7 @@ def csv_text(rows, delimiter):
 def test_rows_are_read_back_from_any_file_and_damage_is_told(
     tmp_path_factory, rows, kind, encoding, pack, odd
 ):
-    """A file with a byte that is another gives rows, or a RawTextsError."""
+    """A file with a changed byte gives rows or a RawTextsError."""
     content = ENCODERS[kind](rows).encode(encoding, "ignore")
     text = content.decode(encoding)
     path = tmp_path_factory.getbasetemp() / f"any.{kind}"
@@ -421,7 +422,7 @@ def test_a_header_with_another_delimiter(tmp_path, mark, shown):
 
 @pytest.mark.parametrize("task", ["label", "group"])
 def test_a_number_has_one_name_in_every_block(tmp_path, monkeypatch, task):
-    """Arrow reads blocks of one type; others are read line by line."""
+    """Arrow reads blocks of a single type. Other blocks are read line by line."""
     monkeypatch.setattr("flatout.engine.data.readers.json_reader.BLOCK_BYTES", 200)
     odd = [1.0, 1, "1", 2.5, 1]
     values = [[1, 1.0, odd[i % 5]][i // 20] for i in range(60)]
@@ -503,7 +504,7 @@ def test_the_entry_names_the_kind_of_a_file_without_a_suffix(tmp_path, kind):
 
 @contextmanager
 def nobody():
-    """As a user who is not root, whom permissions do not bind."""
+    """Become a user who is not root, because permissions do not apply to root."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

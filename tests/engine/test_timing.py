@@ -1,4 +1,4 @@
-"""Windows with a clock of our own; rates that do not depend on how work is cut."""
+"""Windows on a simulated clock, and throughput however work is divided."""
 
 import time
 from dataclasses import replace
@@ -64,8 +64,8 @@ def test_pauses_are_no_step_time(clock):
 
 
 class Workers:
-    """Two workers beside a clock of our own: each makes every second batch, in
-    `batch_s`, and at most `DEPTH` lie ready or are in the making."""
+    """Two simulated workers. Each creates every second batch in `batch_s`, and at most
+    `DEPTH` batches are finished or in progress."""
 
     DEPTH = 4
 
@@ -80,7 +80,7 @@ class Workers:
         self.made_at_s.append(max(free_s, asked_s) + self.batch_s)
 
     def take(self) -> float:
-        """How long the step waits for its batch."""
+        """Take a batch, and return how long the step waits for it."""
         wait_s = max(0.0, self.made_at_s[self.taken] - self.now.s)
         self.taken += 1
         self._begin(self.now.s + wait_s)
@@ -95,7 +95,7 @@ class Workers:
 
 
 def simulated(now, batch_s, evaluate_every, log_every, steps=120) -> list[Window]:
-    """Windows of a training with steps of 1 s and evaluations of 50 s."""
+    """Return the windows of steps of 1 s with evaluations of 50 s."""
     batch = step_rows("bert", "sequence-classification", "packed")[0]
     windows, workers = WindowClock(torch.device("cpu")), Workers(now, batch_s)
     found = []
@@ -116,7 +116,7 @@ def simulated(now, batch_s, evaluate_every, log_every, steps=120) -> list[Window
 @pytest.mark.parametrize("evaluate_every", [None, 2, 8, 40])
 @pytest.mark.parametrize("times_too_slow", [0, 0.9, 1.1, 1.3, 4])
 def test_no_pause_changes_a_rate(clock, times_too_slow, evaluate_every, log_every):
-    """A loader that keeps up gives the steps' rate, any other one its own."""
+    """A loader that keeps up has no effect. Otherwise, its rate is measured."""
     windows = simulated(clock, 2.0 * times_too_slow, evaluate_every, log_every)
     rate = 12 / max(1.0, times_too_slow)
     assert Rates.over(windows).samples_per_s == pytest.approx(rate, rel=0.03)
@@ -127,7 +127,7 @@ def test_no_pause_changes_a_rate(clock, times_too_slow, evaluate_every, log_ever
 
 
 def test_batches_from_a_pause_count_as_waited_for(clock):
-    """Four steps of 1 s on stored batches; the loader needs 4 s for each."""
+    """Steps take 1 s on prefetched batches, for which the loader needs 4 s each."""
     batch = step_rows("bert", "sequence-classification", "packed")[0]
     windows = WindowClock(torch.device("cpu"))
     for _ in range(4):
@@ -143,7 +143,7 @@ def test_what_a_batch_costs_the_workers_is_of_late():
         times.add(worker, 1, 6.0)
     assert times.batch_s() == 3.0
     times.add(0, 1, 1.0)
-    assert times.batch_s() == 3.0  # one is too few
+    assert times.batch_s() == 3.0  # one batch is not enough
     for worker in (1, 0, 1):
         times.add(worker, 10, 10.0)
     assert times.batch_s() == 0.5
@@ -194,7 +194,7 @@ def test_compilations_are_timed_apart():
     clock._started()
     time.sleep(0.01)
     clock._ended()
-    clock._ended()  # of what began before anyone listened
+    clock._ended()  # events that began before there was a listener
     clock.add(1.0)
     assert clock.count == 2
     assert 1.01 <= clock.seconds < 1.5

@@ -1,4 +1,4 @@
-"""A tag a word: raw rows, alignment, figures, predictions, against other libraries."""
+"""One tag per word: rows, alignment, metrics and predictions."""
 
 import json
 import random
@@ -83,7 +83,7 @@ def test_what_cannot_be_used_goes_to_the_quarantine_with_its_reason():
 
 
 def not_utf8(texts):
-    """A column of lists of texts, from their bytes."""
+    """Return a column of lists of texts, given as bytes."""
     flat = pa.array([word for row in texts for word in row], pa.binary())
     joined = pa.StringArray.from_buffers(len(flat), *flat.buffers()[1:])
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)
@@ -102,7 +102,7 @@ def test_a_value_that_is_not_utf8_rejects_its_row_alone(column):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Folder of a tokenizer, and rows of a split."""
+    """A tokenizer's folder, and the rows of a split."""
     folder = tmp_path_factory.mktemp("tokenizer")
     rows = text_recipes(rows_of(300), TASK)["train_rows"].to_dataset()
     saved_tokenizer(folder, rows, model_of("bert"), LIMITS)
@@ -196,7 +196,8 @@ def test_predictions_are_those_of_plain_transformers(made, family, strategy, tmp
 
 
 def entities(names: list[str], rows: list[tuple[list[str], list[str]]]) -> dict:
-    """Figures of (true, predicted) tags, by a batch of all rows and one of padding."""
+    """Return metrics of (true, predicted) tags, in a batch of rows and one of
+    padding."""
     task = make_task(model_of("bert"), names)
     metrics = task.metrics(torch.device("cpu"))
     true = [[names.index(t), n == 0] for row, _ in rows for n, t in enumerate(row)]
@@ -215,7 +216,7 @@ def test_entities_of_rows_by_hand():
         (["I-PER", "O", "B-LOC", "I-LOC"], ["I-PER", "O", "B-LOC", "O"]),
         (["I-LOC", "B-LOC", "O", "O"], ["I-LOC", "B-LOC", "O", "O"]),
     ]
-    # Of 6 entities 4 are found, by 6 guesses; PER: 2 of 2 by 3, LOC: 2 of 4 by 3.
+    # 4 of 6 entities are found in 6. PER: 2 of 2 in 3, LOC: 2 of 4 in 3.
     found = entities(TAGS, rows)
     assert found == pytest.approx(
         {
@@ -246,8 +247,9 @@ SEQEVAL = {
 
 
 def test_entities_are_seqevals():
-    """Its README's example, and what version 1.2.2 says of rows drawn by chance: it is
-    no dependency, as it had no release since 2020."""
+    """Compare with the example in seqeval's README, and with the results of version
+    1.2.2 on random rows. seqeval is not a dependency, because its last release was in
+    2020."""
     miscellaneous = ["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"]
     earlier = ["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"]
     person = ["B-PER", "I-PER", "O"]
@@ -266,7 +268,7 @@ def test_entities_are_seqevals():
 
 
 def test_entities_are_not_parted_by_pieces_that_are_no_targets():
-    """As in a layout with a target at every place: further pieces of words, padding."""
+    """Further pieces of words and padding may also be among the targets."""
     names = ["O", "B-A", "I-A"]
     metrics = make_task(model_of("bert"), names).metrics(torch.device("cpu"))
     true = [["B-A", None, "I-A", "O"], ["I-A", "I-A", None, "O"]]
@@ -284,7 +286,7 @@ def test_entities_are_not_parted_by_pieces_that_are_no_targets():
 
 
 def test_the_first_target_of_each_row_is_marked(made):
-    """So that no entity reaches over two rows."""
+    """Therefore, no entity spans two rows."""
     tokens = rows_from_dataset(tokens_of(*made))
     task = make_task(model_of("bert"), TAGS)
     found = task.targets(tokens, np.arange(len(tokens)), 0, pools_last=False).labels

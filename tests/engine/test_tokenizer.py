@@ -1,4 +1,4 @@
-"""The tokenizer: trained or loaded, checked, and clear about what is wrong."""
+"""The tokenizer is trained or loaded and checked, with clear error messages."""
 
 import json
 from types import SimpleNamespace
@@ -120,7 +120,7 @@ def test_the_key_follows_the_texts_and_the_size():
 
 
 def byte_level(**tokens):
-    """A tokenizer like GPT-2's: no pad, start or unknown token, nothing added."""
+    """A tokenizer like GPT-2's without padding, start and unknown tokens."""
     splitting = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = byte_pairs(TEXTS, 400, splitting)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)

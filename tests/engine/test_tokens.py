@@ -1,4 +1,4 @@
-"""Token rows at a start: what is known of them without reading them."""
+"""Facts about token rows that are known at the start without reading the rows."""
 
 import tracemalloc
 from collections import Counter
@@ -64,7 +64,7 @@ def machine_rows(folder, count, key="k"):
 
 
 def counted(rows):
-    """By plain Python, from the rows alone."""
+    """Return the facts computed in plain Python from the rows alone."""
     table = rows.table.to_pydict()
     labels = Counter(map(str, table.get("labels", [])))
     lengths = list(map(len, table["input_ids"]))
@@ -81,7 +81,7 @@ def counted(rows):
 
 
 def overwrite(folder, what):
-    """Let every byte of the ids be `what`; the file keeps its form."""
+    """Replace every byte of the ids by `what`. The file stays readable."""
     (path,) = folder.glob("*.arrow")
     values = open_rows(folder)._chunks[0].columns["input_ids"][1].tobytes()
     data = path.read_bytes()
@@ -105,7 +105,7 @@ def test_facts_of_rows_in_memory(task):
 
 
 def test_a_start_reads_no_tokens(tmp_path):
-    """The key vouches for them: nothing looks through terabytes for a bad id again."""
+    """The key guarantees valid ids, so terabytes need not be checked again."""
     machine_rows(tmp_path / "t", 3000)
     overwrite(tmp_path / "t", b"\x7f")
     rows = open_rows(tmp_path / "t")
@@ -159,7 +159,8 @@ def test_columns_cut_at_other_places_than_rows():
 
 
 def test_a_start_and_a_step_copy_no_column(tmp_path):
-    """Memory of a start does not grow with the rows: 12 bytes a row would be 24 MB."""
+    """The memory at the start does not grow with the rows: 12 bytes per row would be 24
+    MB."""
     machine_rows(tmp_path / "t", 2_000_000)
     rows = open_rows(tmp_path / "t")
     job = replace(make_job(tmp_path), train=rows)

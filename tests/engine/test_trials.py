@@ -1,4 +1,4 @@
-"""Trials in processes of their own: what they measure, and how they may fail."""
+"""Trials in separate processes: what they measure, and how they may fail."""
 
 import json
 import os
@@ -34,14 +34,14 @@ COLUMNS = (
 
 @pytest.fixture
 def bad_commands(monkeypatch):
-    """Trials run `python -m tests.engine.bad_trial`."""
+    """Make trials run `python -m tests.engine.bad_trial`."""
     monkeypatch.setattr(trials, "MODULE", "tests.engine.bad_trial")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
 @pytest.fixture
 def bad_trials(bad_commands, warm_trials):
-    """The same in forks of a process that imports it."""
+    """The same in forks of a process that has imported the module."""
 
 
 def answer(tmp_path, behaviour, timeout_s=30.0, limit=None, ranks=1):
@@ -114,7 +114,8 @@ def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path, warm_trials)
 
 @pytest.mark.process
 def test_what_stands_below_ends_with_a_trial_that_is_killed(tmp_path):
-    """Before it is warm, too: it may be compiling for minutes."""
+    """The trial may be killed before the reference is warm, which may compile for
+    minutes."""
     files = job_files(tmp_path)
     asked = settings()
     below = asked.model_dump(mode="json", exclude={"benchmark", "sweep"})
@@ -177,7 +178,7 @@ def test_a_trial_that_fills_the_memory_is_ended(bad_commands, tmp_path):
 
 
 def by_hand(folder):
-    """Type what the log begins with."""
+    """Run the command at the beginning of the log, as a user would."""
     line = (folder / "log.txt").read_text().splitlines()[0]
     return subprocess.run(
         shlex.split(line.removeprefix("$ ")),
@@ -271,7 +272,7 @@ def test_a_killed_sweep_goes_on_and_leaves_no_process(bad_commands, tmp_path):
     ]
     assert tried == [("ok", 1), ("error", 1)]
     bench.finish()
-    # That one came to its end: the next is measured again.
+    # The benchmark was completed, so the next one measures everything again.
     running = bench.folder / "running"
     assert not running.exists()
     bench.start()

@@ -1,4 +1,4 @@
-"""What bounds a step: every verdict by the figures that make it."""
+"""The bottleneck of a step: each verdict, with the metrics that lead to it."""
 
 import pytest
 

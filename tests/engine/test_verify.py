@@ -1,4 +1,4 @@
-"""`verify`: planted faults are found, sound steps are not suspected."""
+"""`verify` detects planted faults and accepts correct steps."""
 
 import json
 from dataclasses import asdict, replace
@@ -40,7 +40,8 @@ CLASSES = "sequence-classification"
 
 
 def job(folder, task=CLASSES, family="bert", *, batching="packed", **train):
-    """16 rows a step in several micro-batches; the model's dropout is 0.1."""
+    """Return a job with 16 rows per step, several micro-batches, and a dropout of
+    0.1."""
     known = CONFIGS | BILM | RECURRENT
     config = {"model_type": family.partition("-")[0], **known[family]}
     train = {"token_budget": 60, **train}
@@ -53,7 +54,7 @@ def faults_of(made, runtime=CPU):
     return verdict.faults
 
 
-# Faults, each by a patch of the code that trains.
+# Faults, each of which patches the training code.
 
 
 def divide_by_micro_batch(patch):
@@ -208,7 +209,7 @@ FAULTS = [
 
 
 def name_of(value):
-    """The same in each test process: no address of a function."""
+    """Return a name that is the same in each test process, without memory addresses."""
     return getattr(value, "__name__", str(value)[:30])
 
 
@@ -284,7 +285,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("made", OTHERS.values(), ids=OTHERS)
 def test_steps_of_other_rows_are_not_suspected(tmp_path, made):
-    """Some by gradients that are nearly all rounding: pairs whose vectors are equal."""
+    """Some have gradients that are mostly rounding errors, from pairs with equal
+    vectors."""
     assert faults_of(made(tmp_path)) == []
 
 
@@ -345,7 +347,7 @@ def test_a_plain_step_without_memory_is_told(tmp_path, monkeypatch):
 
 
 def save_tokenizer(folder):
-    """Of 100 words, with padding at 0."""
+    """Save a tokenizer with 100 words and padding id 0."""
     words = Tokenizer(WordLevel({f"w{n}": n for n in range(100)}, unk_token="w3"))
     special = {"pad_token": "w0", "unk_token": "w3", "mask_token": "w4"}
     made = PreTrainedTokenizerFast(tokenizer_object=words, **special)

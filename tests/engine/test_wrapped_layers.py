@@ -1,5 +1,5 @@
-"""Layers that somebody changed (adapters, quantised ones, hooks) compute as they do in
-plain PyTorch, whatever is fused around them."""
+"""Modified layers (with adapters, quantisation or hooks) compute the same as in plain
+PyTorch, whatever is fused around them."""
 
 from dataclasses import replace
 from types import MethodType, SimpleNamespace
@@ -62,7 +62,7 @@ CASES += [
 
 
 def changed(layer, how):
-    """`layer`, which from here on gives half as much again."""
+    """Modify `layer` so that its output is multiplied by 1.5."""
     if how == "hook":
         layer.register_forward_hook(lambda module, inputs, out: 1.5 * out)
         return
@@ -91,7 +91,7 @@ def change_all(model, name, how="class"):
 def test_a_layer_that_was_changed_is_never_bypassed(
     family, plan, name, how, monkeypatch
 ):
-    """Hidden states and gradients with it fused are those without."""
+    """Hidden states and gradients are the same with and without fusion."""
     monkeypatch.setattr(joined_blocks, "joined_attention", by_row)
     torch.manual_seed(0)
     attends = plan is ATTENTION and family not in ("qwen3", "llama", "modernbert")
@@ -102,9 +102,9 @@ def test_a_layer_that_was_changed_is_never_bypassed(
     change_all(model.base_model, name, how)
     expected = found(model)
     assert not torch.equal(expected[0], unchanged[0])
-    if attends:  # kernels of the layers beside it do not run on a CPU
+    if attends:  # kernels for adjacent layers do not run on a CPU
         plan = replace(plan, has_triton=False)
-    elif plan is ATTENTION:  # nor that of rotary positions: the feed-forward part alone
+    elif plan is ATTENTION:  # nor does the rotary kernel: test this part only
         plan = replace(plan, joined=False)
     family_of(model.config).fuse(model, plan)
     assert_same(found(model), expected)
@@ -153,7 +153,7 @@ def test_layers_of_a_vision_transformer_are_never_bypassed(name, how):
         return logits.detach(), found
 
     expected = answer()
-    triton = name in ("fc1", "activation_fn")  # else its neighbours need a GPU
+    triton = name in ("fc1", "activation_fn")  # otherwise its neighbours need a GPU
     family_of(config).fuse(model, replace(PLAN, has_triton=triton))
     last = type(model.base_model.layers[-1]) is FirstTokenLayer
     assert last == (name not in ("k_proj", "v_proj"))
@@ -171,7 +171,7 @@ def test_the_head_of_a_language_model_is_called_once_it_is_changed(how, monkeypa
 
 
 class OwnLoss(CausalLM):
-    """Twice the loss."""
+    """A loss that is doubled."""
 
     def loss(self, logits, labels):
         return 2 * super().loss(logits, labels)
@@ -206,7 +206,8 @@ def test_a_last_layer_of_another_class_is_given_all_places(family, place):
 
 
 class OwnBert(BertForSequenceClassification):
-    """A repository's code under a type that flatout knows: twice the logits."""
+    """A repository's code with a model type that flatout knows. It doubles the
+    logits."""
 
     def forward(self, *inputs, **named):
         found = super().forward(*inputs, **named)

@@ -1,4 +1,5 @@
-"""Language models from scratch write what they learnt, and stop, in transformers."""
+"""Language models trained from scratch generate what they learned, and stop, in
+transformers."""
 
 import json
 from dataclasses import replace
@@ -59,7 +60,7 @@ FORMS = {
 
 
 def trained(folder, form):
-    """The folder of a model that knows four texts by heart."""
+    """Return the folder of a model that has memorised four texts."""
     rows = datasets.Dataset.from_dict(FORMS[form])
     settings = parse_settings({"model": MODEL})
     file = saved_tokenizer(folder / "tokenizer", rows, settings.model, LIMITS)
@@ -120,7 +121,7 @@ def test_what_was_learnt_is_written_and_ended(tmp_path, form):
 
 @pytest.mark.parametrize("known", [1, [1, 2], None])
 def test_a_checkpoint_also_stops_at_the_tokenizers_end(tmp_path, known):
-    """As after a training with the Trainer."""
+    """The checkpoint is like one from a training run with the Trainer."""
     plain = AutoModelForCausalLM.from_config(
         AutoConfig.for_model("llama", **CONFIGS["llama"], vocab_size=100)
     )
