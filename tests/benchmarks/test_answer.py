@@ -1,4 +1,4 @@
-"""The benchmark's answer in a sentence, for each mode."""
+"""The benchmark's result in one sentence, for each mode."""
 
 import pandas as pd
 import pytest

@@ -22,7 +22,7 @@ WHOLE = {"total_ms": 93.1, "gpu_util_pct": 88.0, "reserved_memory_gib": 0.65}
             "  171.9 samples/s; I/O 2.1 ms, forward 38.0 ms, backward 49.0 ms, "
             "optimizer 4.0 ms, total 93.1 ms, GPU 88.0 %, memory 0.7 GiB  ",
         ),
-        # nothing twice
+        # nothing is shown twice
         (
             trial("001", samples_per_s=9.0, label="flatout, batch 8", num_workers=2),
             "[1] ok      flatout, batch 8, auto/auto, 2 workers  ",

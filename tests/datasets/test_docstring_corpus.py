@@ -1,4 +1,4 @@
-"""The built-in corpus: real text of the installed packages, the same every time."""
+"""The built-in corpus has real text of the installed packages and is reproducible."""
 
 from collections import Counter
 from pathlib import Path

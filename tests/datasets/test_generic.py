@@ -1,4 +1,4 @@
-"""Kedro's own entries in the place of flatout's."""
+"""Kedro's own catalog entries in place of flatout's."""
 
 import pandas as pd
 import pytest
@@ -10,7 +10,7 @@ from tests.datasets.test_predict_files import Numbers
 
 
 def opened(entries) -> DataCatalog:
-    """With flatout's hook around it, as in a session."""
+    """Return a catalog with flatout's hook around it, as in a session."""
     catalog = DataCatalog.from_config(entries)
     adapt(catalog, entries)
     return catalog

@@ -1,4 +1,4 @@
-"""Stored results: kept when unchanged, made again by name of the change, never half."""
+"""Stored results are kept if unchanged, recreated with a reason, and never partial."""
 
 import json
 import resource
@@ -31,7 +31,7 @@ SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())]
 
 @dataclass(frozen=True)
 class Rows(ArrowRecipe):
-    """`count` rows; counts how often it is carried out."""
+    """A recipe of `count` rows, which counts how often it is executed."""
 
     key: ContentKey
     count: int

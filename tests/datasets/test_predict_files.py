@@ -1,4 +1,4 @@
-"""What the predict pipeline reads and writes through the catalog."""
+"""The files that the predict pipeline reads and writes through the catalog."""
 
 import pyarrow as pa
 import pytest
@@ -8,7 +8,7 @@ from flatout.datasets import ParquetStream, TokenizerFile, TransformersModel
 
 
 class Numbers:
-    """Two batches, then an error where asked for."""
+    """Two batches, followed by an error if requested."""
 
     schema = pa.schema([("number", pa.int64())])
 

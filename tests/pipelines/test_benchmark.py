@@ -1,4 +1,4 @@
-"""The benchmark pipeline: nodes as functions, a real run, files that stay."""
+"""The benchmark pipeline: nodes as functions, a real run, and files that are kept."""
 
 import csv
 import json
@@ -352,7 +352,7 @@ def test_what_was_written_says_how_to_train_with_it(tmp_path, caplog):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, empty_store) -> Path:
-    """A data folder as split and tokenize leave it."""
+    """A data folder after split and tokenize."""
     folder = write_tokens(tmp_path_factory.mktemp("data"))
     shutil.copy(empty_store, folder / "mlflow.db")
     return folder

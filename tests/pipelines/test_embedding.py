@@ -1,4 +1,4 @@
-"""`kedro run` on a file of pairs: a folder that sentence-transformers loads."""
+"""`kedro run` on a file of pairs creates a folder that sentence-transformers loads."""
 
 import json
 import random
@@ -30,7 +30,7 @@ ANIMALS = "cat dog horse cow bird fish snake frog bear wolf".split()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, empty_store) -> Path:
-    """After a whole run, and a prediction of the anchors."""
+    """The folder after a whole run and a prediction of the anchors."""
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "data").mkdir()
     shutil.copy(empty_store, folder / "data")

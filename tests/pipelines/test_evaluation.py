@@ -1,4 +1,5 @@
-"""The evaluate pipeline on the project's catalog, against transformers and sklearn."""
+"""The evaluate pipeline with the project's catalog, compared with transformers and
+scikit-learn."""
 
 import json
 import shutil
@@ -36,12 +37,12 @@ from tests.pipelines.tokens import write_tokens
 from tests.projects import context_of
 
 SPECIAL = replace(VOCABULARY, special_token_ids=(0, 3, 4))
-"""What the tokenizer of `write_tokens` says."""
+"""The special tokens of the tokenizer of `write_tokens`."""
 CLASSES, LANGUAGE = "sequence-classification", "causal-lm"
 
 
 def saved_model(data: Path, family: str, task: str) -> Path:
-    """A model of random weights, large enough that its answers differ."""
+    """Save a model with random weights, large enough that its predictions differ."""
     model = built(family, task)
     for weight in model.parameters():
         weight.data *= 15 if weight.dim() > 1 else 1
@@ -54,7 +55,7 @@ def saved_model(data: Path, family: str, task: str) -> Path:
 
 
 def evaluate(data: Path, task: str = CLASSES, split: str = "test", **runtime):
-    """Run the pipeline; the catalog has what came of it."""
+    """Run the pipeline, and return the catalog with the results."""
     names = json.dumps(LABEL_NAMES if task == CLASSES else [])
     (data / "06_models/label_names.json").write_text(names)
     asked = {"data_dir": str(data), "model": {"task": task}, "runtime": runtime}
@@ -65,7 +66,7 @@ def evaluate(data: Path, task: str = CLASSES, split: str = "test", **runtime):
 
 
 def plain_logits(folder: Path, rows: TokenRows) -> np.ndarray:
-    """By transformers alone, a row at a time."""
+    """Return the logits of transformers alone, row by row."""
     model, found = load_pretrained(folder).eval(), []
     with torch.no_grad():
         for ids in rows.views(np.arange(len(rows))):
@@ -163,7 +164,8 @@ def test_a_language_model_has_figures_and_no_rows(data):
 
 
 def test_a_masked_model_is_judged_on_the_masks_of_its_training(data):
-    """By transformers, on the rows that a training with this seed masks."""
+    """This is computed by transformers on the tokens that training with this seed
+    masks."""
     folder = saved_model(data, "bert", "masked-lm")
     model = load_pretrained(folder).eval()
     rows = open_rows(data / "05_model_input/test_tokens")
@@ -197,7 +199,7 @@ def test_the_seed_is_that_of_the_training(data):
 
 
 def split_anew(data: Path, seed: int) -> dict[str, list[tuple[int, ...]]]:
-    """Another split of the same rows; its rows by name."""
+    """Split the same rows with another seed, and return the rows by split."""
     together = datasets.concatenate_datasets(
         [
             datasets.load_from_disk(
@@ -221,7 +223,8 @@ SPLITS = {"train": 48, "validation": 12, "test": 12}
 
 
 def test_rows_that_were_trained_on_are_counted_in_another_split(tmp_path):
-    """By Python's sets; the report of the training's own split stays good."""
+    """The rows are counted with Python's sets. The report of the original split stays
+    valid."""
     data = write_tokens(tmp_path)
     then = split_anew(data, 1)
     folder = saved_model(data, "bert", CLASSES)

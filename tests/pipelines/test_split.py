@@ -1,4 +1,4 @@
-"""The split pipeline: every kind of input, bad input's texts."""
+"""The split pipeline with every kind of input, and its messages about bad input."""
 
 import io
 from collections import Counter
@@ -70,7 +70,7 @@ def saved_to_disk(folder):
 
 
 def hub_name(folder):
-    """A name on the Hub and a folder go the same way through `load_dataset`."""
+    """A name on the Hub and a folder are read in the same way by `load_dataset`."""
     (folder / "hub").mkdir()
     frame_of(300).to_parquet(folder / "hub" / "train.parquet")
     return HubTexts(name=str(folder / "hub"), cache_dir=str(folder / "cache"))
@@ -121,7 +121,7 @@ def test_the_quarantine_is_there_when_the_run_stops(tmp_path):
 
 @pytest.mark.parametrize("kind", ["CSV", "JSON", "Parquet"])
 def test_an_entry_of_hugging_face_with_one_split_is_its_rows(tmp_path, kind):
-    """`load_dataset` gives a plain file as a dict of one split, called train."""
+    """`load_dataset` returns a plain file as a dict with one split, called train."""
     path = tmp_path / f"reviews.{kind.lower()}"
     rows = datasets.Dataset.from_pandas(frame_of(60))
     getattr(rows, f"to_{kind.lower()}")(str(path))
@@ -155,7 +155,7 @@ def test_a_name_that_the_hub_does_not_know_says_where_it_was_looked_for(tmp_path
 
 
 class Counted(io.FileIO):
-    """A file, whose reads are summed up by its name."""
+    """A file that records how many bytes are read, by its name."""
 
     bytes_read: ClassVar[Counter[str]] = Counter()
 
@@ -171,7 +171,7 @@ class Counted(io.FileIO):
 
 
 def write_rows(path, bad):
-    """About 8 MB; `bad`: rows and labels whose lines have to be looked up."""
+    """Write about 8 MB. `bad` adds rows and labels whose lines have to be looked up."""
     frame = frame_of(50_000)
     frame["review"] += " and so on, for as long as a review takes to be written\n" * 2
     if bad:
@@ -192,7 +192,7 @@ def write_rows(path, bad):
 def test_a_fresh_split_reads_its_file_at_most_three_times(
     tmp_path, monkeypatch, kind, bad
 ):
-    """Counted in bytes, looks at the header included."""
+    """All bytes are counted, including those for finding the header."""
     path = tmp_path / f"raw.{kind}"
     rows = write_rows(path, bad)
     opened, streamed, parquet = Path.open, pa.input_stream, pq.ParquetFile

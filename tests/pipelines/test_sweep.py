@@ -1,4 +1,4 @@
-"""The sweep pipeline from the command line: killed, taken up again, tracked."""
+"""The sweep pipeline from the command line: killed, resumed and tracked."""
 
 import csv
 import json
@@ -72,7 +72,7 @@ def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
 
 
 def assert_nested_runs(data: Path, best: dict) -> None:
-    """One parent that finished, one that was killed; two trainings under the first."""
+    """Check for one finished and one killed parent run. The first has two trials."""
     client = MlflowClient(f"sqlite:///{data}/mlflow.db")
     nested = [run for run in runs_of(data) if "mlflow.parentRunId" in run.data.tags]
     [parent_id] = {run.data.tags["mlflow.parentRunId"] for run in nested}

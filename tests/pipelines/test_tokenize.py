@@ -1,4 +1,4 @@
-"""The tokenize pipeline: a run on real rows, what a change makes again."""
+"""The tokenize pipeline: a run on real rows, and what a change recreates."""
 
 import datasets
 import pytest
@@ -85,7 +85,7 @@ def test_a_second_run_makes_again_what_a_change_reaches(tmp_path, caplog, change
 
 @pytest.mark.parametrize("node", [train_model, run_trials, run_sweep])
 def test_no_node_takes_tokens_of_another_tokenizer(tmp_path, node):
-    """As a run leaves them that ends between the tokenizer and the tokens."""
+    """A run that ends between the tokenizer and the tokens leaves such a state."""
     catalog = run(catalog_of(tmp_path))
     other = catalog_of(tmp_path, rows=grown)
     SequentialRunner().run(create_pipeline().only_nodes("make_tokenizer"), other)

@@ -1,4 +1,4 @@
-"""The train node in this process, its outputs saved by the project's own catalog."""
+"""The train node in this process, with outputs saved by the project's own catalog."""
 
 import json
 import traceback
@@ -16,7 +16,7 @@ from tests.projects import context_of
 
 
 def trained(tmp_path, task, family, label_names=()):
-    """The folder of reports, of two steps on random rows."""
+    """Return the folder of reports after two steps on random rows."""
     asked = {
         "data_dir": str(tmp_path),
         "model": {"task": task, "config": {"model_type": family}},
@@ -58,7 +58,7 @@ def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
 
 
 def test_seven_frames_lead_from_the_node_to_the_update(tmp_path, monkeypatch):
-    """Whoever follows a step through the code meets these, and no others."""
+    """This is the complete call stack of a step, for readers of the code."""
     found, update = [], Stepper.update
 
     def noted(stepper):

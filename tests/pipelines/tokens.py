@@ -1,5 +1,5 @@
-"""A data folder with tokens, for pipelines that begin with them, and the entries of the
-pipelines that make them."""
+"""A data folder with tokens, for pipelines that start with tokens, and the entries of
+the pipelines that create them."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,8 @@ from tests.engine.families import LABEL_NAMES, VOCABULARY, token_rows
 
 
 def write_tokens(folder: Path) -> Path:
-    """48 train rows, 12 of the others, tokenizer and label names; gives `folder`."""
+    """Write 48 train rows, 12 rows of each other split, a tokenizer and label names to
+    `folder`, and return `folder`."""
     for name, count in (("train", 48), ("validation", 12), ("test", 12)):
         rows = datasets.Dataset(token_rows("sequence-classification", count).table)
         rows.save_to_disk(str(folder / "05_model_input" / f"{name}_tokens"))
@@ -43,12 +44,12 @@ def write_tokens(folder: Path) -> Path:
 ARROWS = [
     f"{s}_{n}" for s in ("train", "validation", "test") for n in ("rows", "tokens")
 ]
-"""Entries of the rows and tokens of each split."""
+"""Catalog entries of the rows and tokens of each split."""
 
 
 def text_catalog(folder: Path, settings: Settings, **entries: Any) -> DataCatalog:
     """Return the entries and parameters of split and tokenize, below `folder`, and the
-    given ones, which count more."""
+    given entries, which have priority."""
     given = dict(settings)
     known = {
         **{name: KeyedArrowDataset(filepath=f"{folder}/{name}") for name in ARROWS},
