@@ -170,7 +170,8 @@ def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
 
 
 def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> str:
-    """Return the median of the ratios by turn, on which slow turns have no effect."""
+    """Return the median of the ratios by turn. Within a turn, both sides are equally
+    slow."""
     if runs is first or any("error" in run for run in first):
         return ""
     ratios = [a[figure] / b[figure] for a, b in zip(first, runs, strict=False)]

@@ -80,8 +80,8 @@ def shape_of(given: argparse.Namespace) -> Shape:
 
 
 def model_of(given: argparse.Namespace) -> Any:
-    """Return the model, or peft's model with an adapter, whose base is in bf16 on a
-    GPU as usual."""
+    """Return the model. With an adapter of peft, its base is in bf16 on a GPU as
+    usual."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,9 +1,10 @@
-"""Test metrics of models that flatout and the Trainer fine-tuned with several seeds.
+"""Compare the test metrics of models fine-tuned by flatout and by the Trainer.
 
     python -m benchmarks.quality --data FOLDER --model FOLDER --parallel 6
 
-Both train on the same tokens with the same settings. The folder of data contains files
-like STS-B-train.csv, which have no header, and two texts and a label in each record.
+Both train on the same tokens with the same settings and several seeds. The data folder
+contains files like STS-B-train.csv without a header. Each record has two texts and a
+label.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def start(self, folder: RunFolder) -> None:
-        """Store the baseline, with which the tracking program checks the first
+        """Store the baseline, to which the tracking program compares the first
         windows."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])

@@ -82,8 +82,8 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Return samples from a column of lists of any depth, and a mapping from the index
-    of each row whose shape is not the most common one to the reason."""
+    """Return samples from a column of lists of any depth. Rows whose shape is not the
+    most common one are unusable: also return the reason by row index."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = Counter(row.shape for row in rows if row is not None)
     shape = shapes.most_common(1)[0][0] if shapes else (0,)

@@ -168,8 +168,8 @@ def leave_one_out(
 def without(
     kept: Iterable[Rung], left_out: Rung | None = None
 ) -> tuple[Changes, list[str]]:
-    """Return the changes of the kept rungs except `left_out` and of the rungs that
-    require it. Also return the names of the latter."""
+    """Return the changes of all kept rungs except `left_out` and the rungs that require
+    it, and the names of the rungs that require it."""
     climb, names = LadderState(), []
     for rung in kept:
         completed = climb.complete(rung)

@@ -115,7 +115,7 @@ def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
     if several:
         shown = [" and ".join(pair) for pair in report["several_labels_at"]]
         more = "; ..." if several > len(shown) else ""
-        used = "All of these rows are used"  # given splits, split.keep_duplicates
+        used = "All of these rows are used"  # for given splits or split.keep_duplicates
         if report["duplicates"]:
             used = "The first row of each is used, the others count as duplicates"
         yield (

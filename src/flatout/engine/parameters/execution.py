@@ -104,8 +104,8 @@ class DistributedSettings(SettingsModel):
     """Training on several devices and machines."""
 
     num_processes: Count | Auto = parameter("auto", MACHINE, UNTIMED)
-    """Number of processes on this machine. `auto` uses one per GPU, or a single process
-    without a GPU."""
+    """Number of processes on this machine. `auto` uses one per GPU, or one without a
+    GPU."""
     num_machines: int = Field(1, ge=1)
     """Number of machines that train together. Each of them runs the same command."""
     machine_rank: int = parameter(0, MACHINE, UNTIMED, ge=0)
@@ -173,8 +173,7 @@ class GuardSettings(SettingsModel):
     healthy_low_pct: float = Field(80, gt=0, le=100)
     """Percentage of the baseline's samples/s below which a run is reported as slow."""
     healthy_high_pct: float = Field(120, ge=100)
-    """Percentage of the baseline's samples/s above which a run becomes the new
-    baseline."""
+    """Percentage of the baseline's samples/s above which a run is the new baseline."""
     on_slow: Literal["warn", "fail"] = "warn"
     """What to do after a slow run. `fail` raises an error after all results are
     saved."""

@@ -22,8 +22,7 @@ class LoraSettings(SettingsModel):
     """Rank of the two matrices. If null, no adapter is used and all weights are
     trained."""
     alpha: int = Field(16, ge=1)
-    """Scale of the adapter: the product of the matrices is multiplied by alpha /
-    rank."""
+    """Scale of the product of the matrices, which is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability for the input of the product."""
     targets: Names = []

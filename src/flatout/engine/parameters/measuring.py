@@ -47,8 +47,8 @@ class SlowHabits(SettingsModel):
 
 
 class BenchmarkSettings(SettingsModel):
-    """Settings of `kedro run --pipelines=benchmark`: what it measures, and for how
-    long."""
+    """What `kedro run --pipelines=benchmark` measures, and how long it takes at
+    most."""
 
     mode: BenchmarkMode = "tune"
     """Kind of measurement (see docs/pipelines/benchmark.md)."""
@@ -75,8 +75,7 @@ class BenchmarkSettings(SettingsModel):
     warmup_steps: int = Field(3, ge=1)
     """Number of steps before the first window. They are not measured."""
     repeats: int = Field(3, ge=1)
-    """Number of windows, or of pairs of windows if two trials alternate. The median is
-    used."""
+    """Number of windows, or of window pairs of two trials. The median is used."""
     min_window_s: float = Field(1.0, ge=0)
     """Minimum duration of a window in seconds. Shorter windows repeat their steps."""
     max_window_s: float = Field(2.5, gt=0)
@@ -85,8 +84,7 @@ class BenchmarkSettings(SettingsModel):
     """Minutes after which `tune` mode stops exploring and confirms its results. `auto`
     is 5, or 15 with a GPU, because each trial compiles the model there."""
     max_minutes: float | None = Field(None, gt=0)
-    """Minutes after which no new trial starts, in any mode. The next run continues the
-    benchmark."""
+    """Minutes after which no new trial starts, in any mode. The next run resumes."""
     trial_timeout_s: float = Field(300, gt=0)
     """Maximum duration of a trial in seconds. A longer trial is stopped."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)

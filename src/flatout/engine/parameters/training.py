@@ -74,8 +74,7 @@ class ModelSettings(SettingsModel):
 
     @property
     def applied_config(self) -> dict[str, Any]:
-        """The `config` of a model trained from scratch, or the `overrides` of a
-        checkpoint."""
+        """The `config` of a new model, or the `overrides` of a checkpoint."""
         return self.config if self.name_or_path is None else self.overrides
 
     @model_validator(mode="after")
@@ -186,8 +185,7 @@ class TrainSettings(SlowHabits):
     log_every: int = parameter(20, EXECUTION, ge=1)
     """Number of steps between log entries of throughput and metrics."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
-    """Steps between updates of the training accuracy, which is computed on the
-    device."""
+    """Steps between updates of the training accuracy, computed on the device."""
     audit: bool = parameter(False, EXECUTION)
     """Record on the device how well each training row is learned, and write rows with
     suspect labels to suspect_rows.parquet (tasks with one class per row)."""

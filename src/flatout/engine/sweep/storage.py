@@ -117,8 +117,7 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
 
 
 def _check_file(file: Path) -> None:
-    """Raise SettingsError if `file`, which is not changed, is no database of a
-    sweep."""
+    """Raise SettingsError if `file`, which is only read, is not a sweep's database."""
     if not file.exists() or not file.stat().st_size:
         return
     try:

@@ -100,8 +100,8 @@ class Baseline:
 @contextmanager
 def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
     """Context manager that runs a trial's baseline in a process whose files are stored
-    in a subfolder of `folder`. The process starts immediately and loads while this
-    process does. Yields None if the spec has no baseline (`below`)."""
+    in a subfolder of `folder`. The process starts immediately and loads in parallel
+    with this one. Yields None if the spec has no baseline (`below`)."""
     if "below" not in spec.options:
         yield None
         return

@@ -136,8 +136,8 @@ class CsvReader(FileReader):
         )
 
     def _note(self, row: Any, broken: list[BrokenRow]) -> str:
-        """Record a row with a wrong number of fields. Each of its lines becomes a
-        broken row."""
+        """Record a row with a wrong number of fields. Each line becomes a broken
+        row."""
         # str.splitlines also splits at U+2028, for example, which does not end a row.
         lines = re.split(r"\r\n|\r|\n", row.text)
         reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
