@@ -1,4 +1,4 @@
-"""`kedro run` on small data of every kind: what it leaves, how it ends."""
+"""Run `kedro run` on small data of every kind, and record its results."""
 
 import json
 import os
@@ -90,7 +90,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "words": ["trian"],
     },
 }
-"""Parameters of each, `arguments` of the command, `words` of what it prints."""
+"""The parameters of each command, its `arguments`, and `words` in its output."""
 KEYS = {"arguments", "words"}
 
 
@@ -104,8 +104,8 @@ OWN = {
 def ran(
     names: list[str], folder: Path, store: Path | None = None
 ) -> dict[str, dict[str, Any]]:
-    """What each of the commands `names` left below `folder`, a project each; `store`:
-    a tracking store without runs."""
+    """Run the commands `names` in one project each below `folder`, and return their
+    results. `store` is a tracking store without runs."""
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     return {
         name: _entry(COMMANDS[name], folder / str(i), store)
@@ -136,12 +136,12 @@ def _entry(
 
 
 def make_project(folder: Path, parameters: Mapping[str, Any]) -> None:
-    """The checkout's own, with raw data in it and settings in conf/local."""
+    """Copy this checkout's project, and add raw data and settings in conf/local."""
     checkout = Path(flatout.__file__).parents[2]
     others = shutil.ignore_patterns("local", "tuned", "best")
     shutil.copytree(checkout / "conf", folder / "conf", ignore=others)
     shutil.copy(checkout / "pyproject.toml", folder)
-    (folder / "src").mkdir()  # this process has flatout already
+    (folder / "src").mkdir()  # this process has already imported flatout
     (folder / ".telemetry").write_text("consent: false\n")
     local = folder / "conf" / "local"
     local.mkdir()
@@ -159,7 +159,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def write_raw(folder: Path) -> None:
-    """Texts of every form, some of them of no use; numbers; pictures."""
+    """Write texts of every form, some of them invalid, and numbers and images."""
     draw = np.random.default_rng(3)
     words = np.array("a red fox jumps over the lazy dog and runs far from home".split())
     with (folder / "raw.jsonl").open("w") as file:
@@ -189,11 +189,11 @@ def write_raw(folder: Path) -> None:
         Image.fromarray(pixels).save(place / f"{number:03d}.png")
 
 
-# --- what it left ---
+# --- results ---
 
 
 def _left(data: Path) -> dict[str, Any]:
-    """Which rows are where, digests of tokens, figures of the training and the test."""
+    """Return the rows of each split, digests of tokens, and metrics."""
     rejected = sorted((data / "02_intermediate").glob("rejected_*.parquet"))
     report = json.loads((data / "08_reporting/train_report.json").read_text())
     names = ("samples", "steps", "initial_loss", "final_loss", "strategy", "parameters")
@@ -213,7 +213,7 @@ def _left(data: Path) -> dict[str, Any]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Of splits."""
+    """Return the folders of the splits."""
     known = re.compile(r"(train|validation|test)_[a-z]+")
     return [f for f in sorted(folder.glob("*")) if known.fullmatch(f.name)]
 
@@ -225,13 +225,13 @@ def _arrow(folder: Path) -> Any:
 
 
 def _rows(table: Any) -> list[Any]:
-    """What rows are known by in the raw data."""
+    """Return the identifiers of the rows in the raw data."""
     names = [n for n in ("source_row", "row", "source") if n in table.column_names]
     return table.column(names[0]).to_pylist()
 
 
 def _facts(table: Any) -> dict[str, Any]:
-    """How many rows, and a digest of each column that a model reads."""
+    """Return the number of rows, and a digest of each column that a model reads."""
     known = ("input_ids", "labels", "token_type_ids", "document_lengths", "inputs")
     found = {"rows": table.num_rows}
     for name in known:
@@ -248,7 +248,7 @@ def _json(file: Path) -> Any:
 
 
 def _predictions(folder: Path) -> dict[str, Any]:
-    """Of the test split; no texts."""
+    """Return the predictions for the test split, without texts."""
     files = sorted(folder.glob("test_predictions.parquet"))
     if not files:
         return {}

@@ -1,4 +1,4 @@
-"""The small trainings of the golden record: what each differs in from the first."""
+"""Small training runs of the golden record, given by differences from the first one."""
 
 from typing import Any
 
@@ -63,9 +63,9 @@ TWO = {"ranks": 2}
 
 
 def of(config: dict[str, Any] = BERT, task: str = CLASSES, **train: Any) -> Any:
-    """A training of `task`; `ranks`, `rows`, `model`, `runtime`, `killed_before` (a
-    step), `then` (settings of the command after the kill) and `words` (of the message
-    that refuses it) are no settings of `train`."""
+    """Return a configuration for `task`. The keys `ranks`, `rows`, `model`, `runtime`,
+    `killed_before` (a step), `then` (settings after the kill) and `words` (in an error
+    message) are not settings of `train`."""
     return {"config": config, "task": task, **train}
 
 

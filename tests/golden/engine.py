@@ -1,11 +1,11 @@
-"""All that the golden record needs of flatout, in one place: modules may move."""
+"""All imports of the golden record from flatout, because modules may be moved."""
 
 from importlib import import_module
 from typing import Any
 
 
 def _found(name: str, *modules: str) -> Any:
-    """`name` of the first of the engine's `modules` that has it."""
+    """Return `name` from the first of the engine's `modules` that contains it."""
     for module in modules:
         try:
             return getattr(import_module(f"flatout.engine.{module}"), name)

@@ -1,15 +1,15 @@
-"""The metrics that a training wrote, step by step."""
+"""Read the metrics that a training run wrote, step by step."""
 
 import json
 import re
 from pathlib import Path
 
 TIMED = re.compile(r"second|wait|memory|utilization|mfu|tflops|gib|_ms|_pct")
-"""In names of metrics that no two runs share."""
+"""Parts of the names of metrics that differ between equal runs."""
 
 
 def read_points(file: Path) -> tuple[dict[str, float], list[str]]:
-    """By step and name, the last value; and the names of those that are times."""
+    """Return the last values by step and name, and the names of timing metrics."""
     points, timed = {}, set()
     for line in file.read_text().splitlines():
         point = json.loads(line)

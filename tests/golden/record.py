@@ -6,8 +6,8 @@
     python -m tests.golden.record --against OTHER   compare weights, bit for bit, with
                                                     those of the checkout in OTHER
 
-Rows, statuses and words of messages must be equal, figures to 1e-4. Names behind the
-options choose some configurations.
+Rows, statuses and words of messages must be equal, and metrics must agree to 1e-4.
+Configurations can be selected by adding their names after the options.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Entries = dict[str, dict[str, Any]]
 
 
 def made(names: list[str], folder: Path) -> Entries:
-    """What each configuration did; all of them if `names` is empty."""
+    """Run the configurations `names`, or all if it is empty. Return their results."""
     from tests.golden.commands import COMMANDS, ran
     from tests.golden.configurations import TRAININGS
     from tests.golden.trainings import trained
@@ -40,7 +40,7 @@ def made(names: list[str], folder: Path) -> Entries:
 
 
 def differences(stored: Any, found: Any, place: str = "") -> Iterator[str]:
-    """A line for each value of `found` that is not as stored."""
+    """Yield a line for each value of `found` that differs from `stored`."""
     if isinstance(stored, Mapping) and isinstance(found, Mapping):
         for key in [*stored, *(key for key in found if key not in stored)]:
             yield from differences(
@@ -67,7 +67,7 @@ def read(file: Path = STORED) -> Entries:
 
 
 def without_weights(entries: Entries) -> Entries:
-    """Which differ from processor to processor."""
+    """Return `entries` without weights, which differ between processors."""
     return {
         name: {key: value for key, value in entry.items() if key != "weights"}
         for name, entry in entries.items()
@@ -75,13 +75,13 @@ def without_weights(entries: Entries) -> Entries:
 
 
 def write(entries: Entries, file: Path) -> None:
-    """A configuration a line, so that a change shows which of them changed."""
+    """Write one configuration per line, so that a diff shows which of them changed."""
     lines = [f"{json.dumps(n)}: {json.dumps(e)}" for n, e in entries.items()]
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def compare(stored: Entries, found: Entries) -> int:
-    """Print what differs; how many configurations do."""
+    """Print the differences, and return the number of configurations that differ."""
     count = 0
     for name, entry in found.items():
         lines = list(differences(stored.get(name, {}), entry))
@@ -101,7 +101,7 @@ def weights_of(entries: Entries) -> dict[str, str]:
 
 
 def against(other: Path, own: dict[str, str], names: list[str]) -> int:
-    """Train with the source in `other` too; how many weights differ."""
+    """Also train with the source in `other`, and return how many weights differ."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.golden.record", "--weights", folder]
         source = {"PYTHONPATH": str(other / "src")}

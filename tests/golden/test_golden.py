@@ -1,4 +1,4 @@
-"""Small trainings and commands do what they did when record.json was written."""
+"""Small training runs and commands have the same results as in record.json."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Trains the golden record's configurations, and notes what each of them did."""
+"""Train the configurations of the golden record, and record their results."""
 
 import pickle
 import re
@@ -39,7 +39,7 @@ TRAIN = {
     "metrics_every": 2,
     "learning_rate": 1e-2,
     "warmup_fraction": 0.2,
-    # Above the rounding of gradients that are zero but for it, as of a key's bias.
+    # Larger than the rounding errors of gradients that should be zero (a key's bias).
     "adam_epsilon": 1e-4,
 }
 COUNTS = {"train": 60, "validation": 20, "test": 21}
@@ -47,14 +47,14 @@ OWN_KEYS = {"config", "task", "rows", "ranks", "model", "runtime", "killed_befor
 
 
 class Killed(BaseException):
-    """What a kill leaves behind, without leaving the process."""
+    """Leaves the same state as a kill, but without ending the process."""
 
 
 # --- rows ---
 
 
 def rows_of(kind: str, task: str, count: int) -> Any:
-    """Rows of 3 to 24 tokens, or of numbers; labels where `task` has one a row."""
+    """Return rows of 3 to 24 tokens, or numeric samples, with the labels of `task`."""
     draw = np.random.default_rng([count, 7])
     if kind == "arrays":
         return _arrays(draw, task, count)
@@ -77,7 +77,7 @@ def rows_of(kind: str, task: str, count: int) -> Any:
 
 
 def _labels(kind: str, task: str, rows: list[list[int]]) -> Any:
-    """Of each row, or of each token."""
+    """Return labels for each row or for each token."""
     numbers = np.array([sum(row) for row in rows])
     if kind == "completions":
         cut = [len(row) // 3 for row in rows]
@@ -98,7 +98,7 @@ def _labels(kind: str, task: str, rows: list[list[int]]) -> Any:
 
 
 def _joined(ids: Any, lengths: Any) -> Any:
-    """Documents end to end in blocks of 16 tokens, with the lengths of their parts."""
+    """Return documents concatenated into blocks of 16 tokens, with their lengths."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     starts = range(0, len(ids), BLOCK)
     parts = [np.unique(owner[at : at + BLOCK], return_counts=True)[1] for at in starts]
@@ -118,7 +118,7 @@ def _arrays(draw: Any, task: str, count: int) -> Any:
 
 
 def _samples(values: Any, labels: Any) -> Any:
-    """Rows of values (N, ...), which lie in Arrow as nested lists of fixed size."""
+    """Return rows of values (N, ...), stored in Arrow as nested lists of fixed size."""
     array = pa.array(values.reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
@@ -129,7 +129,7 @@ def _samples(values: Any, labels: Any) -> Any:
 
 
 def job_of(folder: Path, asked: Mapping[str, Any]) -> Any:
-    """The training that `asked` describes. Raises SettingsError."""
+    """Return the training job that `asked` describes. Raises SettingsError."""
     kind, task = asked.get("rows", "tokens"), asked["task"]
     own = {k: v for k, v in asked.items() if k not in OWN_KEYS | {"then", "words"}}
     samples = kind in ("arrays", "images")
@@ -161,7 +161,7 @@ def job_of(folder: Path, asked: Mapping[str, Any]) -> Any:
 
 
 def trained(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """What each of the configurations `names` did; weights' digests under `weights`."""
+    """Train the configurations `names`, and return their results by name."""
     pairs = [name for name in names if TRAININGS[name].get("ranks") == 2]
     found = {
         n: _entry(n, folder / str(i)) for i, n in enumerate(names) if n not in pairs
@@ -177,7 +177,7 @@ def trained(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
 def _entry(
     name: str, folder: Path, group: Any = None, runtime: Any = None
 ) -> dict[str, Any]:
-    """Of one configuration, on this rank."""
+    """Return the results of one configuration on this rank."""
     asked, steps = TRAININGS[name], {}
     folder.mkdir(parents=True, exist_ok=True)
     result = None
@@ -213,7 +213,7 @@ def _until_killed(job: Any, runtime: Any, group: Any) -> None:
 
 @contextmanager
 def _noting(steps: dict[int, Any], killed_before: int | None = None):
-    """Note in `steps` what the optimizer meets at each step."""
+    """Record the values that the optimizer sees at each step in `steps`."""
     step = Stepper.__call__
 
     def noted(stepper: Any, batch: Any) -> None:
@@ -235,7 +235,7 @@ def _noting(steps: dict[int, Any], killed_before: int | None = None):
 
 
 def _figures(folder: Path, steps: dict[int, Any], result: Any) -> dict[str, Any]:
-    """Steps, the last value of each metric of each step, and what the report has."""
+    """Return the values of the steps, the points and the report."""
     if not (file := folder / "metrics.jsonl").exists():
         return {}  # another rank has it
     points, timed = read_points(file)
@@ -252,7 +252,7 @@ def _figures(folder: Path, steps: dict[int, Any], result: Any) -> dict[str, Any]
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of all weights in `folder`, by their names."""
+    """Return the SHA-256 of all weights in `folder`, in the order of their names."""
     whole = sha256()
     for name, weights in sorted(load_file(folder / "model.safetensors").items()):
         whole.update(name.encode() + weights.tobytes())
