@@ -27,7 +27,7 @@ from tests.golden.engine import (
     RuntimeSettings,
     set_up,
 )
-from tests.warm import Fork
+from tests.warm import Fork, fork
 
 
 def fork_two(
@@ -88,7 +88,7 @@ class Forked(Fork):
             self.stdout = os.fdopen(reading, "rb")
         elif stdout is not None:
             output = os.dup(stdout.fileno())
-        super().__init__(os.fork())
+        super().__init__(fork())
         if not self.pid:
             _become(args, env, output)
         if output is not None:

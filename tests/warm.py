@@ -33,6 +33,7 @@ from omegaconf import OmegaConf
 from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.garbage import collect_rarely
+from flatout.engine.machine.signals import STOPPING
 
 PROJECT = Path(__file__).parents[1]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -228,7 +229,7 @@ def follow_in_a_fork(folder: Path, variables: Mapping[str, str]) -> Process:
     """Run the tracking program in a fork, without the import time."""
     from flatout.tracking import follow
 
-    if pid := os.fork():
+    if pid := fork():
         return Fork(pid)
     os.setsid()
     os.environ.update(variables)
@@ -236,6 +237,24 @@ def follow_in_a_fork(folder: Path, variables: Mapping[str, str]) -> Process:
         follow.follow(folder)
     finally:
         os._exit(0)
+
+
+def fork() -> int:
+    """Fork, and handle signals afterwards. Python drops an exception that a signal
+    raises in what runs after a fork, such as the release of logging's lock."""
+    if threading.current_thread() is not threading.main_thread():
+        return os.fork()
+    noted: list[Any] = []
+    note = lambda *given: noted.append(given)  # noqa: E731
+    before = {number: signal.signal(number, note) for number in STOPPING}
+    pid = os.fork()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if pid and noted:
+        os.kill(pid, signal.SIGKILL)  # nobody else gets to know of it
+        os.waitpid(pid, 0)
+        signal.raise_signal(noted[0][0])
+    return pid
 
 
 class Fork(Process):
