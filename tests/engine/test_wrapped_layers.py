@@ -54,6 +54,9 @@ CASES += [
     for case in (
         ("bert", ATTENTION, "value"),
         ("bert", BLOCKS, "dense"),
+        ("bert", BLOCKS, "LayerNorm"),
+        ("bert", BLOCKS, "dropout"),
+        ("qwen3", ATTENTION, "k_norm"),
         ("distilbert", ATTENTION, "k_lin"),
         ("qwen3", ATTENTION, "gate_proj"),
     )

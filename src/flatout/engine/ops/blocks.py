@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engine.ops.dropout import HashDropout, Noise
-from flatout.engine.ops.plain import are_matrices, is_exact_gelu, is_plain
+from flatout.engine.ops.plain import are_matrices, is_alone, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
 """The largest hidden size at which a row fits in a warp's registers."""
@@ -125,10 +125,12 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
 
 def _is_usual(output: Any) -> bool:
     """Return whether a block is standard. Carried gradients require standard blocks."""
-    usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
-    none = type(output.dropout) is nn.Dropout and not output.dropout.p
-    drops = none or isinstance(output.dropout, HashDropout)
-    return usual and drops and type(output.LayerNorm) is nn.LayerNorm
+    inner = is_alone(output.LayerNorm) and are_matrices(output.dense)
+    dropout = output.dropout
+    none = type(dropout) is nn.Dropout and is_alone(dropout) and not dropout.p
+    drops = none or isinstance(dropout, HashDropout)
+    usual = is_plain(output) and inner and drops
+    return usual and type(output.LayerNorm) is nn.LayerNorm
 
 
 def _can_fuse(config: Any) -> bool:

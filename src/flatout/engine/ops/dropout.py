@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.ops.plain import is_alone
+
 GOLDEN = -1640531527
 """2**32 divided by the golden ratio, as a signed 32-bit number."""
 MULTIPLIERS = (0x7FEB352D, -2073254261)
@@ -99,13 +101,13 @@ class DrawnDropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module, noise: Noise | None) -> int:
-    """Replace each nn.Dropout with HashDropout, or with DrawnDropout if `noise` is
-    None. Return the number of replacements."""
+    """Replace each nn.Dropout without hooks with HashDropout, or with DrawnDropout if
+    `noise` is None. Return the number of replacements."""
     places = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Dropout and child.p > 0
+        if type(child) is nn.Dropout and child.p > 0 and is_alone(child)
     ]
     for salt, (parent, name, child) in enumerate(places, 1):
         if noise is None:

@@ -23,7 +23,7 @@ from flatout.engine.ops.attention import (
     seen_span,
     window,
 )
-from flatout.engine.ops.plain import are_called, are_matrices, is_plain
+from flatout.engine.ops.plain import are_called, are_matrices, is_alone, is_plain
 from flatout.engine.ops.row_by_row import Rule
 
 
@@ -194,7 +194,7 @@ def fuse_decoder(model: Any) -> int:
         attention
         for attention in found
         if _joins(attention, attention.q_proj, attention.k_proj, attention.v_proj)
-        and is_plain(*filter(None, _norms(attention)))
+        and is_alone(*filter(None, _norms(attention)))
     ]
     spans = [_span(attention) for attention in fitting]
     return _replace(fitting, _DecoderAttention, model.config.num_attention_heads, spans)

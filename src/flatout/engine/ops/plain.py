@@ -25,7 +25,7 @@ def is_plain(*layers: nn.Module) -> bool:
 def are_matrices(*layers: Any) -> bool:
     """Return whether each layer is a Linear without hooks, and whether either all or
     none of them have a bias."""
-    plain = all(type(layer) is nn.Linear and _is_alone(layer) for layer in layers)
+    plain = all(type(layer) is nn.Linear and is_alone(layer) for layer in layers)
     return plain and len({layer.bias is None for layer in layers}) == 1
 
 
@@ -43,11 +43,11 @@ def is_exact_gelu(layer: nn.Module) -> bool:
     """Return whether `layer` is GELU with the error function, not an approximation."""
     from transformers.activations import GELUActivation
 
-    is_gelu = type(layer) in (GELUActivation, nn.GELU) and _is_alone(layer)
+    is_gelu = type(layer) in (GELUActivation, nn.GELU) and is_alone(layer)
     return is_gelu and getattr(layer, "approximate", "none") == "none"
 
 
-def _is_alone(layer: nn.Module) -> bool:
-    """Return whether calling `layer` runs only its original forward method."""
-    hooks = layer._forward_hooks or layer._forward_pre_hooks
-    return is_plain(layer) and not hooks
+def is_alone(*layers: nn.Module) -> bool:
+    """Return whether calling each layer runs only its original forward method."""
+    hooks = any(m._forward_hooks or m._forward_pre_hooks for m in layers)
+    return is_plain(*layers) and not hooks
