@@ -195,6 +195,8 @@ def test_the_image_is_made_of_what_the_project_names():
     assert "-c requirements.lock" in install
     [extras] = re.findall(r"\.\[([\w,]+)\]", install)
     assert all(f"\n{extra} = [" in project for extra in extras.split(","))
+    # The export pipeline writes ONNX, and deploy/trainjob.yaml keeps its mirror in S3.
+    assert {"export", "s3"} <= {*extras.split(",")}
     [user] = arguments("USER")
     assert user != "root"
     assert f"useradd --create-home --uid 1000 {user}" in arguments("RUN")
