@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.engine.files import writable
 from flatout.tracking.store import cause
 from tests.conftest import kedro
 from tests.projects import ran
@@ -69,6 +70,10 @@ def test_what_cannot_be_written_is_named_before_any_node(data, place, pipeline):
     assert "Traceback" not in done.stdout
     assert "trained" not in done.stdout
     assert files_below(data) == before
+
+
+def test_the_root_folder_has_one_slash():
+    assert writable.shown(Path("/")) == "/"
 
 
 def test_the_doctor_says_the_same(data):

@@ -25,7 +25,7 @@ def shown(place: Path) -> str:
     """Return the path relative to the working directory, with a slash after folders."""
     inside = place.is_relative_to(Path.cwd()) and place != Path.cwd()
     text = str(place.relative_to(Path.cwd()) if inside else place)
-    return f"{text}/" if os.path.isdir(place) else text
+    return f"{text.rstrip('/')}/" if os.path.isdir(place) else text
 
 
 def _nearest(path: Path) -> Path:
