@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from flatout.engine.arrays import sources
@@ -22,6 +23,8 @@ from flatout.engine.data.split import SplitError
 from flatout.engine.files.content_key import ContentKey, file_hash
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
+from flatout.engine.parameters import SettingsError
+from flatout.engine.rows.arrays import ArrayFacts
 from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
@@ -501,6 +504,37 @@ def test_models_keep_the_statistics_of_train(tmp_path, shape, kind):
     ):
         each = np.broadcast_to(wanted, shape).ravel()
         np.testing.assert_allclose(found.numpy(), each, rtol=1e-5)
+
+
+def test_a_constant_beside_precise_times_has_a_deviation_of_one(tmp_path):
+    """As in scikit-learn's StandardScaler, although 0.1 has no exact mean in fp64."""
+    times = 1.7e9 + np.random.default_rng(0).uniform(0, 100, 400)
+    file = tmp_path / "a.parquet"
+    label = (times > 1.7e9 + 50).astype(int)
+    pd.DataFrame({"time": times, "one": 0.1, "label": label}).to_parquet(file)
+    recipe = split(file, settings_of())["train"]
+    values = np.array(recipe.to_dataset()["inputs"])
+    wanted, facts = StandardScaler().fit(values), ArrayFacts(**recipe.facts()["tokens"])
+    assert facts.deviation[1] == wanted.scale_[1] == 1 and facts.mean[1] == 0.1
+    np.testing.assert_allclose(facts.mean, wanted.mean_, rtol=1e-12)
+    np.testing.assert_allclose(facts.deviation, wanted.scale_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["group_column", "split_column"])
+def test_columns_that_only_the_split_of_texts_uses_are_refused(tmp_path, name):
+    file = write(tmp_path / "a.npz", {"inputs": VALUES, "label": LABELS})
+    settings = settings_of()
+    options = settings.split.model_copy(update={name: "patient"})
+    with pytest.raises(SettingsError, match=f"split.{name} is 'patient', which is for"):
+        split(file, settings.model_copy(update={"split": options}))
+
+
+@pytest.mark.parametrize("task", ["multi-label-classification", "reranking"])
+def test_tasks_for_texts_only_are_refused(tmp_path, task):
+    labels = pa.array([["a"], ["a", "b"]] * 20)
+    file = write(tmp_path / "a.parquet", {"x": LABELS, "label": labels})
+    with pytest.raises(SettingsError, match=f"model.task: {task} is for texts only"):
+        split(file, settings_of(task=task))
 
 
 def test_files_of_bytes_beside_files_of_numbers_are_all_numbers(tmp_path):

@@ -205,6 +205,7 @@ def test_class_numbers_below_zero_are_missing_labels():
     [
         (True, "3;5", "not a finite number, as model.task wants", "3;5"),
         (True, "1_0", "not a finite number, as model.task wants", "1_0"),
+        (True, -1e39, "too large for float32", "-1e+39"),
         (True, ["x"], "not a finite number, as model.task wants", '["x"]'),
         (True, None, "missing", "text b"),
         (False, ["x"], "neither text nor a number", '["x"]'),

@@ -11,6 +11,7 @@ from typing import Any
 from flatout.engine.arrays.array_files import open_source
 from flatout.engine.arrays.sample_split import SampleSplit, label_names_of
 from flatout.engine.arrays.sources import ArraySource, FilesKey
+from flatout.engine.data.columns import is_names
 from flatout.engine.data.dropped import drop_key
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.split import SplitError, one_label_text
@@ -21,6 +22,7 @@ from flatout.engine.parameters import (
     ArraySettings,
     ImageSettings,
     ModelSettings,
+    SettingsError,
     SplitSettings,
 )
 from flatout.engine.rows.encoded_images import EncodedFacts
@@ -28,6 +30,8 @@ from flatout.engine.tasks import make_task
 
 FORMAT_VERSION = 5
 """Increase this whenever the same input would give different rows."""
+TEXT_ONLY = ("group_column", "split_column")
+"""Parameters of `split` that determine the split of texts, but not of samples."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,20 @@ def array_recipes(
     """Return the recipes for the three splits, the rejected rows and the report, and
     the label names. Raises ArraysError or SplitError if the samples cannot be used, and
     SettingsError if the parameters do not fit the samples."""
+    for name in TEXT_ONLY:
+        if column := getattr(split, name):
+            raise SettingsError(
+                f"split.{name} is {column!r}, which is for texts only: the split of a "
+                "sample depends on nothing but its content. Set it to null"
+            )
+    task = make_task(model)
+    if task.texts.form != "text" or is_names(task.label_type):
+        raise SettingsError(
+            f"model.task: {model.task} is for texts only: set sequence-classification "
+            "or regression, or image-classification for images"
+        )
     source = open_source(raw, split.label_column, own)
-    names = label_names_of(source, make_task(model))
+    names = label_names_of(source, task)
     if len(names) == 1:
         raise SplitError(one_label_text(names[0]))
     plan = SampleSplit(source, split, make_task(model, names))

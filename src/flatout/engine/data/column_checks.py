@@ -228,6 +228,9 @@ def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
     faults.add(name, array.is_null(), "is missing")
     wrong = "is not a finite number, as model.task wants"
     faults.add(name, ~np.isfinite(numbers), wrong)
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite
+        large = np.isinf(numbers.astype(np.float32))
+    faults.add(name, large, "is too large for float32")
     return pa.array(numbers, pa.float64())
 
 

@@ -67,7 +67,7 @@ class Columns:
         task's labels, or None if it has no labels. Raises RawTextsError if a column
         that the task needs is not set, or if a parameter does not fit the task."""
         flags = tuple(settings.label_columns or ())
-        if flags and not (_is_names(label_type) and form == "text"):
+        if flags and not (is_names(label_type) and form == "text"):
             raise RawTextsError(
                 "split.label_columns are for several labels per row, and model.task is "
                 f"{task}: set split.label_column, or another task (docs/tasks.md)"
@@ -127,7 +127,7 @@ class Columns:
     @property
     def has_names(self) -> bool:
         """Return whether each label is a class name or a list of class names."""
-        return self.has_classes or (self.has_labels and _is_names(self.label_type))
+        return self.has_classes or (self.has_labels and is_names(self.label_type))
 
     @property
     def names(self) -> list[str]:
@@ -184,7 +184,8 @@ class Columns:
             )
 
 
-def _is_names(label_type: Any) -> bool:
+def is_names(label_type: Any) -> bool:
+    """Return whether a label is a list of names."""
     is_list = label_type is not None and pa.types.is_list(label_type)
     return bool(is_list and pa.types.is_string(label_type.value_type))
 

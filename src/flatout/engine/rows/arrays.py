@@ -67,9 +67,13 @@ class ArrayFacts(TokenFacts):
 
     def _merge(self, values: Any, known: int) -> None:
         """Merge `values` (n, features) into the statistics of `known` earlier values
-        (Chan et al. 1979)."""
-        new, mean = len(values), values.mean(0)
+        (Chan et al. 1979). `values` is changed: the first row is subtracted, because
+        rounding would otherwise give constants such as 0.1 a deviation above 0."""
+        new, first = len(values), values[0].copy()
+        values -= first
+        mean = values.mean(0)
         squares = np.square(values - mean).sum(0)
+        mean += first
         if known:
             gap, total = mean - np.array(self.mean), known + new
             mean = np.array(self.mean) + gap * new / total
