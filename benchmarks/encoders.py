@@ -1,4 +1,4 @@
-"""Train BERT-base on 92-token rows: flatout, the Trainer, and a compiled packed loop.
+"""Train BERT on rows of 92 tokens: flatout, the Trainer, and a compiled packed loop.
 
     python -m benchmarks.encoders
     python -m benchmarks.encoders --small --turns 1
@@ -21,13 +21,14 @@ from benchmarks.packed_loop import packed_loop
 from benchmarks.training import LABELS, Shape
 
 BERT = {"model_type": "bert", "vocab_size": 30_522}
-SMALL = {
-    **BERT,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-}
+
+
+def bert(width: int, layers: int, heads: int) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width}
+    depth = {"num_hidden_layers": layers, "num_attention_heads": heads}
+    return {**BERT, **sizes, **depth}
+
+
 MODERNBERT = {"model_type": "modernbert", "vocab_size": 50_368}
 MODERNBERT_ROWS = "ModernBERT-base's shape, 1,200 tokens, batch 32"
 SHAPES = {
@@ -38,6 +39,9 @@ SHAPES = {
     MODERNBERT_ROWS: Shape(
         MODERNBERT, 32, 1_200, 2_048, token_budget=65_536, steps=10, warm_steps=12
     ),
+    # For machines without a GPU. The first is the default model of `kedro run`.
+    "2 layers of size 128, batch 16": Shape(bert(128, 2, 2), 16, steps=20),
+    "6 layers of size 384, batch 16": Shape(bert(384, 6, 12), 16, steps=8),
 }
 
 
@@ -47,7 +51,7 @@ def shape_of(given: argparse.Namespace) -> Shape:
         return shape
     batch, micro = min(16, shape.batch), None if shape.micro_batch is None else 8
     small = {"batch": batch, "micro_batch": micro, "steps": 8, "warm_steps": 4}
-    return replace(shape, config=SMALL, token_budget="auto", **small)
+    return replace(shape, config=bert(64, 2, 2), token_budget="auto", **small)
 
 
 def _model(shape: Shape) -> Any:

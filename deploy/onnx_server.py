@@ -8,13 +8,17 @@ pixels need {"inputs": [...]}. The answer is a list with one object for each row
 """
 
 import json
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from scipy.special import expit, softmax
+
+# Otherwise ONNX Runtime would send usage data to Microsoft.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # noqa: TID251
+import onnxruntime
 
 MOST_BYTES = 2**24
 

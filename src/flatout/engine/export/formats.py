@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from flatout.engine.families._family import row_means
+from flatout.engine.machine.environment import set_defaults
 from flatout.engine.models.building import ModelError
 from flatout.engine.tasks import HeadKind, Task, has_custom_head
 
 OUTPUT, ONNX, PROGRAM = "output", "model.onnx", "model.pt2"
 SAMPLES = ("inputs", "pixel_values")
 """Inputs with a fixed shape per row. Token inputs (B, T) may have any length."""
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
+"""ONNX Runtime sends usage data to Microsoft unless this variable is set."""
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
 """Maps named input tensors to the output of `Forward`."""
@@ -59,6 +62,7 @@ class Exported:
     """A model that is traced once for all batch sizes and sequence lengths."""
 
     def __init__(self, forward: Forward, example: Inputs) -> None:
+        set_defaults(NO_TELEMETRY)
         self._forward, self._example = forward, example
 
     @cached_property
@@ -101,6 +105,7 @@ class Exported:
 def load(name: str, folder: Path) -> Run:
     """Load the format `name` so that it runs with as many threads as PyTorch uses."""
     if (folder / ONNX).is_file():
+        set_defaults(NO_TELEMETRY)
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
