@@ -3,8 +3,8 @@
     python -m benchmarks.audit trec.csv --model FOLDER --epochs 4 --learning-rate 1e-4
 
 The CSV file has the columns text and label. Some labels are replaced by random wrong
-ones. The audit ranks the rows of one training run. cleanlab ranks them by the
-predictions of the same model for unseen rows, which takes one training run per fold.
+ones. The audit ranks the rows during one training run. cleanlab ranks them by
+out-of-fold predictions of the same model, which need one training run per fold.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def parsed() -> argparse.Namespace:
 
 
 def flipped(labels: Any, classes: int, given: argparse.Namespace) -> Any:
-    """Return a copy of `labels` (N,) in which some are replaced by other classes."""
+    """Return a copy of the class numbers `labels` (N,) in which the fraction
+    `given.wrong` is replaced by other classes."""
     chance = np.random.default_rng(given.seed)
     rows = chance.choice(len(labels), int(given.wrong * len(labels)), replace=False)
     found = labels.copy()
@@ -51,7 +52,8 @@ def flipped(labels: Any, classes: int, given: argparse.Namespace) -> Any:
 
 
 def audited(table: pa.Table, count: int, trained: Any) -> Any:
-    """Return the `count` most suspect rows according to `train.audit`."""
+    """Return the numbers of the `count` rows that `train.audit` ranks as most suspect.
+    `trained` is the function that trains a model on a table."""
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         trained(table, Path(name))
         path = Path(name) / "suspect_rows.parquet"
@@ -61,7 +63,8 @@ def audited(table: pa.Table, count: int, trained: Any) -> Any:
 def by_cleanlab(
     table: pa.Table, count: int, trained: Any, tokenizer: Any, folds: int
 ) -> Any:
-    """Return the `count` rows that cleanlab's default score ranks as most suspect."""
+    """Return the numbers of the `count` rows that cleanlab's default score ranks as
+    most suspect. `trained` is the function that trains a model on a table."""
     from cleanlab.rank import get_label_quality_scores
     from scipy.special import softmax
 

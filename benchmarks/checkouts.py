@@ -3,7 +3,7 @@
     python -m benchmarks.checkouts --against ../before
     python -m benchmarks.checkouts --against ../before --small --turns 1
 
-Both run the scripts of this checkout, but each uses its own engine.
+Both sides run the benchmark scripts of this checkout, but each imports its own flatout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCES = {
     **dict.fromkeys(images.MODELS, images.flatout),
     **dict.fromkeys(lstms.SCRIPT.cases, lstms.flatout),
 }
-"""The function that measures the throughput in each case."""
+"""Maps each case to the function that measures its throughput."""
 
 
 def rate(given: argparse.Namespace) -> Figures:

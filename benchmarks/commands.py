@@ -1,4 +1,4 @@
-"""Compare the time from the command to the saved model with that of a Trainer script.
+"""Compare how long flatout and a Trainer script take from the command to the model.
 
     python -m benchmarks.commands
     python -m benchmarks.commands --small --turns 1
@@ -29,7 +29,8 @@ WORDS, CLASSES, LENGTH = 4_000, 10, 128
 
 
 def write_texts(file: Path, rows: int) -> None:
-    """Write texts of about 20 words, some of which are typical of the text's class."""
+    """Write a CSV file with texts of about 20 words and their classes. Some words of a
+    text are typical of its class."""
     chance = np.random.default_rng(0)
     words = [f"word{number}" for number in range(WORDS)]
     with file.open("w", newline="", encoding="utf-8") as target:
@@ -73,7 +74,8 @@ def prepared(folder: Path, *, small: bool) -> None:
 
 
 def _flatout(folder: Path, given: argparse.Namespace) -> Any:
-    """Return a function that maps a seed to the metrics of the command."""
+    """Return a function that runs the flatout command with a given seed and returns the
+    duration and the test accuracy."""
     parameters = {
         "model": {"name_or_path": str(folder / "checkpoint")},
         "tokenize": {"max_length": LENGTH},
@@ -121,7 +123,9 @@ def _script(flags: dict[str, Any], folder: Path, given: argparse.Namespace) -> A
 
 
 def side(make: Any, given: argparse.Namespace) -> Figures:
-    """Measure a command with empty caches, or the second of two commands."""
+    """Return the metrics of one command. In the cold case, its caches are empty. In the
+    warm case, it is the second of two commands. `make` returns the function that runs
+    the command with a seed."""
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
         prepared(folder, small=given.small)

@@ -75,7 +75,8 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 
 def text_pairs(shape: Shape) -> Any:
-    """Return the same pairs as texts. Each word is the number of a token."""
+    """Return the pairs of `pair_table` as a `datasets.Dataset` of texts. Each word
+    stands for one token."""
     from datasets import Dataset
 
     words = np.array([f"w{number}" for number in range(shape.vocabulary)])
@@ -89,7 +90,8 @@ def text_pairs(shape: Shape) -> Any:
 
 
 def save_model(shape: Shape, folder: Path, auto: Any, **config: Any) -> None:
-    """Save a model with random weights, and a tokenizer that knows these words."""
+    """Save a model with random weights, and a tokenizer for the words of `text_pairs`.
+    `auto` is the model's auto class, and `config` are additional config entries."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -111,7 +113,8 @@ def save_model(shape: Shape, folder: Path, auto: Any, **config: Any) -> None:
 def measured(
     shape: Shape, model: Any, trainer: Any, arguments: Any, rows: Any, loss: Any
 ) -> Figures:
-    """Return the throughput of one of the trainers of sentence-transformers."""
+    """Train `model` with a trainer class of sentence-transformers and its `arguments`
+    class, and return the throughput."""
     flags, watch = {**training.best_flags(shape), **FLAGS}, Stopwatch(shape)
     with tempfile.TemporaryDirectory(prefix="sentences-") as name:
         given = {"train_dataset": rows, "loss": loss}
@@ -135,12 +138,14 @@ def peer(given: argparse.Namespace) -> Figures:
 
 
 def passages_of(shape: Shape) -> Shape:
-    """Return the shape of passages in rows that also contain a question."""
+    """Return `shape` with a smaller maximum length, which leaves room for a question in
+    the same row."""
     return replace(shape, longest=shape.longest - LONGEST_QUESTION)
 
 
 def rank_table(shape: Shape) -> pa.Table:
-    """Return rows of question and passage, with a score and the question's number."""
+    """Return rows of a question and a passage. Their labels are pairs of a relevance (0
+    or 1) and the number of the question."""
     pairs = pair_table(passages_of(shape))
     chance = np.random.default_rng(0)
     labels = np.stack([chance.integers(0, 2, len(pairs)), np.arange(len(pairs)) // 4])

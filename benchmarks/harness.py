@@ -45,7 +45,7 @@ class Script:
     figure: str = "samples_per_s"
     """The metric that is compared. Each side returns it."""
     checkouts: Mapping[str, str] = field(default_factory=dict)
-    """The argument that gives the checkout whose code a side imports, by side."""
+    """Maps a side to the argument with the checkout from which it imports flatout."""
     small_cases: tuple[str, ...] = ()
     """Cases that are run with `--small`; all cases if empty."""
 
@@ -170,8 +170,8 @@ def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
 
 
 def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> str:
-    """Return the median of the ratios by turn. Within a turn, both sides are equally
-    slow."""
+    """Return the median and range of the first side's metric divided by this side's in
+    the same turn. A slow machine affects both sides of a turn equally."""
     if runs is first or any("error" in run for run in first):
         return ""
     ratios = [a[figure] / b[figure] for a, b in zip(first, runs, strict=False)]

@@ -1,11 +1,11 @@
 """Train Qwen3-0.6B with random weights: flatout, the Trainer, and a packed loop.
-The case of LoRA adapts all linear layers of the blocks, and includes peft.
+The LoRA case adapts all linear layers of the blocks, and also measures peft.
 
     python -m benchmarks.language_models
     python -m benchmarks.language_models --small --turns 1
 
-The flattened Trainer has no padding, and uses Liger's kernels if liger-kernel is
-installed.
+The side `Trainer, flattened` has no padding, and uses Liger's kernels if liger-kernel
+is installed.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def shape_of(given: argparse.Namespace) -> Shape:
 
 
 def model_of(given: argparse.Namespace) -> Any:
-    """Return the model. With an adapter of peft, its base is in bf16 on a GPU as
-    usual."""
+    """Return a model with random weights. In the LoRA case, it has a peft adapter, and
+    on a GPU the base model is in bf16, as is usual."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

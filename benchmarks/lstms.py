@@ -3,8 +3,9 @@
     python -m benchmarks.lstms
     python -m benchmarks.lstms --small --turns 1
 
-The other side is a loop as in public implementations, with `nn.LSTM`, a DataLoader and
-Adam. Sessions and words are random, because their values do not affect throughput.
+flatout is compared with a loop like those of public implementations, with `nn.LSTM`, a
+DataLoader and Adam. Sessions and words are random, because their values do not affect
+throughput.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def shape_of(given: argparse.Namespace) -> Shape:
 
 
 def _tokens(shape: Shape, found: Figures, each: float) -> Figures:
-    """Convert samples/s to tokens/s. `each` is the number of tokens per sample."""
+    """Return the metrics in `found` with samples/s converted to tokens/s. `each` is the
+    number of tokens per sample."""
     rate = found.pop("samples_per_s") * each
     return {"tokens_per_s": rate, **found}
 
@@ -88,7 +90,8 @@ def flatout(given: argparse.Namespace) -> Figures:
 
 
 class WindowModel(nn.Module):
-    """DeepLog as in public implementations, in which the input is the key's number."""
+    """DeepLog as in public implementations. It maps windows of key numbers (B, T, 1) to
+    the logits of the next key (B, keys)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A packed and compiled training loop as written by hand, in about 100 lines.
+"""A hand-written training loop with packed rows and a compiled model.
 
 Rows are concatenated in a buffer of fixed size. Only the end of the buffer is padding,
 and the compiled model always sees the same shape. The loop has no checkpoints, logs or
@@ -41,7 +41,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         usual = shape.batch * lengths.mean() + 3 * shape.batch**0.5 * lengths.std()
         self.size = -(-min(most, int(usual)) // 64) * 64 + 64
         self.more = -(-self.size // shape.longest)
-        """Number of padding rows in each batch. They are no longer than real rows."""
+        """Number of padding rows in each batch. None is longer than `shape.longest`."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         info = torch.utils.data.get_worker_info()
@@ -70,7 +70,8 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
 
 
 def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
-    """Return the mean cross entropy of labels (at first tokens) or of next tokens."""
+    """Return the mean cross entropy. A classifier predicts the label of each row from
+    its first token. A language model predicts the next tokens."""
     given = {
         "input_ids": batch["ids"][None],
         "position_ids": batch["places"][None],

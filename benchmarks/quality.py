@@ -85,7 +85,8 @@ SCRIPT = Script("benchmarks.quality", ABOUT, CASES, figure="test_metric")
 
 
 def summary(case: str, runs: dict[str, list[Figures]]) -> str:
-    """Return the means and standard deviations, and the difference with its error."""
+    """Return a table row with the mean and standard deviation of each side, and the
+    difference of the means with its standard error."""
     values = [[run["test_metric"] for run in own] for own in runs.values()]
     cells = [f"{mean(own):.4f}, {stdev(own):.4f}" for own in values]
     error = sum(variance(own) / len(own) for own in values) ** 0.5

@@ -28,7 +28,7 @@ SHAPES = {
     "BERT-base, 64 rows": Shape(BERT, 64, token_budget=65_536, steps=60),
     "Qwen3-0.6B's shape, 128 rows": Shape(QWEN3, 128, token_budget=32_768, steps=8),
 }
-"""Shapes, given the number of rows per device."""
+"""The shape of each case. The batch size is the number of rows per device."""
 
 SHOWN = ("samples_per_s", "loader_wait_pct", "step_ms_p50", "peak_allocated_gib")
 SHOWN += ("peak_reserved_gib", "compile_s")

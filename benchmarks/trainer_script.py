@@ -15,8 +15,8 @@ from typing import Any
 
 
 def main(job: dict[str, Any]) -> None:
-    """Train, evaluate and save. The accuracy and the number of samples are written to
-    the file `result`."""
+    """Train, evaluate and save the model. The test accuracy and the number of training
+    samples are written to the file `job["result"]`."""
     import torch
     import transformers
     from datasets import load_dataset

@@ -90,8 +90,8 @@ class Stopwatch:
 
 
 def token_table(shape: Shape) -> pa.Table:
-    """Return rows of random tokens. As in real texts, the lengths are lognormal. There
-    are enough rows for several windows. Rows of encoders have labels."""
+    """Return a table of rows with random tokens and lognormal lengths, as in real
+    texts. There are enough rows for several windows. Rows for encoders have labels."""
     chance = np.random.default_rng(2)
     count = max(2 * shape.steps, 40) * shape.batch
     draws = np.exp(0.7 * chance.standard_normal(count))
@@ -112,7 +112,8 @@ def flatout_job(
     train: Mapping[str, Any],
     model: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a training job on these rows. `train` and `model` add parameters."""
+    """Return a job that trains on `table`. `train` and `model` are additional
+    parameters of these groups."""
     from flatout.engine.rows.vocabulary import Vocabulary
 
     given = {
@@ -138,8 +139,8 @@ def flatout_job(
 def job_of(
     settings: Any, table: pa.Table, vocabulary: Any, names: Any, folder: Path
 ) -> Any:
-    """Return a training job. Its validation and test splits are a few rows of the
-    table, which do not influence the result."""
+    """Return a job that trains on `table`. Its validation and test splits are a few
+    rows of the table, and do not influence the result."""
     from flatout.engine.parameters import parse_settings
     from flatout.engine.rows.tokens import TokenRows
     from flatout.engine.train.setup.job import TrainJob
@@ -168,7 +169,8 @@ def fine_tuned(
     **train: Any,
 ) -> Any:
     """Train the tokenizer's checkpoint with flatout, and return the model after the
-    last step. If there are no class names, the labels are numbers."""
+    last step. `names` are the class names. If there are none, the task is regression.
+    `train` are parameters of the train group."""
     from flatout.engine.machine.runtime import set_up
     from flatout.engine.rows.vocabulary import Vocabulary
     from flatout.engine.train.loop import train as trained
@@ -204,8 +206,8 @@ def flatout(
     model: Mapping[str, Any] | None = None,
     **train: Any,
 ) -> dict[str, Any]:
-    """Measure training with flatout's own loader, step and logging. If no table is
-    given, the rows are those of `token_table`."""
+    """Return the throughput of training with flatout's own loader, step and logging. If
+    no table is given, the rows are those of `token_table`."""
     from flatout.engine.batches.loader import StepLoader
     from flatout.engine.benchmark.measuring.driver import Driver
     from flatout.engine.machine.environment import apply
@@ -268,8 +270,8 @@ def clock(watch: Stopwatch) -> Any:
 
 
 def trainer(shape: Shape, model: Any, collator: Any, **flags: Any) -> dict[str, Any]:
-    """Measure transformers' Trainer with `flags` added to the fastest flags. Rows are
-    in random order unless a flag changes this."""
+    """Return the throughput of transformers' Trainer with `flags` in addition to
+    `best_flags`. Rows are in random order unless a flag changes this."""
     import transformers
     from datasets import Dataset
 
@@ -287,7 +289,7 @@ def trainer(shape: Shape, model: Any, collator: Any, **flags: Any) -> dict[str, 
 
 def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
     """Return a collator that pads rows to the longest one. If `causal` is True, the
-    rows are also the labels."""
+    labels are the tokens themselves. Otherwise each row contains its label."""
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         ids = [torch.tensor(row["input_ids"]) for row in rows]

@@ -1,5 +1,5 @@
-"""Entry point of `flatout` and `python -m flatout`, which accepts the options of `kedro
-run` and also works from an installed wheel."""
+"""Entry point of `flatout` and `python -m flatout`. Both accept the options of `kedro
+run`, and also work from an installed wheel."""
 
 from __future__ import annotations
 

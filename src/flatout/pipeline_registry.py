@@ -27,8 +27,8 @@ def flatout_pipelines(
     namespace: str | None = None, **options: Any
 ) -> dict[str, Pipeline]:
     """Return all flatout pipelines by name, for the registry of another project. If
-    `namespace` is given, nodes are placed in it, but catalog entries and parameters
-    keep their names. `options` are passed to `create_pipeline`, for example
+    `namespace` is given, the nodes get this namespace, but catalog entries and
+    parameters keep their names. `options` are passed to `create_pipeline`, for example
     `rows="images"`."""
     found = {}
     for name in (one.name for one in iter_modules(folder.__path__) if one.ispkg):

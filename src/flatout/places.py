@@ -32,7 +32,8 @@ def project_path(path: str = ".") -> str:
 
 
 def tracking_store(data_dir: str) -> str:
-    """Return MLFLOW_TRACKING_URI if it is set, else a SQLite file in `data_dir`."""
+    """Return MLFLOW_TRACKING_URI if it is set, or else the URI of a SQLite file in
+    `data_dir`."""
     return tracking_uri() or f"sqlite:///{project_path(data_dir)}/mlflow.db"
 
 

@@ -27,9 +27,10 @@ by the pipeline of the same name."""
 
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:
-    """Load the splits, `tokenizer` and `label_names`, after setting the environment
-    variables that torch reads when it is imported. Raises CommandError if the rows do
-    not exist yet."""
+    """Return the inputs of the train pipeline by name: the splits, the label names and
+    the tokenizer, if there is one. Before loading them, set the environment variables
+    that torch reads when it is imported. Raises CommandError if an input does not exist
+    yet."""
     settings = loader_of(context).settings
     environment.apply(settings.runtime)
     rows, catalog = settings.train.rows, context.catalog

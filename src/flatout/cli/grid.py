@@ -48,7 +48,8 @@ class ListsCommand(click.Command):
 def grid_parameters(
     lists: Mapping[str, str | None], model: str | None, task: str | None
 ) -> dict[str, Any]:
-    """Return the parameters that correspond to the command-line options."""
+    """Return the parameters that correspond to the command-line options. Options that
+    are not given are left out."""
     found = {"mode": "grid", "free_global_batch": True}
     named = {"name_or_path": model, "task": task}
     groups = {"benchmark": {**found, **lists}, "model": named}

@@ -38,7 +38,8 @@ class Fault(click.ClickException):
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Context manager that shows known errors as a message without a traceback."""
+    """Context manager that re-raises known errors as Fault, for which click shows only
+    the message."""
     try:
         yield
     except Exception as error:
@@ -75,7 +76,7 @@ REMOVED = {
     "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings",
     "parameters --markdown": "docs/parameters.md lists all parameters",
 }
-"""Replacements for the commands and options of earlier versions and their plugins."""
+"""Maps removed commands and options to a message that names their replacement."""
 
 
 class FlatoutGroup(click.Group):

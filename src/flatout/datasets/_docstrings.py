@@ -11,7 +11,8 @@ _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def docstrings(path: Path) -> list[str]:
-    """Return the docstrings of a file, or an empty list if it is not valid Python."""
+    """Return the docstrings of at least MIN_WORDS words in a file. Returns an empty
+    list if the file is not valid Python."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):

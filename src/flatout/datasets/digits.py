@@ -22,10 +22,10 @@ LEVELS = 16
 class Digits(PathDataset, ReadOnlyDataset):
     """The handwritten digits, read-only. Loading returns the path of a file or folder.
 
-    The digits are written to `filepath` on first use. If it ends in .npz, they are
-    written to a file with the arrays `inputs` (1797, 8, 8) and `label` (1797,).
-    Otherwise they are written to a folder of PNG files with a subfolder for each class.
-    If `path` is given, that file or folder is used instead of the digits.
+    The digits are written to `filepath` on first use. If `filepath` ends in .npz, it
+    becomes a file with the arrays `inputs` (1797, 8, 8) and `label` (1797,). Otherwise
+    it becomes a folder of PNG files with a subfolder for each class. If `path` is
+    given, that file or folder is used instead of the digits.
     """
 
     content = "the digits"

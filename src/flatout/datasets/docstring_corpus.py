@@ -40,11 +40,11 @@ PACKAGES = {
     "scipy": "scipy",
     "networkx": "networkx",
 }
-"""Maps modules to distributions. The first installed modules are the labels."""
+"""Maps modules to distributions. The first installed modules are used as labels."""
 FORMAT_VERSION = 1
-"""Increase this if the same packages would result in different rows."""
+"""Increase this if the code creates different rows from the same packages."""
 SURPLUS = 1.05
-"""Texts are collected in excess by this factor, because some occur in two packages."""
+"""Texts collected per text needed. The surplus replaces duplicates between packages."""
 
 
 class DocstringCorpus(ReadOnlyDataset):
@@ -116,8 +116,9 @@ def _installed(labels: int) -> dict[str, str]:
 
 
 def _table(packages: list[str], rows: int | None) -> pa.Table:
-    """Return distinct texts with their labels, ordered by hash. All packages contribute
-    equally. If a package has too few texts, the others contribute more."""
+    """Return a table of `rows` distinct texts with their labels, ordered by hash. If
+    `rows` is None, all texts are returned. Otherwise, all packages contribute equally.
+    If a package has too few texts, the others contribute more."""
     wanted = None if rows is None else -(-rows // len(packages))
     texts = _gather(packages, None if wanted is None else int(wanted * SURPLUS))
     seen: set[str] = set()
@@ -141,7 +142,8 @@ def _hash(text: str) -> int:
 
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
-    """Parse packages in parallel until each has `wanted` texts. Return the texts."""
+    """Parse the packages in parallel until each has `wanted` texts, and return the
+    texts of each package. If `wanted` is None, all files are parsed."""
     files, counts = map(_files, packages), [wanted] * len(packages)
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
         texts = processes.map(docstrings_of, files, counts)

@@ -25,9 +25,9 @@ class KeyedDataset(PathDataset):
     be larger than memory, and unchanged data is not recomputed.
 
     Nodes return a recipe, which has a content `key` and knows how to create the data.
-    If the stored key is the same, the data is kept. Otherwise the changed fields of the
-    key are logged, and the data is created. If that fails, the stored data is
-    unchanged.
+    If the stored key equals the recipe's key, the stored data is kept. Otherwise the
+    changed fields of the key are logged, and the data is created. If that fails, the
+    stored data is unchanged.
     """
 
     _level = logging.DEBUG

@@ -45,7 +45,8 @@ class _KeyedFile(KeyedDataset):
 
 
 class KeyedParquetDataset(_KeyedFile):
-    """A Parquet file with its key in the schema metadata. It loads as a DataFrame."""
+    """A Parquet file whose content key is in its schema metadata. It loads as a pandas
+    DataFrame."""
 
     def load(self) -> Any:
         self._check_not_empty()
@@ -62,7 +63,8 @@ class KeyedParquetDataset(_KeyedFile):
 
 
 class ParquetStream(KeyedParquetDataset):
-    """A Parquet file that is rewritten on every save, from a stream of record batches.
+    """A Parquet file that is written from a stream of record batches. Every save
+    rewrites the file.
 
     The saved object has a `schema` and a method `batches()` that yields Arrow record
     batches. At most one row group of about 32 MiB is in memory at a time.

@@ -27,8 +27,8 @@ class LogSessions(ReadOnlyDataset):
     Labels come from `label_filepath` (a file with the columns session and label) or
     from `label_column`. If `abnormal_filepath` is given, its sessions are abnormal and
     those of `filepath` are normal. `part: train` selects the fraction `train_share` of
-    the sessions and leaves out the abnormal sessions in it. `part: rest` selects all
-    other sessions.
+    the sessions and leaves out the abnormal ones among them. `part: rest` selects the
+    sessions outside this fraction.
     """
 
     content = "sessions of a log"

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class TransformersModel(PathDataset):
     """A folder with a Hugging Face model.
 
-    It is saved with `save_pretrained` (safetensors) and loaded with the architecture
-    named in its config. If a tokenizer is saved with the model, `transformers.pipeline`
-    needs only the folder. The folder is written under a temporary name and then
-    renamed, so it is never incomplete. Code in the folder runs only if `load_args`
-    contains `trust_remote_code: true`.
+    The model is saved with `save_pretrained` (safetensors) and loaded with the
+    architecture that its config names. If a tokenizer is saved with the model,
+    `transformers.pipeline` needs only the folder. The folder is written under a
+    temporary name and then renamed, so it is never incomplete. Code in the folder runs
+    only if `load_args` contains `trust_remote_code: true`.
 
     Example:
         ```yaml
@@ -56,8 +56,8 @@ class TransformersModel(PathDataset):
         write_folder(self._path, fill)
 
     def load(self) -> PreTrainedModel:
-        """Return the model in evaluation mode, on the CPU. Raises DatasetError if it
-        cannot be loaded."""
+        """Return the model in evaluation mode, on the CPU. Raises DatasetError if the
+        model cannot be loaded."""
         from flatout.engine.models.building import ModelError, load_pretrained
 
         self._check_not_empty()
@@ -70,8 +70,8 @@ class TransformersModel(PathDataset):
         return result
 
     def trust_code(self) -> None:
-        """Allow `load` to run code in the folder, unless `load_args` forbids it. Called
-        for models that were trained with `model.trust_remote_code`."""
+        """Allow `load` to run code in the folder, unless `load_args` forbids it. This
+        is meant for models that were trained with `model.trust_remote_code`."""
         self._load_args.setdefault("trust_remote_code", True)
 
     def _missing(self) -> str:

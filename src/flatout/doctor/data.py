@@ -28,7 +28,8 @@ MANY_LABELS = 1000
 
 
 def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
-    """Check the columns and first rows, and the labels, of the raw data."""
+    """Return findings about the columns, the first rows and the labels of the raw
+    data."""
     raw = raw_entry(settings)
     source = catalog.get(raw)
     if isinstance(source, DocstringCorpus) and not source.is_parsed:
@@ -94,8 +95,8 @@ def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Find
 
 
 def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
-    """Check whether the token rows on disk were created with the current parameters and
-    data."""
+    """Return a finding that states whether the token rows on disk were created with the
+    current parameters and data."""
     source = catalog.get("train_tokens")
     if not source.exists():
         return Finding("tokens", "ok", "none yet: kedro run creates them")

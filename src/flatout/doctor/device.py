@@ -16,8 +16,8 @@ COMPILERS = ("g++", "gcc", "clang++", "clang")
 
 @dataclass(frozen=True)
 class Torch:
-    """Information about PyTorch. `cuda` is the CUDA version of the build, or None for a
-    CPU build, and `gpus` is the number of usable GPUs."""
+    """The installed PyTorch. `cuda` is the CUDA version of the build, or None for a CPU
+    build. `gpus` is the number of usable GPUs."""
 
     version: str
     cuda: str | None
@@ -93,8 +93,8 @@ def _precision(text: str, torch: Torch, wanted: str) -> Finding:
 
 
 def compiler(torch: Torch, settings: Settings) -> Finding:
-    """Check that torch.compile has a C++ compiler or, on a GPU, Triton and a C
-    compiler."""
+    """Check that the compilers for torch.compile are installed: a C++ compiler on the
+    CPU, or Triton and a C compiler on a GPU."""
     wanted = settings.train.compile
     gpu = torch.gpus > 0
     used = gpu if wanted == "auto" else bool(wanted)

@@ -26,7 +26,7 @@ from flatout.project.data.outputs import local_paths
 
 
 def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
-    """Return the findings for a `kedro run` with these options."""
+    """Return the findings for a `kedro run` with the options --env and --params."""
     before = environment.thread_variables()
     patient = ExaminedProject(before)
     for name in ("kedro", "flatout"):  # the table contains all messages
@@ -37,7 +37,8 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
 
 
 class ExaminedProject:
-    """The project's settings and catalog, if they can be loaded, and the machine."""
+    """The project and the machine to check. If the project cannot be loaded, the
+    settings are the defaults, and the checks of the catalog are left out."""
 
     def __init__(self, thread_variables: dict[str, str]) -> None:
         self._thread_variables = thread_variables

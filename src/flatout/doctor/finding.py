@@ -1,4 +1,4 @@
-"""Run checks so that their errors become findings."""
+"""Run checks, turn their errors into findings, and format all findings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def examine(checks: Mapping[str, Check]) -> list[Finding]:
 
 
 def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
-    """Run a check and turn any error into a finding. Errors of flatout or the catalog
-    would end a run, so their status is `fail`. Other errors only prevent the check, so
-    their status is `unknown`."""
+    """Return the findings of a check. An error becomes a finding, too. Errors of
+    flatout or the catalog would end a run, so they get the status `fail`. Other errors
+    only prevent the check, so they get the status given by the argument `unknown`."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found

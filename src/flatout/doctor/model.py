@@ -1,5 +1,5 @@
-"""Checks of the checkpoint in `model.name_or_path`, before it is downloaded or loaded,
-and of the memory and disk space that the model needs."""
+"""Check the checkpoint in `model.name_or_path` without downloading or loading it, and
+check the memory and disk space that the model needs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def read_config(settings: Settings) -> Any:
 
 
 def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
-    """Check the checkpoint. `config` is None if the config is not downloaded yet."""
+    """Return a finding about the checkpoint in `settings`. `config` is the model's
+    config, or None if it is not on this machine yet."""
     name, faults = settings.name_or_path, model_key_faults(settings)
     if faults:
         return Finding("model", "fail", "; ".join(faults), "correct them in conf/")
@@ -87,15 +88,16 @@ CHECKPOINT_BYTES = 12
 
 
 def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
-    """Return the disk space needed for `keep` checkpoints, one that is being written,
-    and the best and last models, which the catalog copies. Returns at least 1 GiB."""
+    """Return the bytes of disk space needed for `keep` checkpoints, one that is being
+    written, and the copies of the best and last model. Returns at least 1 GiB."""
     parameters = count_parameters(config, settings)
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
     return max(LEAST_FREE_BYTES, needed)
 
 
 def memory_finding(found: Estimate, available: int, where: str) -> Finding:
-    """Compare the memory needed with `available` bytes. `where` is the GPU or RAM."""
+    """Return a finding that compares the memory needed with the `available` bytes.
+    `where` is the name of the GPU or "free RAM"."""
     text = (
         f"about {gib(found.total)} of {gib(available)} ({where}): "
         f"{found.parameters / 1e6:.1f} M weights with gradients and Adam "

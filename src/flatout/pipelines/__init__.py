@@ -8,20 +8,21 @@ SPLITS = ("train", "validation", "test")
 
 
 def splits_of(rows: str) -> dict[str, str]:
-    """Return the node inputs `train_rows`, `validation_rows` and `test_rows`. `rows` is
-    the kind of rows, as in the parameter `train.rows`."""
+    """Map the node inputs `train_rows`, `validation_rows` and `test_rows` to catalog
+    entries. `rows` is the kind of rows (a value of `train.rows`)."""
     return {f"{split}_rows": f"{split}_{rows}" for split in SPLITS}
 
 
 def inputs_of(rows: str, tokenizer: str = "tokenizer") -> dict[str, str]:
-    """Return the inputs for nodes that train or predict: the splits, the label names
-    and, if `rows` is tokens, the catalog entry `tokenizer`."""
+    """Map the inputs of nodes that train or predict to catalog entries: the splits, the
+    label names and, if `rows` is "tokens", the tokenizer. `tokenizer` is the name of
+    the tokenizer's catalog entry."""
     known = {**splits_of(rows), "label_names": "label_names"}
     return known | ({"tokenizer": tokenizer} if rows == "tokens" else {})
 
 
 def parameters(*groups: str) -> dict[str, str]:
-    """Return the node inputs for the given groups of parameters."""
+    """Map the name of each parameter group to its catalog entry `params:<group>`."""
     return {group: f"params:{group}" for group in groups}
 
 

@@ -17,9 +17,10 @@ from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
 
 WRITTEN_LATER = ("tuned", "best")
-"""Environments that pipelines write. They are checked by the configuration loader."""
+"""Environments that pipelines write. The configuration loader checks whether they
+exist."""
 KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
-"""Matches the messages of Kedro about options such as --nodes and --to-outputs."""
+"""Matches Kedro's error messages about invalid values of options such as --nodes."""
 
 
 class CommandError(ValueError):
@@ -27,7 +28,8 @@ class CommandError(ValueError):
 
 
 def check_environment(env: str | None, conf_source: str | None = None) -> None:
-    """Raise CommandError unless conf/ has a folder with the name `env`."""
+    """Raise CommandError if `conf_source` (default: conf/) has no folder `env`. The
+    environments in WRITTEN_LATER are not checked."""
     conf = Path(conf_source or project_path("conf"))
     known = env is None or env in WRITTEN_LATER or (conf / env).is_dir()
     if known or not conf.is_dir():
@@ -37,16 +39,16 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
 
 
 def check_data_dir(data_dir: str | None) -> None:
-    """Raise CommandError if the folder does not exist. Otherwise, reading from the
-    folder would create it."""
+    """Raise CommandError if the folder `data_dir` (default: data) does not exist.
+    Without this check, a command that only reads would create the folder."""
     folder = Path(project_path(data_dir or "data"))
     if not folder.is_dir():
         raise CommandError(f"--data-dir: there is no folder {folder}")
 
 
 def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
-    """Raise CommandError for unknown pipelines, without importing flatout's pipelines.
-    `where` names the option or parameter in the error message."""
+    """Raise CommandError if a pipeline in `names` does not exist. flatout's pipelines
+    are not imported. `where` is the option or parameter that the message mentions."""
     folders = resources.files("flatout.pipelines").iterdir()
     known = {folder.name for folder in folders if (folder / "__init__.py").is_file()}
     if project.PACKAGE_NAME not in (None, "flatout"):
@@ -59,7 +61,8 @@ def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
 
 
 def check_command(options: Mapping[str, Any]) -> None:
-    """Check the options of `kedro run`. Raises CommandError for unknown names."""
+    """Raise CommandError if the environment or a pipeline in the options of `kedro run`
+    does not exist."""
     check_environment(options["env"], options["conf_source"])
     names = options.get("pipelines") or [options.get("pipeline")]
     check_pipelines([name for name in names if name] or ["__default__"])

@@ -108,7 +108,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return {"environment": named}
 
     def _check_written(self) -> None:
-        """Check that the environment exists, unless the configuration is an archive."""
+        """Raise NotTunedError if no pipeline has written the environment yet. If the
+        configuration is an archive, nothing is checked."""
         conf, writer = Path(self.conf_source), WRITERS[str(self.env)]
         folder = conf / str(self.env)
         if conf.is_dir() and not any(folder.rglob("parameters*")):
@@ -119,8 +120,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def settings(self) -> Settings:
-        """All parameters, parsed once. They are also applied to the pipelines here,
-        because Kedro-Viz runs no hook that could do so. Raises SettingsError."""
+        """All parameters, which are parsed only once. The registered pipelines are
+        adjusted to them here, because Kedro-Viz calls no hook that could do so. Raises
+        SettingsError if a parameter is invalid."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = with_absolute_paths(
@@ -130,7 +132,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return self._parsed[state]
 
     def layers(self) -> dict[str, dict[str, Any]]:
-        """Return the parameters of each layer. Later layers override earlier ones."""
+        """Return the parameters of each layer, keyed by source (such as `conf/local` or
+        `command line`). Later layers override earlier ones."""
         given, self.runtime_params = self.runtime_params, {}
         folders = [self.base_env, *self._environments()]
         try:
@@ -230,7 +233,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
 
 def loader_of(context: KedroContext) -> ProjectConfigLoader:
-    """Return the loader of `context`. Raises SettingsError if it is not flatout's."""
+    """Return the configuration loader of `context`. Raises SettingsError if it is not a
+    ProjectConfigLoader."""
     if isinstance(context.config_loader, ProjectConfigLoader):
         return context.config_loader
     raise SettingsError(

@@ -34,8 +34,8 @@ def short_names(pipeline: Pipeline) -> set[str]:
 
 
 def fit_pipelines(settings: Settings) -> None:
-    """Make the pipelines read rows of the configured kind. If the parameter `pipelines`
-    is set, the default pipeline is the sum of these pipelines."""
+    """Make the registered pipelines read rows of the configured kind. If the parameter
+    `pipelines` names pipelines, the default pipeline becomes their sum."""
     kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         _fit(name, rows=kind)
@@ -47,8 +47,8 @@ def fit_pipelines(settings: Settings) -> None:
 
 
 def _fit(name: str, **options: str) -> None:
-    """Re-create a registered pipeline in the same namespace. If the project defines its
-    own pipeline of that name, the pipeline is left unchanged."""
+    """Create the registered pipeline `name` again with `options`, in the same
+    namespace. If it is defined by the project and not by flatout, it is unchanged."""
     nodes = pipelines[name].nodes if name in pipelines else []
     if nodes and nodes[0].func.__module__.startswith("flatout.pipelines."):
         made = import_module(f"flatout.pipelines.{name}").create_pipeline(**options)

@@ -1,4 +1,5 @@
-"""Check that a training run is as fast as the fastest earlier run of the same work."""
+"""Compare the throughput of a training run with that of the fastest earlier run of the
+same workload."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def start(self, folder: RunFolder) -> None:
-        """Store the baseline, to which the tracking program compares the first
-        windows."""
+        """Store the baseline in the run's record. The tracking program compares the
+        throughput of the first windows with it."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key
@@ -46,8 +47,9 @@ class Guard:
             }
 
     def trained(self, folder: RunFolder, history: Any) -> None:
-        """Compare the throughput with the baseline. `history` is a DataFrame whose
-        column `samples_per_s` has one value per window."""
+        """Compare the run's throughput with the baseline, and record the verdict.
+        `history` is a DataFrame whose column `samples_per_s` has one value per
+        window."""
         rates = history["samples_per_s"].dropna().tolist()
         if (typical := guard.typical_rate(rates)) is not None:
             folder.record.figures[RATE] = typical
@@ -59,8 +61,8 @@ class Guard:
         self._trained = _run_of(folder) if typical is not None else None
 
     def ended(self) -> None:
-        """Store the run once all its results are saved. Raises SlowRunError if it was
-        slow and `guard.on_slow` is `fail`."""
+        """Add the run to the runs with which later runs are compared. Raises
+        SlowRunError if the run was slow and `guard.on_slow` is `fail`."""
         if self._trained is not None:
             guard.append_run(self._runs, self._trained)
         found, fails = self._verdict, self._settings.guard.on_slow == "fail"

@@ -19,7 +19,7 @@ EXPERIMENT = "tracking.experiment"
 
 
 class MlflowOptions(BaseModel):
-    """The options. Each alias is the path of the option in mlflow.yml."""
+    """The options in mlflow.yml. The alias of a field is the option's path there."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,8 +46,9 @@ class MlflowOptions(BaseModel):
         return not set(pipelines or ["__default__"]) <= set(self.untracked)
 
     def store_files(self, data_dir: str) -> list[Path]:
-        """Return the store if it is a file in the data folder. Other stores need not be
-        reachable, because metrics stay in a file until they can be sent."""
+        """Return a list with the store's file if the store is mlflow.db in the data
+        folder, else an empty list. Other stores need not be reachable, because metrics
+        stay in a file until they can be sent."""
         file = Path(project_path(data_dir), "mlflow.db")
         return [file] if self.store == f"{SQLITE}{file}" else []
 
@@ -72,6 +73,7 @@ def mlflow_options(context: KedroContext) -> MlflowOptions:
 
 
 def login(context: KedroContext, options: MlflowOptions) -> dict[str, str]:
-    """Return the credentials named by `server.credentials` as environment variables."""
+    """Return the environment variables with the credentials for the store, or an empty
+    dict if `server.credentials` is not set."""
     found = credentials_of(context, options.credentials) if options.credentials else {}
     return {key: str(value) for key, value in found.items()}

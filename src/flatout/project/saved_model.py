@@ -28,10 +28,11 @@ def saved_model(
     rows: Any,
     report: dict[str, Any],
 ) -> SavedModel:
-    """Describe `data`, a model (with or without a tokenizer) that the catalog entry
-    `entry` has saved. If the entry uses another format, the model is also saved in the
-    folder `spare`. The first sample of `rows` (a `datasets.Dataset`) becomes the input
-    example."""
+    """Return a description of the model that the catalog entry `entry` has saved.
+    `data` is the model, or a tuple that begins with it. If the entry is not a
+    TransformersModel, the model is also saved in `spare`/model. For arrays and images,
+    the first sample of `rows` (a `datasets.Dataset`) becomes the input example.
+    `report` is the train report."""
     parts = data if isinstance(data, tuple) else (data,)
     if isinstance(entry, TransformersModel):
         folder = entry.path.absolute()

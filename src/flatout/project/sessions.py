@@ -2,8 +2,8 @@
 
 Launchers such as torchrun, accelerate and Slurm start the whole command once per rank.
 Rank 0 runs the command as usual. The other ranks run no nodes or hooks and save no
-outputs. They wait until rank 0 starts training, join the training run, and exit when it
-ends.
+outputs. They wait until rank 0 starts training, join the training run, and exit when
+the training ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class ProjectSession(KedroSession):
                 release_followers()
 
     def full_names(self, given: Iterable[str], asked: Mapping[str, Any]) -> list[str]:
-        """Return the node names with their namespaces, e.g. `split.split_rows`."""
+        """Return the node names in `given` with their namespaces, e.g.
+        `split.split_rows`. `asked` are the arguments of `run`. Names that are not in
+        the requested pipelines are returned unchanged."""
         names = asked.get("pipeline_names") or [asked.get("pipeline_name")]
         pipelines.set_requested([name for name in names if name] or None)
         self.load_context()
@@ -67,14 +69,14 @@ class ProjectSession(KedroSession):
         return settings.pipelines
 
     def load_context(self) -> KedroContext:
-        """Return the session's context, created only once so that files are read
-        once."""
+        """Return the session's context. It is created only once, so that the
+        configuration files are read only once."""
         self._context = self._context or super().load_context()
         return self._context
 
 
 class FollowerSession(KedroSession):
-    """Session of all ranks except rank 0."""
+    """Session of a rank other than rank 0, which only joins the training run."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         from flatout.engine.launch.followers import follow

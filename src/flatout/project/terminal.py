@@ -1,4 +1,4 @@
-"""Terminal output: one line per message, without unhelpful warnings.
+"""Print log messages in the terminal, one per line, and hide unhelpful warnings.
 
 `set_up_terminal` is an entry point of the group `kedro.init`. Kedro calls it before it
 loads plugins, in every project of this Python environment.
@@ -19,7 +19,7 @@ from flatout.tracking.program import LevelFormatter
 SILENCED = (
     # Kedro still uses the older name of OmegaConf's register_resolver.
     "register_new_resolver() is deprecated",
-    # MLflow's advice about models, e.g. when `kedro flatout sync` sends one.
+    # MLflow gives this advice when a model is logged, e.g. by `kedro flatout sync`.
     "An input example was not provided",
     # This recommends asynchronous loading, but training reads memory-mapped files.
     "Using synchronous mode for loading and saving data",
@@ -67,20 +67,22 @@ class LineHandler(logging.Handler):
 
 
 def show_kedro() -> None:
-    """Also show Kedro's own messages: one line per node, load and save."""
+    """Make Kedro's loggers show one line per node, loaded entry and saved entry."""
     for name in KEDRO:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
 def set_up_terminal() -> None:
-    """Print one line per message if the project is flatout or depends on it."""
+    """Call `print_lines` if the working directory is in a Kedro project whose
+    pyproject.toml mentions flatout."""
     root = find_kedro_project(Path.cwd())
     if root and "flatout" in (root / "pyproject.toml").read_text(encoding="utf-8"):
         print_lines()
 
 
 def print_lines() -> None:
-    """Replace Kedro's handler with one that prints lines. Custom handlers are kept."""
+    """Replace Kedro's log handler with a LineHandler, and hide the messages in
+    SILENCED. Handlers that are not a `RichHandler` are kept."""
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:
         root.removeHandler(handler)

@@ -12,14 +12,15 @@ from flatout.engine.parameters import Settings
 logger = logging.getLogger(__name__)
 
 LEAST_TRAINED_S = 5.0
-"""Shortest training time that is checked, which is two or three windows of a trial."""
+"""Minimum training time for a reliable throughput: two or three windows of a trial."""
 SLOWER = 0.9
 """A run is slow if its throughput is below this fraction of the slowest trial's."""
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
-    """Return and log how this run's device, model, data and versions differ from those
-    for which the parameters were tuned."""
+    """Return the differences between this run's device, model, data and versions and
+    those for which the parameters were tuned. They are also logged as a warning.
+    `trained_on` are the training rows."""
     # These modules import torch, which training needs anyway.
     from flatout.engine.benchmark.recommend import mismatches, provenance
     from flatout.engine.launch.job_files import token_key
@@ -40,7 +41,8 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
 
 
 def log_rate_check(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Log how the throughput in `report` compares with that of the tuned trials."""
+    """Log whether the throughput in the train `report` is inside the range of the
+    trials in `tuned`. This is a warning if the run was much slower."""
     rate, trained_s = report["samples_per_s"], report["train_wall_s"]
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not (rate and isinstance(low, (int, float)) and isinstance(high, (int, float))):

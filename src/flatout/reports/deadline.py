@@ -23,7 +23,8 @@ _CLOCK = re.compile(r"(?:^|\[|\d )(?:(\d+):)?(\d\d):(\d\d)(?=[<\W])")
 
 @dataclass
 class Run:
-    """The newest run in a log. `times_s` contains pairs (step, time in seconds)."""
+    """A run in a log: its number in the log (from 1), its last step, its total number
+    of steps if known, and pairs (step, time in seconds)."""
 
     number: int
     done: int = 0
@@ -32,7 +33,8 @@ class Run:
 
     @property
     def step_s(self) -> float | None:
-        """The seconds per step in the log, including pauses between steps."""
+        """Seconds per step, including pauses between steps. The value is None if fewer
+        than two steps have a time."""
         ends = self.times_s[:1] + self.times_s[-1:] or [(0, 0.0)] * 2
         (first, begin), (last, end) = ends
         return (end - begin) / (last - first) if last > first and end > begin else None
@@ -76,7 +78,8 @@ def _number(text: str) -> int:
 
 
 def _time_s(text: str) -> float | None:
-    """Return the time in seconds since 1970, midnight or the start of the run."""
+    """Return the time in a line of the log, in seconds since 1970, midnight or the
+    start of the run. Returns None if the line has no time."""
     if date := _DATE.search(text):
         with suppress(ValueError):  # not a valid date
             return datetime.fromisoformat(date[0]).timestamp()

@@ -1,4 +1,4 @@
-"""The benchmark_report.md page: a recommendation with supporting measurements."""
+"""Create the page benchmark_report.md: a recommendation and its measurements."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ PICKS = {
 
 
 def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
-    """Return the page as Markdown. Sections that do not apply to the mode are left
-    out."""
+    """Return the page as Markdown. `steps` is the table of ladder rungs. Sections that
+    do not apply to the mode of the benchmark are left out."""
     rows = trials.astype(object).where(trials.notna(), None).to_dict("records")
     return _joined(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
@@ -83,7 +83,8 @@ def _head(summary: Summary) -> str:
 
 
 def _not_measured(summary: Summary) -> str:
-    """Describe trials that an earlier run measured, and untried combinations."""
+    """Return text about the trials that an earlier run measured, and about the
+    combinations that were not tried. Returns "" if there are none."""
     reused, skipped = summary["reused_trials"], len(summary["skipped"])
     parts = []
     if reused:
@@ -116,7 +117,8 @@ def _hours(summary: Summary) -> str:
 
 
 def _pick(name: str, row: Row, memory_gib: float | None) -> Row:
-    """Add columns to a recommended trial's row. `memory_gib` is its device's memory."""
+    """Return a recommended trial's row with additional columns. `name` is the kind of
+    recommendation, and `memory_gib` is the memory of the device."""
     used, rate = row["reserved_memory_gib"], row["samples_per_s"]
     return {
         **row,

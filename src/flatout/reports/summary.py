@@ -28,10 +28,10 @@ def summary_lines(
     run_options: str = "",
     data_option: str = "",
 ) -> list[str]:
-    """Return the lines to print. `trained` and `judged` are the train and evaluation
-    reports, `places` are the paths of the model and train report by name, and `metric`
-    is `train.metric`. `run_options` and `data_option` are appended to the suggested
-    commands `kedro run` and `kedro flatout`."""
+    """Return the lines to print. `trained` and `judged` are the train report and the
+    evaluation report, or None. `places` maps names to the paths of the model and of the
+    train report. `metric` is the parameter `train.metric`. `run_options` is appended to
+    suggested `kedro run` commands, and `data_option` to `kedro flatout` commands."""
     rows = [*_of_training(trained, metric), *_of_evaluation(judged, metric)]
     if trained:
         if not judged:

@@ -1,4 +1,5 @@
-"""Write the parameters.yml files of conf/tuned and conf/best, with their origin."""
+"""Create the parameters.yml files of conf/tuned and conf/best. Each file also contains
+the measurements from which its parameters were chosen."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ NOTHING_GAINED = "# No faster than the configured settings: kedro run does as we
 
 
 def parameters_text(summary: Mapping[str, Any]) -> str:
-    """Return the content of conf/tuned, or "" if no settings are recommended."""
+    """Return the text of conf/tuned/parameters.yml for the summary of a benchmark.
+    Returns "" if the benchmark recommends no settings."""
     tuned = summary.get("tuned")
     if not tuned:
         return ""
@@ -36,7 +38,8 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """Return the range over several trials, e.g. ` (trials: 160 to 181)`, or ""."""
+    """Return the range of samples/s over several trials, e.g. ` (trials: 160 to 181)`.
+    Returns "" if the range is unknown."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""
@@ -44,8 +47,8 @@ def interval_text(source: Mapping[str, Any]) -> str:
 
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the provenance, rounded and without empty values, for later
-    comparisons."""
+    """Return the provenance with rounded numbers and without empty values. Later runs
+    are compared with these values."""
     return {
         name: round(value, 1) if isinstance(value, float) else value
         for name, value in provenance.items()
@@ -60,7 +63,8 @@ BEST_HEAD = """\
 
 
 def best_text(best: Mapping[str, Any]) -> str:
-    """Return the content of conf/best: the best settings of a sweep."""
+    """Return the text of conf/best/parameters.yml: the settings of the best trial, its
+    number, and its value of the metric that decided."""
     name = best["chosen_by"]
     source = {"trial_id": best["trial_id"], "chosen_by": name, name: best[name]}
     tree = {**set_by_path({}, best["settings"]), "best": source}

@@ -22,9 +22,9 @@ NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
 
 
 def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
-    """Return a run name such as `reviews_bert-2x128_lr1e-3`, which consists of the
-    data, the model, and the learning rate or the `kind` of run. Without `settings`, the
-    run does not train, and its name is like `data_reviews`."""
+    """Return a run name such as `reviews_bert-2x128_lr1e-3`. It consists of the name of
+    the data, the model, and either the `kind` of run or the learning rate. If
+    `settings` is None, the name has the form `data_reviews`."""
     if settings is None:
         return plain_name("_".join(filter(None, ["data", data])))
     digits, power = f"{settings.train.peak_learning_rate:.2e}".split("e")
@@ -43,8 +43,8 @@ def _model_name(settings: Settings) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Replace characters that browsers, shells or file systems may misread with
-    dashes."""
+    """Return `name` with dashes instead of characters that browsers, shells or file
+    systems may misread."""
     return re.sub(r"[^\w.+@-]+", "-", name, flags=re.ASCII).strip("-")[:100] or "run"
 
 
@@ -67,7 +67,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
-    """Return the initial tags of a run. Kedro's hooks provide `run_params`."""
+    """Return the initial tags of a run, such as its process, user, command, commit and
+    device. `folder` is the project, and `run_params` are those of Kedro's hooks."""
     commit = _git(folder, "rev-parse", "HEAD")
     is_dirty = bool(commit and _git(folder, "status", "--porcelain"))
     asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")

@@ -139,7 +139,8 @@ class Follower:
 
 
 def rates_since(points: Path, begin_s: float) -> list[float]:
-    """Return the samples/s of each window after `begin_s`, except during warm-up."""
+    """Return the samples/s of each window in the file `points` since the time
+    `begin_s`. Windows of the warm-up, for which no rate is logged, are left out."""
     found = read_points(points)
     late = [p["metrics"] for p in found if p.get("time_s", 0.0) >= begin_s]
     rates = [metrics.get("train_samples_per_second") for metrics in late]
@@ -177,8 +178,9 @@ def follow(path: Path) -> None:
 
 
 def sync(parent: Path, uri: str | None = None) -> list[str]:
-    """Send the missing data of the runs in `parent`, and return one line per run. If
-    `uri` is given, the data is sent to that store instead of the original one."""
+    """Send the unsent data of the runs in `parent`, and return a line about each run
+    that had such data. If `uri` is given, the data is sent to that store instead of the
+    original one."""
     lines = []
     for folder in run_folders(parent):
         if not folder.is_complete():

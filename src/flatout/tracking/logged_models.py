@@ -23,9 +23,9 @@ REQUIRED = (
 
 
 class TextModel:
-    """A transformers pipeline for `task` with the model in the folder `path`. An
-    adapter is merged into its base model, which must have the same path as during
-    training."""
+    """A transformers pipeline for `task` with the model in the folder `path`. If the
+    folder contains an adapter, the adapter is merged into its base model, which must
+    have the same path as during training."""
 
     def __init__(self, path: str, task: str) -> None:
         import transformers
@@ -52,8 +52,8 @@ class TextModel:
 
     def predict(self, texts: Any, params: dict[str, Any] | None = None) -> Any:
         """Return the pipeline's results for `texts`, which are strings or a table with
-        one column. For classification, the result is a table with the label and score
-        of each text."""
+        one column. `params` are passed to the pipeline. For classification, the result
+        is a table with the label and score of each text."""
         if isinstance(texts, pd.DataFrame):
             texts = texts.iloc[:, 0]
         is_class = self.pipeline.task == "text-classification"
@@ -65,9 +65,10 @@ class TextModel:
         return pd.DataFrame(found) if is_class else found
 
     def _by_threshold(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
-        """Choose labels by thresholds. With two classes, the second is chosen if its
-        score is above its threshold. In multi-label tasks, all labels above their
-        thresholds are chosen, and the returned score is the highest of all labels."""
+        """Return the label and score of one text. `answers` are the label and score of
+        each class. With two classes, the second class is chosen if its score is above
+        its threshold. In multi-label tasks, all labels above their thresholds are
+        chosen, and the returned score is the highest score of all labels."""
         thresholds = self._thresholds
         scores = {one["label"]: one["score"] for one in answers}
         above = [name for name, least in thresholds.items() if scores[name] > least]
@@ -78,11 +79,12 @@ class TextModel:
 
 
 class SampleModel:
-    """A model with the same predictions as the `predict` pipeline, except for the
-    columns for sources and reasons."""
+    """A model of arrays or images with the same predictions as the `predict` pipeline.
+    The columns for the source of a row and for the reason of a failure are omitted."""
 
     def __init__(self, model: Any) -> None:
-        """`model` is from `load_pretrained`. Raises ModelError if it cannot predict."""
+        """`model` was loaded by `load_pretrained`. Raises ModelError if the `predict`
+        pipeline does not support this model."""
         from flatout.engine.files.calibration import Calibration
         from flatout.engine.parameters import Settings
         from flatout.engine.predict.predictor import Predictor
@@ -97,9 +99,9 @@ class SampleModel:
     def predict(
         self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """Return one row per sample (N, ...) with label, score and class probabilities,
-        or with a value. Samples must have the same form as for training, and must not
-        be normalised."""
+        """Return a table with one row for each of the `samples` (N, ...). It has the
+        label, score and class probabilities, or a value for regression. The samples
+        must have the same form as the training data, before normalisation."""
         from flatout.engine.predict.predicting import answers_to
 
         return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))

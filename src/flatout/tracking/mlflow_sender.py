@@ -27,8 +27,8 @@ SYSTEM = "system.jsonl"
 
 
 class MlflowSender:
-    """Sends a run's new data to a store, whose state is read only once. All methods may
-    raise the store's exceptions."""
+    """Sends the new data of a run to a store. The run's data in the store is read only
+    once. All methods may raise the exceptions of the store's client."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -48,9 +48,9 @@ class MlflowSender:
         return connect(self.uri, self._record.registry_uri)
 
     def send(self, client: MlflowClient) -> str | None:
-        """Send new data and return the run's id. Return None if the run may not need to
-        be recorded: before the first node, which may fail, and before the first
-        training step, because training may already be finished."""
+        """Send new data and return the run's id. Returns None, and sends nothing, until
+        the first node has begun or, if the run trains, until the first point has been
+        logged. Until then, the run may turn out to have nothing to record."""
         if self._has_not_begun():
             return None
         run_id = self._open(client)
@@ -120,7 +120,7 @@ class MlflowSender:
         self._experiment_id = run.info.experiment_id
         self._params = {*run.data.params}
         self._tags = dict(run.data.tags)
-        # Tags are sent first, because a RUNNING run whose process is gone is closed.
+        # Tags are sent first, because they identify the process of a RUNNING run.
         self._send_params_and_tags(client, run.info.run_id)
         if run.info.status != "RUNNING":
             client.update_run(run.info.run_id, "RUNNING")
@@ -128,9 +128,9 @@ class MlflowSender:
         return str(run.info.run_id)
 
     def _send_params_and_tags(self, client: MlflowClient, run_id: str) -> None:
-        """Send values that the store does not have. If a resumed run changes a
-        parameter, the first value is kept, because MLflow would reject the new
-        value."""
+        """Send the parameters and tags that the store does not have. If a resumed run
+        changes a parameter, the first value is kept, because MLflow would reject the
+        new value."""
         record = self._record
         params = [
             Param(name, text[:MAX_VALUE_LENGTH])
@@ -151,9 +151,9 @@ class MlflowSender:
         self._tags |= tags
 
     def _metric_batches(self, tail: Tail) -> Iterator[list[Metric]]:
-        """Yield batches of new metrics. The caller sends each batch before it requests
-        the next one. Metrics that the store already has are skipped, because a resumed
-        run repeats steps."""
+        """Yield batches of the new metrics in `tail`. The caller must send a batch
+        before it requests the next one. Metrics that the store already has are skipped,
+        because a resumed run repeats steps."""
         seen, end = dict(self.sent.steps), tail.read_bytes
         batch: list[Metric] = []
         for end_of_line, point in tail.new():

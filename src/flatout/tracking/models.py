@@ -29,8 +29,9 @@ LOST = "lost"
 def log_and_register(
     client: MlflowClient, described: dict[str, Any], run_id: str
 ) -> str:
-    """Log a saved model to the run and register a version of it, unless this was done
-    before. Return the model's URI."""
+    """Log a saved model to the run and register it if a name is configured. Steps that
+    were completed earlier are skipped. `described` are the fields of a SavedModel.
+    Returns the model's URI, or LOST if another run has replaced the model's files."""
     found, folder = SavedModel(**described), Path(described["folder"])
     logged = _logged(client, run_id)
     if logged:
@@ -52,7 +53,8 @@ def log_and_register(
 
 def _logged(client: MlflowClient, run_id: str) -> list[str]:
     """Return the ids of the run's completely logged models. Incomplete models of killed
-    processes are left out. Also set the experiment for the next model."""
+    processes are left out. Also make the run's experiment the active one, because
+    MLflow logs models to the active experiment."""
     import mlflow
 
     run = client.get_run(run_id)
@@ -63,10 +65,10 @@ def _logged(client: MlflowClient, run_id: str) -> list[str]:
 
 
 def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
-    """Register `uri` as a version of the model, unless it is registered already. The
-    alias `champion` is given to the best version trained on the same tokens. The first
-    setting remains the best until another one has a lower validation loss over the same
-    seeds, by more than the noise."""
+    """Register the logged model at `uri` as a version of the registered model, unless
+    this has been done already. The alias `champion` is given to the best version
+    trained on the same tokens. The first setting remains the best until the validation
+    loss of another setting is lower for the same seeds, by more than the noise."""
     import mlflow
 
     name = str(found.registered_model)
@@ -99,7 +101,8 @@ def _loss(version: Any) -> float:
 
 
 def _champion(versions: list[Any]) -> Any:
-    """Return the best of these versions, which are in order and use the same tokens."""
+    """Return the best of the model versions, which are given in ascending order and
+    were trained on the same tokens."""
     settings: dict[Any, list[Any]] = {}
     for one in versions:
         settings.setdefault(one.tags.get("setting"), []).append(one)

@@ -27,7 +27,7 @@ FIGURES = (
     "compile_s",
     "train_wall_s",
 )
-"""Metrics stored as tags for comparing runs, as a chart would have only one point."""
+"""Metrics that are stored as tags, because a chart of them would have one point."""
 
 CURVES = "validation_"
 """Prefix of metrics that have one point per evaluation."""
@@ -50,7 +50,8 @@ REPORT_TAGS = (
 
 
 def record_node_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
-    """Record a node's `outputs`, which are keyed by their catalog names."""
+    """Add the metrics, tags and trials in a node's `outputs` to the record. `outputs`
+    is keyed by catalog entry."""
     if report := outputs.get("train_report"):
         chosen_by = record.params.get("train.metric", "")
         record.metrics |= report_metrics(report, f"test_{chosen_by}")
@@ -87,8 +88,9 @@ def _numbers(found: Iterable[tuple[str, Any]]) -> dict[str, float]:
 
 
 def nested_runs(trials: Any) -> list[dict[str, Any]]:
-    """Return one nested run per row of the table. Texts become parameters, and numbers
-    become metrics.
+    """Return one nested run per row of the DataFrame `trials`, as a dict with name,
+    status, params, metrics, tags, start_ms, end_ms and points. Measured numbers become
+    metrics. Settings and texts become parameters.
 
     Each run lasts as long as its trial. If the table has no start times, the runs
     follow one another, and the last one ends at the current time.
@@ -141,8 +143,8 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """Return a run name that consists of the trial's number and its label or kind, e.g.
-    `003_compute`, or its swept values, e.g. `003_learning_rate-0.001`."""
+    """Return a run name such as `003_compute` or `003_learning_rate-0.001`. It consists
+    of the trial's number, its label or kind, and its swept values."""
     parts = [row.get("trial_id"), row.get("label") or row.get("kind")]
     swept = {name: value for name, value in row.items() if _is_swept(name)}
     parts += [f"{name.rsplit('.')[-1]}-{value}" for name, value in swept.items()]

@@ -26,7 +26,8 @@ class Tail:
         self.read_bytes = 0
         """Number of bytes that have been read so far."""
         self._first_line = b""
-        """The first line. Its time differs if another file has replaced this one."""
+        """The first line of the file. It contains a time, so that it differs if a new
+        run has replaced the file."""
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield unread points, each with the byte offset of its end in the file."""
@@ -44,8 +45,9 @@ class Tail:
 
 
 def mlflow_metrics(point: dict[str, Any]) -> list[Metric]:
-    """Return the metrics in a metric point. Corrupted lines have no metrics. Test
-    metrics are left out, because the test split is evaluated only once."""
+    """Return the values of a metric point as MLflow's metrics. A corrupted line results
+    in an empty list. Test metrics are left out, because the test split is evaluated
+    only once."""
     time_ms = int(point.get("time_s", time.time()) * 1000)
     return [
         Metric(name, float(value), time_ms, int(point["step"]))
@@ -69,7 +71,8 @@ def send_trials(
     run_id: str,
     trials: list[dict[str, Any]],
 ) -> None:
-    """Send the trials that are missing or incomplete in the store."""
+    """Send trials as nested runs of the run `run_id`. Trials that are complete in the
+    store are skipped."""
     if not trials:
         return
     query = f"tags.{PARENT} = '{run_id}'"

@@ -23,7 +23,8 @@ POLL_S = 0.05
 
 
 def start(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the tracking program for a run's folder."""
+    """Start the tracking program for a run's folder, with additional environment
+    variables."""
     return subprocess.Popen(
         [sys.executable, "-m", "flatout.tracking", str(folder)],
         env=child_environment(variables),

@@ -1,4 +1,4 @@
-"""Record of a run for MLflow: a folder with `run.json`, which the hooks write."""
+"""Record of a run for MLflow: a folder with `run.json`, a file that the hooks write."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SENT = "sent.json"
 
 @dataclass
 class Sent:
-    """The data of a run that a store already has."""
+    """What a store has received of a run. This state is kept in `sent.json`."""
 
     uri: str
     run_id: str | None = None
     steps: dict[str, int] = field(default_factory=dict)
-    """The last step that the store has for each metric."""
+    """The last step that the store has received for each metric."""
     model: str | None = None
     """URI of the logged model."""
     ended: list[Any] | None = None
@@ -35,7 +35,8 @@ class Sent:
 
     @classmethod
     def load(cls, folder: Path, uri: str) -> Sent:
-        """Return the data of the run in `folder` that the store at `uri` has."""
+        """Return the state that is stored in `folder` for the store at `uri`. If there
+        is none, return an empty state."""
         try:
             known = json.loads((folder / SENT).read_text(encoding="utf-8"))
             found = cls(**known)
@@ -70,7 +71,7 @@ ARTIFACTS = (
 
 @dataclass(frozen=True)
 class SavedModel:
-    """Description of a saved model for MLflow, with JSON values."""
+    """Description of a saved model for MLflow. All values can be stored as JSON."""
 
     folder: str
     """Folder written by `save_pretrained`."""
@@ -82,7 +83,7 @@ class SavedModel:
     task: str | None
     """Name of the transformers pipeline, or None for models of arrays or images."""
     registered_model: str | None
-    """Name in the registry under which a version is created."""
+    """Name of the registered model that gets a new version, or None."""
     validation_loss: float
     token_key: str
     """Identifies the tokens. Only versions trained on the same tokens are compared."""
@@ -99,7 +100,7 @@ class SavedModel:
 
 def newest_ns(folder: Path) -> int:
     """Return the modification time (ns) of the newest file in `folder`, or 0 if there
-    is none. The calibration and model card, written after training, do not count."""
+    is none. The calibration and model card are ignored: they are written later."""
     later = (CALIBRATION, "README.md")
     files = (f for f in folder.glob("*") if f.is_file() and f.name not in later)
     return max((f.stat().st_mtime_ns for f in files), default=0)
@@ -130,11 +131,11 @@ class RunRecord:
     figures: dict[str, float] = field(default_factory=dict)
     """All other final metrics, shown as a table in the run's description."""
     trials: list[dict[str, Any]] = field(default_factory=list)
-    """Nested runs: name, status, params, metrics, tags, start_ms, end_ms, points."""
+    """Nested runs: dicts as returned by `outcomes.nested_runs`."""
     model: dict[str, Any] | None = None
     """Fields of a SavedModel."""
     baseline: dict[str, Any] | None = None
-    """An earlier run to compare with: name, rate, healthy_low_pct, since_s."""
+    """Earlier run to compare with: a dict with name, rate, healthy_low_pct, since_s."""
     system_metrics: bool = False
 
 
@@ -182,7 +183,7 @@ class RunFolder:
         self.save()
 
     def artifacts(self) -> list[Path]:
-        """Return the run's reports, without those of an earlier run."""
+        """Return the paths of the run's reports. Files of earlier runs are left out."""
         folder, start_s = self.record.reporting, self.record.start_ms / 1000
         named = [Path(folder, name) for name in ARTIFACTS] if folder else []
         return [p for p in named if p.is_file() and p.stat().st_mtime >= start_s]
@@ -200,7 +201,8 @@ class RunFolder:
         self.save()
 
     def forget_earlier(self) -> None:
-        """Remove earlier runs with the same file of points if MLflow has their data."""
+        """Delete the folders of earlier runs that used the same file of points, if
+        MLflow has all of their data."""
         for other in run_folders(self.path.parent):
             is_older = other.record.start_ms < self.record.start_ms
             alike = other.record.points == self.record.points
@@ -209,15 +211,16 @@ class RunFolder:
 
 
 def _found_at(folder: Path, points: str) -> tuple[str, str]:
-    """Return the paths of the run's points and reports, which may have moved."""
+    """Return the current paths of the run's points and of its reports. The data folder
+    may have been moved since the path `points` was recorded."""
     is_aside = Path(points).parent.name == folder.name
     place = folder if is_aside else folder.parent.parent
     return str(place / Path(points).name), str(place)
 
 
 def run_folders(parent: Path) -> list[RunFolder]:
-    """Return the runs in `parent`, oldest first: the latest runs, and earlier runs
-    whose data MLflow may lack."""
+    """Return the runs in `parent`, oldest first. These are the latest runs, and earlier
+    runs that MLflow may not have received completely."""
     loaded = [RunFolder.load(file.parent) for file in parent.glob(f"*/{RECORD}")]
     found = [f for f in loaded if f and f.record.status != DROPPED]
     return sorted(found, key=lambda f: f.record.start_ms)
@@ -227,8 +230,8 @@ def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
     """Return the folder in `parent` for a new run.
 
     If `goes_on` is True and the last run with the same file of points did not finish,
-    that run is continued. Otherwise, data that MLflow has not received yet is copied
-    first.
+    that run is continued. Otherwise, data of earlier runs that MLflow has not received
+    yet is copied first, because the new run overwrites it.
     """
     earlier = [f for f in run_folders(parent) if f.record.points == record.points]
     if earlier and goes_on and earlier[-1].record.status != "FINISHED":

@@ -17,8 +17,9 @@ SERVER_DEFAULTS = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": 
 
 
 def serve(uri: str, tell: Callable[[str], object], *, host: str, port: str) -> int:
-    """Serve the store at `uri` until stopped, and return the exit code. If the store is
-    a server, it has its own UI, so only its URL is printed."""
+    """Serve the MLflow UI for the store at `uri` until this process is stopped, and
+    return the exit code. `tell` prints the address. If the store is a server, it has
+    its own UI, so that only its address is printed."""
     prepare(uri)
     is_server = uri.startswith("http")
     tell(f"Runs: {uri.rstrip('/') if is_server else f'http://{host}:{port}'}")

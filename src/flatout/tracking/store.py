@@ -1,4 +1,5 @@
-"""The tracking store: client timeouts, and errors that users can fix."""
+"""Set client timeouts for the tracking store, and turn its failures into errors that
+tell users what to fix."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def prepare(tracking_uri: str) -> None:
 
 
 def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
-    """Return a client with short timeouts. Parts of MLflow that use no client, such as
-    its flavors, use the same store."""
+    """Return a client with short timeouts for the store at `tracking_uri`. Parts of
+    MLflow that do not use this client, such as its flavors, are set to this store."""
     import mlflow
     from mlflow import MlflowClient
 
@@ -72,8 +73,8 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def default_artifact_location(tracking_uri: str) -> str | None:
-    """Return the artifact folder of a SQLite store, or None if the store decides.
-    Without this folder, MLflow would use the working directory."""
+    """Return the artifact folder for a SQLite store. Without this folder, MLflow would
+    use the working directory. Returns None for other stores, which choose their own."""
     file = _sqlite_file(tracking_uri)
     return None if file is None else str(file.parent.absolute() / "mlartifacts")
 

@@ -21,8 +21,9 @@ PREFIX = "system/"
 
 
 class GpuWatch:
-    """Watches all GPUs that a run may use. `nvml` is the driver's library, and
-    `root_pid` is the process that started all training processes."""
+    """Checks all GPUs that a run may use for slowed clocks and for other programs.
+    `nvml` is the module `pynvml`, and `root_pid` is the ID of the process that started
+    all training processes."""
 
     def __init__(self, nvml: Any, root_pid: int) -> None:
         self._nvml, self._root_pid = nvml, root_pid
@@ -42,7 +43,8 @@ class GpuWatch:
         return self._nvml.nvmlDeviceGetHandleByUUID(name)
 
     def sample(self) -> list[str]:
-        """Return findings that are new since the last call."""
+        """Check the GPUs once, and return messages about problems that have not been
+        reported before."""
         root, found = psutil.Process(self._root_pid), {}
         ours = {root.pid, *(child.pid for child in root.children(recursive=True))}
         for name, gpu in self._gpus.items():
@@ -96,13 +98,13 @@ class SystemMetrics:
     """Metrics of the machine's CPU, memory, disk, network and NVIDIA GPUs."""
 
     def __init__(self, root_pid: int) -> None:
-        """`root_pid` is the process that started all training processes."""
+        """`root_pid` is the ID of the process that started all training processes."""
         self._monitors = _monitors()
         self._gpus = watch_gpus(root_pid)
         self.sample()  # CPU utilisation is measured since the last sample
 
     def sample(self) -> dict[str, float]:
-        """Return the metrics since the last call, and log new findings about GPUs."""
+        """Return the metrics since the last call by name. Also log new GPU problems."""
         with suppress(psutil.Error):  # the run's process is gone
             for text in self._gpus.sample() if self._gpus else ():
                 logger.warning("%s", text)

@@ -23,7 +23,8 @@ def run_trials(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Measure trials in separate processes, and store their logs in `benchmark.folder`.
+    """Measure trials in separate processes, and return the table of trials, the table
+    of ladder rungs, and a summary. The logs are stored in `benchmark.folder`.
 
     The splits are of type `datasets.Dataset`. `tokenizer` is a
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the

@@ -10,8 +10,9 @@ from flatout.engine.parameters import Settings
 def detect_sessions(
     saved: Any, tokenizer: Any, sessions: Any, **groups: Any
 ) -> dict[str, Any]:
-    """Classify each session as normal or abnormal with the `saved` model, and compare
-    the results with the labels if there are any. `groups` are the parameter groups."""
+    """Return a table that classifies each session as normal or abnormal, and a report.
+    The report compares the results of the `saved` model with the labels, if there are
+    any. `groups` are the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import detection as engine
 

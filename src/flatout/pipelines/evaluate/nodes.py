@@ -18,9 +18,10 @@ def predict_split(
     **groups: Any,
 ) -> dict[str, Any]:
     """Predict the rows of `evaluate.split` with the `saved` model, and compute the
-    task's metrics. Stored predictions of the same model are reused. If calibration is
-    configured, the model is calibrated first, and the calibration is saved in the
-    model's folder. `groups` are the parameter groups."""
+    task's metrics. The results are computed when the catalog saves them, unless stored
+    results of the same model and rows exist. If calibration is configured, the model is
+    calibrated first, and the calibration is saved in the model's folder. `groups` are
+    the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict.calibrating import calibrate
     from flatout.engine.predict.split_predictions import SplitPredictions
@@ -42,9 +43,10 @@ def judge_predictions(
     tokenizer: Any | None = None,
     **splits: Any,
 ) -> dict[str, Any]:
-    """Compute the report, the metrics by class, the confusion matrix and the wrongly
-    predicted rows. The metrics by class and the confusion matrix are empty if rows do
-    not have exactly one class. The wrong rows are empty if there are no labels."""
+    """Return the report, the metrics per class, the confusion matrix and the table of
+    wrongly predicted rows. `figures` are the metrics of the split. The metrics per
+    class and the confusion matrix are empty unless each row has exactly one class. The
+    table is empty if there are no labels."""
     from flatout.engine.predict import judgement
 
     names = label_names if names_classes(figures["task"]) else []

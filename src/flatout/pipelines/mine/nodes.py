@@ -1,4 +1,4 @@
-"""Node of the mine pipeline, which returns a recipe that the dataset executes."""
+"""Node of the mine pipeline. It adds negatives to the pairs of the training split."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def mine_negatives(
     corpus: Any,
     **groups: Any,
 ) -> Any:
-    """Use the `saved` model to find negatives in `corpus` for each pair of the training
-    split. Pairs of other splits are returned unchanged. `groups` are the parameter
-    groups."""
+    """Return the pairs of the training split with negatives that the `saved` model
+    finds in `corpus`, and the unchanged pairs of the other splits. The negatives are
+    found while the result is saved. `groups` are the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import mining as engine
 

@@ -11,8 +11,8 @@ from flatout.engine.parameters import Settings
 
 def predict_rows(saved: Any, tokenizer: Any, texts: Any, **groups: Any) -> Any:
     """Predict each row of `texts` with the `saved` model. For a row that cannot be
-    predicted, the reason is returned instead. `groups` are the parameter groups. The
-    code of a custom task runs only if `model.task` is set to it."""
+    predicted, the reason is returned instead. `groups` are the parameter groups. If the
+    model has a custom task, its code runs only if `model.task` is set to that task."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.predict import predicting as engine
 

@@ -23,9 +23,9 @@ def run_sweep(
     test_folds: Any = None,
     **groups: Any,
 ) -> pd.DataFrame:
-    """Train all trials, and return a table with one row per trial, or per trial and
-    fold if the folds are given. `sweep.folder` contains the logs, and the state from
-    which a stopped sweep resumes.
+    """Train all trials, and return a table with one row per trial. If folds are given,
+    each trial trains once per fold, and the table has one row per trial and fold.
+    `sweep.folder` contains the logs, and the state from which a stopped sweep resumes.
 
     The splits are of type `datasets.Dataset`. `tokenizer` is a
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the
@@ -66,7 +66,8 @@ def choose_best(
 
 
 def compare_settings(trials: pd.DataFrame, **groups: Any) -> pd.DataFrame:
-    """Return each setting's mean, standard deviation and difference from the best."""
+    """Return a table with the mean and standard deviation of the metric for each
+    combination of settings, and the difference from the best combination."""
     from flatout.engine.sweep.best import compare
 
     return pd.DataFrame(compare(trials.to_dict("records"), Settings(**groups)))

@@ -20,8 +20,8 @@ def make_tokenizer(
     train_rows: Any, model: ModelSettings, tokenize: TokenizeSettings
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
     """Return a recipe for the checkpoint's tokenizer or for one trained on
-    `train_rows`. Both catalog entries that read the tokenizer's folder get the same
-    recipe."""
+    `train_rows`. The recipe is returned twice, for the two catalog entries that share
+    the tokenizer's folder."""
     recipe = TokenizerRecipe(train_rows, model, tokenize)
     return recipe, recipe
 
@@ -35,7 +35,7 @@ def encode_rows(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """Tokenize the rows of the three splits, and return them in the same order."""
+    """Return recipes that tokenize the rows of the three splits, in the same order."""
     splits = dict(zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True))
     return split_recipes(splits, tokenizer_file, label_names, model, tokenize)
 

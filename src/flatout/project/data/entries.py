@@ -77,9 +77,9 @@ def _plain(data: Any, package: str) -> Any:
 
 
 def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
-    """Let entries of Kedro's own types accept node results. Entries of flatout's own
-    types are not created here, because some import torch. Raises
-    SettingsError for types that would lose data, and if splits are given without a
+    """Wrap the catalog entries of Kedro's own types so that they accept node results.
+    Entries of flatout's types are not created here, because some import torch. Raises
+    SettingsError if a type would lose data, or if the user provides splits without a
     train split."""
     _join_splits(catalog, conf_catalog)
     for name in sorted(RECIPES & conf_catalog.keys()):
@@ -98,7 +98,8 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
 
 
 def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
-    """Combine the splits that the user provides into `raw_texts`."""
+    """Combine the splits that the user provides into the entry `raw_texts`. Raises
+    SettingsError if there is no train split."""
     given = [name for name in SPLITS if entry_of(name) in conf_catalog]
     if not given:
         return
@@ -112,8 +113,8 @@ def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
 
 
 def trust_own_model(pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Allow nodes to load the custom code of a model that the same run trains, if
-    `model.trust_remote_code` is set. For other models, `load_args` must allow it."""
+    """Allow nodes to run the custom code of the model that the same run trains. The
+    code of models from other runs is allowed only by `load_args` of the entry."""
     if "model" in {n for node in pipeline.nodes for n in node.inputs} & (
         pipeline.all_outputs()
     ):

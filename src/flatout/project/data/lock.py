@@ -1,5 +1,5 @@
-"""Lock for the data folder. Without it, a second run could replace the tokens during a
-training run, whose model would then be evaluated on different tokens."""
+"""Lock for the data folder. Without the lock, a second run could replace the tokens
+during a training run. The model would then be evaluated on different tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.engine.parameters import SettingsError
 logger = logging.getLogger(__name__)
 
 GUARDED = frozenset({"split", "tokenize", "arrays", "images", "train", "evaluate"})
-"""Pipelines whose results depend on one another."""
+"""Pipelines that lock the data folder, because their results depend on one another."""
 WAIT_S = 1.0
 
 

@@ -65,8 +65,8 @@ def data_fault(
     catalog: DataCatalog, settings: Settings, *, notes: bool = True
 ) -> str | None:
     """Return why the rows to train on do not match the raw data. Returns None if they
-    match, or if the rows or the raw data are not on this machine. If `notes` is True, a
-    new state of unchanged raw data is stored."""
+    match, or if the rows or the raw data are not on this machine. If `notes` is True
+    and the raw data has a new state but the same contents, the new state is stored."""
     if settings.train.rows != "tokens":
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):
@@ -116,8 +116,9 @@ def _is_stale(catalog: DataCatalog, split: str) -> bool:
 def rows_fault(
     catalog: DataCatalog, settings: Settings, *, notes: bool = True
 ) -> str | None:
-    """Return why the split's rows do not match the raw data or the parameters, or None
-    if they match."""
+    """Return why the rows of the last split do not match the raw data or the
+    parameters. Returns None if they match or cannot be compared. `notes` has the same
+    meaning as in `data_fault`."""
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None
     if folder is None or key is None or "raw_texts" not in key.fields:
@@ -192,10 +193,10 @@ def _same_content(
 def origin_of(
     catalog: DataCatalog, raw: str, *, fetched: bool = False
 ) -> dict[str, str] | None:
-    """Return `name` and `state` of the raw data without reading any row, or None if the
-    entry cannot be created here. The state is a hash, because an entry may contain
-    credentials. If `fetched` is True, remote files have the state at the time of their
-    download."""
+    """Return the `name` and `state` of the raw data without reading any row, or None if
+    the catalog entry `raw` cannot be created on this machine. The state is a hash,
+    because an entry may contain credentials. If `fetched` is True, the hash describes
+    remote files as they were when they were downloaded."""
     try:
         entry = catalog.get(raw)
         described = entry._describe()
@@ -254,6 +255,6 @@ def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _folder(catalog: DataCatalog, name: str) -> Path | None:
-    """Return the folder of an entry that stores a key, or None for other entries."""
+    """Return the folder of the entry `name` if it is a KeyedArrowDataset, else None."""
     entry = catalog.get(name)
     return entry.path if isinstance(entry, KeyedArrowDataset) else None

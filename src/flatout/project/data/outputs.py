@@ -21,7 +21,7 @@ WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
     "run_sweep": lambda found: (found.sweep.folder,),
     "cross_validate": lambda found: (found.sweep.folder,),
 }
-"""Files and folders that nodes write in addition to their outputs."""
+"""Maps nodes to the files and folders that they write in addition to their outputs."""
 KINDS = ("texts", "arrays", "images")
 INPUTS = frozenset(
     {

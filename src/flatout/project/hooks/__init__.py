@@ -1,6 +1,6 @@
 """The project's Kedro hooks: four classes that share a `Run`.
 
-`in_order` returns them in the order in which they are called.
+`in_order` returns one object of each class, in the order in which Kedro calls them.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ class PhaseClock:
     """Stopwatch that adds up the seconds of each phase."""
 
     def __init__(self, since_s: float) -> None:
-        """Start the first phase at `since_s`, in seconds of time.perf_counter."""
+        """Start the first phase at `since_s`, a time of `time.perf_counter`."""
         self._since_s = since_s
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def mark(self, phase: str, now_s: float | None = None) -> None:
-        """Add the time since the last mark to `phase`."""
+        """Add the time since the last mark to `phase`. `now_s` is a time of
+        `time.perf_counter`. The default is the current time."""
         now_s = time.perf_counter() if now_s is None else now_s
         self.seconds[phase] += now_s - self._since_s
         self._since_s = now_s
@@ -52,15 +53,16 @@ def process_age_s() -> float:
 
 
 def time_line(seconds: Mapping[str, float]) -> str:
-    """Return the seconds of all phases in one line."""
+    """Return a line with the total time and the seconds of each phase. Phases shorter
+    than SHOWN_S are left out."""
     parts = ", ".join(f"{k} {v:.2f}" for k, v in seconds.items() if v >= SHOWN_S)
     return f"where {sum(seconds.values()):.1f} s went: {parts}"
 
 
 def start_clock(created_s: float) -> PhaseClock:
-    """Start the clock. If this process runs a command, all time so far is the phase of
-    imports. In a notebook, the clock starts when the configuration is loaded, at
-    `created_s`."""
+    """Return a running clock. `created_s` is the time when the configuration loader was
+    created. In a command, the phase `imports` lasts from the start of the process until
+    then. In a notebook, the clock starts at `created_s`."""
     is_command = click.get_current_context(silent=True) is not None
     begin_s = time.perf_counter() - process_age_s() if is_command else created_s
     clock = PhaseClock(begin_s)
@@ -69,7 +71,8 @@ def start_clock(created_s: float) -> PhaseClock:
 
 
 def phase_of(node: Node) -> str:
-    """Return the name of the phase that the node belongs to."""
+    """Return the phase of a node: the entry of its pipeline in OF_PIPELINE, or else the
+    name of its pipeline."""
     pipeline = (node.namespace or node.short_name).rpartition(".")[2]
     return OF_PIPELINE.get(pipeline, pipeline)
 
@@ -115,13 +118,15 @@ class ClockHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
-        """Record the time that saving took. This includes the execution of recipes."""
+        """Record the time that saving a dataset took, including the execution of its
+        recipe."""
         phase = "saving" if node.short_name == "train_model" else phase_of(node)
         self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
 
     @hook_impl(wrapper=True)
     def after_pipeline_run(self, pipeline: Pipeline) -> Iterator[Any]:
-        """Record the times so far, before the tracking program sends them."""
+        """Add the times to the run's record before the tracking program sends it. Then
+        print the times and the summary."""
         self._clock.mark("rest")
         if tracked := self._run.tracked:
             found = self._clock.seconds.items()

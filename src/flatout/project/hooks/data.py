@@ -33,13 +33,15 @@ class DataHooks:
     def after_catalog_created(
         self, catalog: DataCatalog, conf_catalog: dict[str, Any]
     ) -> None:
-        """Adapt the catalog. Raises SettingsError if an entry cannot store results."""
+        """Make the entries accept node results, and add the entry `this_run`. Raises
+        SettingsError if an entry cannot store the results."""
         entries.adapt(catalog, conf_catalog)
         catalog["this_run"] = MemoryDataset(data=self._run.loader.this_run())
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Lock and check the data. Raises SettingsError or StaleTokensError."""
+        """Lock the data folder and check the rows. Raises SettingsError if another run
+        has locked the folder, and StaleTokensError if the rows are outdated."""
         run = self._run
         self._lock.release()
         if run.is_main and changes_data(pipeline):
@@ -64,7 +66,8 @@ class DataHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
-        """Store the origin even if rows are reused: the source may have a new name."""
+        """Store the origin when `train_rows` is saved. This includes rows that are
+        reused, because the name of the raw data may have changed."""
         if dataset_name == "train_rows":
             note_origin(self._catalog, self._origin)
 

@@ -17,7 +17,8 @@ from flatout.tracking import RunFolder
 
 
 class Run:
-    """State of one command. Its fields are set once Kedro has created the context."""
+    """State of one command. `begin` sets the fields when Kedro has created the
+    context."""
 
     context: KedroContext
     loader: ProjectConfigLoader
@@ -31,7 +32,8 @@ class Run:
     """Whether training had already finished, so that this run did not train."""
 
     def begin(self, context: KedroContext) -> None:
-        """Read parameters and options from `context`. Raises SettingsError."""
+        """Set the fields from `context`. Raises SettingsError if a parameter or an
+        option in mlflow.yml is invalid."""
         use_project(context.project_path)
         self.context, self.loader = context, loader_of(context)
         self.settings = self.loader.settings
@@ -47,7 +49,8 @@ class Run:
 
     @property
     def run_options(self) -> str:
-        """Options of this run, to be appended to suggested `kedro run` commands."""
+        """The options of this run that suggested `kedro run` commands must repeat:
+        --env, --conf-source and the data folder."""
         loader, conf = self.loader, self.context.project_path / of_kedro.CONF_SOURCE
         source, given = loader.conf_source, loader.runtime_params or {}
         return _joined(
@@ -58,7 +61,8 @@ class Run:
 
     @property
     def data_option(self) -> str:
-        """Option with which `kedro flatout` commands find the data of this run."""
+        """The option --data-dir with which `kedro flatout` commands find the data of
+        this run, or "" for the default folder."""
         data_dir = self.settings.data_dir
         return _joined(data_dir=None if data_dir == "data" else data_dir)
 
@@ -68,6 +72,6 @@ class Run:
 
 
 def _joined(**options: str | None) -> str:
-    """Return the options that are given, each preceded by a space."""
+    """Return a text with the options that have a value, each preceded by a space."""
     given = ((f"--{n.replace('_', '-')}", v) for n, v in options.items() if v)
     return "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given)

@@ -18,9 +18,9 @@ from flatout.project.tuned import log_rate_check, tuned_mismatches
 
 
 class SettingsHooks:
-    """Hooks that reject parameters, runners, machines and folders that cannot work.
-    They also warn about tuned parameters that were measured under different
-    conditions."""
+    """Hooks that raise an error if the run cannot work with its parameters, its runner,
+    its machine rank or its output folders. They also warn if tuned parameters were
+    measured under different conditions."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -39,7 +39,8 @@ class SettingsHooks:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> None:
-        """Check the run and its outputs. Raises SettingsError or UnwritableError."""
+        """Raise SettingsError if the run cannot work with these parameters, and
+        UnwritableError if an output cannot be written."""
         settings, options = self._run.settings, self._run.options
         check_run(settings, run_params, pipeline)
         is_tracked = options.tracks(run_params["pipeline_names"])

@@ -1,5 +1,5 @@
 """Hooks that write `run.json`. A separate tracking program reads this file and sends
-the data to MLflow, so that a failing store cannot disturb a run."""
+its data to MLflow, so that a failing store cannot disturb a run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class TrackingHooks:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> None:
-        """Begin a tracked run in the main process of the first machine. Raises
-        SettingsError if MLflow would misinterpret the name of the store."""
+        """If the run is tracked, create its record and start the tracking program. Only
+        the main process of the first machine does this. Raises SettingsError if MLflow
+        would misinterpret the URI of the store."""
         run = self._run
         self._trained: tuple[Any, dict[str, Any]] | None = None
         self._described: dict[str, Any] | None = None
@@ -59,7 +60,8 @@ class TrackingHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Record the node's parameters under flat names."""
+        """Record the node's parameters by path, such as `train.epochs`. Before
+        training, also start the guard."""
         self._node_begun = True
         if (folder := self._run.tracked) is None:
             return
@@ -99,7 +101,8 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """Log the model from the location where the catalog saved it."""
+        """Record where the catalog has saved the model, so that the tracking program
+        can log it."""
         folder = self._run.tracked
         if folder is None or (self._run.reused and folder.earlier):
             return  # the earlier run has logged the model
@@ -108,7 +111,8 @@ class TrackingHooks:
             saved = saved_model(entry, data, folder.path, settings, *self._trained)
             self._described = asdict(saved)
             picks = settings.model.label_threshold == "auto"
-            if not (picks or settings.evaluate.calibrate):  # evaluate adds a file
+            # Otherwise, the model is logged after evaluate has added a file to it.
+            if not (picks or settings.evaluate.calibrate):
                 folder.record.model = self._described
                 folder.save()
 

@@ -54,5 +54,6 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
         },
     ),
 )
-"""Tasks whose rows have a special form, with their parameters in `split` and the usual
-column names. The first match is used. Only `negative_column` may be missing."""
+"""Tasks that can be recognised by their column names. Each entry maps the task's
+parameters in `split` to the usual names of the columns. The first entry that matches is
+used. Only the column for `negative_column` may be missing."""

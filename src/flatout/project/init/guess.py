@@ -1,4 +1,4 @@
-"""Guess the meaning of a file's columns. The user should check the result."""
+"""Guess the task and the columns of a data file. The user should check the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIECES_PER_WORD = 1.4
 UNLABELLED = "masked-lm"
 
 Values = Mapping[str, Sequence[Any]]
-"""Values by column."""
+"""Maps each column name to the column's values."""
 Labels = tuple[str, str | list[str] | None, str]
 """The task, the label column (or a list of columns of 0 and 1), and the reason."""
 
@@ -51,9 +51,10 @@ def guess(
     label: str | None = None,
     task: str | None = None,
 ) -> Guess:
-    """Guess from the column names and the values of the first rows. `text`, `label` and
-    `task` are the columns and the task that the user has named. Raises RawTextsError if
-    a named column is missing or no column contains text."""
+    """Return a guess from the column names and the values of the first rows. `text`,
+    `label` and `task` are the text column, the label column and the task if the user
+    has given them. Raises RawTextsError if a given column is missing or if no column
+    contains text."""
     columns = first_values(raw)
     for name in (text, label):
         if name is not None and name not in columns:
@@ -66,7 +67,8 @@ def guess(
 
 
 def names_are_a_row(raw: RawTexts) -> bool:
-    """Return whether the file has no header, so its first row was read as the names."""
+    """Return whether the file seems to lack a header, so that its first row was
+    mistaken for the column names."""
     names = list(raw.column_names)
     if names == [str(n) for n in range(len(names))]:  # pandas numbers columns like this
         return False
@@ -77,8 +79,8 @@ def names_are_a_row(raw: RawTexts) -> bool:
 
 
 def first_values(raw: RawTexts) -> dict[str, list[Any]]:
-    """Return the non-empty values of the first SAMPLED_ROWS rows by column. Columns
-    without values are left out."""
+    """Return the non-empty values of the first SAMPLED_ROWS rows, keyed by column.
+    Columns without values are left out."""
     names = list(dict.fromkeys(raw.column_names))
     found: dict[str, list[Any]] = {name: [] for name in names}
     rows = 0
@@ -97,7 +99,8 @@ def _is_missing(value: Any) -> bool:
 
 
 def _parsed(values: list[Any]) -> list[Any]:
-    """Parse the values if all are JSON lists, because readers return lists as text."""
+    """Return the values, parsed if all of them are JSON lists. Readers return lists as
+    text."""
     if not all(isinstance(v, str) and v.startswith("[") for v in values):
         return values
     try:
@@ -107,8 +110,8 @@ def _parsed(values: list[Any]) -> list[Any]:
 
 
 def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
-    """Yield a guess for each task in FORMS that matches the columns' names and
-    values."""
+    """Yield a guess for each task in FORMS that matches the columns' names and values.
+    If `wanted_task` is given, other tasks are skipped."""
     known = {name.strip().casefold(): name for name in columns}
     for task, wanted in FORMS:
         if wanted_task not in (None, task):
@@ -161,8 +164,9 @@ def _is_chat(value: Any) -> bool:
 
 
 def _is_score(task: str, columns: Values, label: str | None) -> bool:
-    """Return whether the labels, if there are any, fit the task. If the labels of
-    sentence pairs are only 0 and 1, they are more likely classes than scores."""
+    """Return whether the labels in the column `label`, if there is one, fit the task.
+    Sentence pairs whose labels are only 0 and 1 do not fit, because these labels are
+    more likely classes than scores."""
     lowest = LOWEST_SCORE.get(task)
     if label is None or lowest is None:
         return label is None or all(map(_is_list_of_texts, columns[label]))
@@ -228,7 +232,8 @@ def _split_column(rest: Values) -> str | None:
 
 
 def _labels(columns: Values) -> Labels | None:
-    """Return the task, the label column or columns, and the reason."""
+    """Return the task, the label column or columns, and the reason. Returns None if no
+    column looks like labels."""
     first = _first(columns, lambda _, values: all(map(_is_list_of_texts, values)))
     task = "multi-label-classification"
     if first is not None:

@@ -45,9 +45,10 @@ def inspect_file(
     label: str | None = None,
     task: str | None = None,
 ) -> tuple[Guess, dict[str, Any]]:
-    """Return a guess about the contents of `file`, and a catalog entry that reads it.
-    Raises RawTextsError if no texts are found, and SettingsError if the task does not
-    fit."""
+    """Return a guess about the contents of `file`, and a catalog entry that reads the
+    file. `text`, `label` and `task` are the text column, the label column and the task
+    if the user has given them. Raises RawTextsError if no texts are found, and
+    SettingsError if the task does not fit."""
     if kind := other_kind(Path(file)):
         raise RawTextsError(
             f"{file} contains {kind}, not texts: kedro run --env={kind} "
@@ -100,8 +101,9 @@ def other_kind(path: Path) -> str | None:
 
 
 def with_task(found: Guess, task: str | None) -> Guess:
-    """Return the guess for another task. Raises SettingsError or RawTextsError if the
-    task is unknown or needs a label that was not found."""
+    """Return the guess with its task replaced by `task`, if one is given. Raises
+    SettingsError or RawTextsError if the task is unknown or needs a label that was not
+    found."""
     if task in (None, found.task):
         return found
     given = {"split": found.split, "model": {"task": task, **FROM_SCRATCH}}
@@ -110,7 +112,8 @@ def with_task(found: Guess, task: str | None) -> Guess:
 
 
 def check_absent(folder: Path, texts: Mapping[str, str]) -> None:
-    """Raise ConfExistsError if files exist whose contents differ from `texts`."""
+    """Raise ConfExistsError if files in `folder` differ from `texts`, the new contents
+    by file name."""
     there = [
         str(folder / name)
         for name in FILES
@@ -133,7 +136,9 @@ def write_settings(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def settings_texts(
     found: Guess, entry: Mapping[str, Any], checkpoint: str | None
 ) -> dict[str, str]:
-    """Return the contents of catalog.yml and parameters.yml, keyed by file name."""
+    """Return the contents of catalog.yml and parameters.yml, keyed by file name.
+    `entry` is the catalog entry of the data, and `checkpoint` is None to train from
+    scratch."""
     batch, source = 64 if nvidia_gpu_count() else 16, entry["filepath"]
     train: dict[str, Any] = {"global_batch_size": batch}
     model: dict[str, Any] = {"task": found.task}
@@ -161,8 +166,8 @@ def settings_texts(
 
 def _model_type(task: str) -> str | None:
     """Return the model type to train from scratch, or None to keep the type in
-    conf/base. For row and token tasks, None also avoids importing the families and thus
-    torch."""
+    conf/base. If the task's head is of kind ROW or TOKEN, the result is None, and the
+    model families, which import torch, are not imported."""
     kind = task_class(task)
     if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):
         return None

@@ -1,1 +1,1 @@
-"""Parameters of a command: checks, and a table of their sources."""
+"""Check the parameters of a command, and show them with their sources."""

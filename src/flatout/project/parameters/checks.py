@@ -1,4 +1,4 @@
-"""Reject parameters and catalog entries that no code would read."""
+"""Reject parameters and catalog entries that no code reads, and impossible runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 
 
 def check_sources(loader: ProjectConfigLoader) -> None:
-    """Raise SettingsError for parameters in globals.yml, for raw data in an entry that
-    the task does not read, and for misspelt catalog entries."""
+    """Raise SettingsError if globals.yml sets `corpus`, if the raw data is in an entry
+    that the task does not read, or if the name of a catalog entry is misspelt."""
     if "corpus" in loader["globals"]:
         raise SettingsError(
             "corpus in globals.yml is no longer read since version 0.2: move it to "
@@ -69,7 +69,7 @@ def _entries(loader: ProjectConfigLoader, environment: str) -> set[str]:
 
 def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
     """Raise SettingsError for groups in `given` (the values of --params) that neither
-    flatout nor a node of the run reads. `inputs` are the inputs of the run."""
+    flatout nor a node of the run reads. `inputs` are the pipeline's input names."""
     read = {name.removeprefix("params:").partition(".")[0] for name in inputs}
     valid = sorted(Settings.model_fields)
     unread = sorted(set(given) - set(valid) - read)
@@ -112,7 +112,8 @@ def check_run(
 
 
 def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
-    """Raise SettingsError if several machines or ranks would do the same work."""
+    """Raise SettingsError if several machines or Slurm tasks would do the same work and
+    write the same files."""
     tasks = environment.slurm_tasks()
     if not environment.launched_from_outside() and tasks > settings.num_machines:
         raise SettingsError(

@@ -19,7 +19,8 @@ WIDTH = 100
 
 
 def check_group(group: str | None) -> None:
-    """Raise CommandError if no group of parameters has this name."""
+    """Raise CommandError if `group` is given and there is no parameter group of this
+    name."""
     if group and group not in Settings.model_fields:
         raise CommandError(
             f"no group {group}; {near_or_all(group, Settings.model_fields.keys())}"
@@ -27,7 +28,8 @@ def check_group(group: str | None) -> None:
 
 
 def table(loader: ProjectConfigLoader, group: str | None) -> str:
-    """Return one line per parameter: path, value, and the last source that sets it."""
+    """Return a text with one line per parameter: path, value, and the last source that
+    sets it. If `group` is given, only the parameters of this group are included."""
     settings, layers = loader.settings.model_dump(mode="json"), loader.layers()
     lines = [
         (path, as_yaml(found_in(settings, path)), _source(layers, path))
@@ -39,7 +41,8 @@ def table(loader: ProjectConfigLoader, group: str | None) -> str:
 
 
 def _line(path: str, value: str, source: str, widths: list[int]) -> str:
-    """Format one line. A value that is too long is printed on the following lines."""
+    """Return the line of one parameter. If it would be longer than WIDTH, the value
+    follows on separate lines."""
     line = f"{path:{widths[0]}}  {value:{min(widths[1], 40)}}  {source}"
     if len(line) <= WIDTH:
         return line
@@ -58,7 +61,8 @@ def _source(layers: Mapping[str, Mapping[str, Any]], path: str) -> str:
 
 
 def found_in(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path such as `a.b.c`, or MISSING if there is none."""
+    """Return the value at a path such as `a.b.c`, or MISSING if the path does not
+    exist in `tree`."""
     found: Any = tree
     for name in path.split("."):
         if not isinstance(found, Mapping) or name not in found:
