@@ -69,8 +69,8 @@ class Project:
 
 
 def timed(command: list[str], folder: Path) -> float:
-    """Return how many seconds a command takes with its caches in `folder`. Raises
-    RuntimeError if the command fails."""
+    """Run a command with its caches in `folder`, and return its duration in seconds.
+    Raises RuntimeError if the command fails."""
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
         "HF_DATASETS_CACHE": str(folder / "datasets"),

@@ -32,7 +32,7 @@ BATCH, EPOCHS, WARM, LONGEST = 32, 3, 0.1, 128
 
 
 def tokens(given: argparse.Namespace, tokenizer: Any, split: str) -> Any:
-    """Return the rows of a split, with scores (STS-B) or classes as labels."""
+    """Return the token rows of a split. The labels are scores (STS-B) or classes."""
     file, most = given.data / f"{given.case}-{split}.csv", 64 if given.small else None
     rows = pd.read_csv(file, header=None, nrows=most)
     first, second, labels = (rows[n].tolist() for n in range(3))

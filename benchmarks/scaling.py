@@ -36,7 +36,8 @@ SHOWN += ("peak_reserved_gib", "compile_s")
 
 
 def flatout(devices: int, strategy: str, given: argparse.Namespace) -> Figures:
-    """Return samples/s over all devices, from the report of a training run."""
+    """Train on `devices` devices. Return the samples/s per device, and the values in
+    SHOWN from the train report."""
     from flatout.engine.launch.launch import run_job
 
     each = SHAPES[given.case]

@@ -63,7 +63,7 @@ class Stopwatch:
     first_step_s: float = 0.0
 
     def step(self) -> bool:
-        """Count an optimizer step, and return whether it was the last one."""
+        """Count an optimizer step, and return whether all windows are measured."""
         self.steps += 1
         behind = self.steps - self.shape.warm_steps
         if self.steps == 1 or (behind >= 0 and behind % self.shape.steps == 0):
@@ -317,8 +317,8 @@ def register_packed_attention() -> str:
 def _packed_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention of `query` (1, H, P, D) to `key` and `value` (1, G, P, D). The
-    result has the shape (1, P, H, D)."""
+    """Return the attention (1, P, H, D) of `query` (1, H, P, D) to `key` and `value`
+    (1, G, P, D), with P tokens in all rows, H query heads and G key heads."""
     bounds, longest = kw["cu_seq_lens_q"], int(kw["max_length_q"])
     causal = bool(getattr(module, "is_causal", False))
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))

@@ -45,7 +45,8 @@ def artifact_folder(data_dir: str) -> str | None:
 
 
 def check_store(store: str, artifacts: str | None) -> None:
-    """Raise SettingsError if MLflow would misinterpret `store` or `artifacts`."""
+    """Raise SettingsError if MLflow would misinterpret characters in the URI `store` or
+    in the artifact location `artifacts`."""
     for place in (store, artifacts or ""):
         is_here = place.startswith(("sqlite:", "/"))
         if is_here and ("%" in place or "?" in place):

@@ -54,7 +54,7 @@ class KeyedDataset(PathDataset):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Context manager that re-raises disk errors with their cause and a fix."""
+        """Context manager that adds the cause and a fix to the message of OSErrors."""
         try:
             yield
         except OSError as error:
@@ -80,7 +80,8 @@ class KeyedDataset(PathDataset):
 
     @abstractmethod
     def _write(self, data: Any) -> None:
-        """Write the data of a recipe. If this fails, the stored data is unchanged."""
+        """Write the data of a recipe. If writing fails, the stored data must stay
+        unchanged."""
 
 
 def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
@@ -95,7 +96,7 @@ def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
 
 
 class _KeyedFolder(KeyedDataset):
-    """Base class of folders with their content key in a separate file."""
+    """Base class of folder datasets whose content key is in a separate file."""
 
     @property
     def _name(self) -> str:

@@ -20,7 +20,7 @@ KEY_NAME = "flatout_key"
 
 
 class _KeyedFile(KeyedDataset):
-    """Base class of files that contain their own content key."""
+    """Base class of single-file datasets whose file contains the content key."""
 
     def _stored_key(self) -> ContentKey | None:
         try:

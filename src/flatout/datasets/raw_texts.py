@@ -88,7 +88,7 @@ class TextFiles(ReadOnlyDataset):
         return _TextFiles(path, self._form)
 
     def stamps(self, *, fetched: bool) -> dict[str, str | None]:
-        """Return a hash of the metadata of each file at the URL, by file name. If
+        """Return a hash of the metadata of each file at the URL, keyed by file name. If
         `fetched` is True, return the hashes at the time when the files were copied."""
         with dataset_errors():
             return self._remote.fetched_stamps() if fetched else self._remote.stamps()

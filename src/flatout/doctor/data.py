@@ -46,8 +46,8 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
 
 
 def split_findings(data: Any, settings: Settings) -> list[Finding]:
-    """Check the data loaded from the entry `raw_texts`. Raises RawTextsError if it has
-    missing columns or no rows."""
+    """Return findings about `data`, which was loaded from the entry `raw_texts`. Raises
+    RawTextsError if columns are missing or if there are no rows."""
     raw = open_raw_texts(data)
     task = settings.model.task
     columns = columns_of(settings.split, task).among(raw.column_names)

@@ -46,7 +46,7 @@ def query_torch() -> Torch:
 
 
 def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
-    """Check the training device, its driver and the requested precision."""
+    """Return a finding about the device, its driver and the configured precision."""
     if driver and torch.cuda and driver.cuda[0] < int(torch.cuda.split(".")[0]):
         # Within a major version, an older driver can run code built for a newer CUDA.
         newest = f"{driver.cuda[0]}.{driver.cuda[1]}"
@@ -93,8 +93,8 @@ def _precision(text: str, torch: Torch, wanted: str) -> Finding:
 
 
 def compiler(torch: Torch, settings: Settings) -> Finding:
-    """Check that the compilers for torch.compile are installed: a C++ compiler on the
-    CPU, or Triton and a C compiler on a GPU."""
+    """Return a finding about the compilers for torch.compile, which needs a C++
+    compiler on the CPU, or Triton and a C compiler on a GPU."""
     wanted = settings.train.compile
     gpu = torch.gpus > 0
     used = gpu if wanted == "auto" else bool(wanted)

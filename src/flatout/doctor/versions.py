@@ -26,8 +26,8 @@ def versions() -> Finding:
 
 
 def judge(python: str, requirements: Iterable[str]) -> Finding:
-    """Check the installed versions against a Python version range and requirements from
-    package metadata."""
+    """Return a finding about the installed versions. `python` is the range of supported
+    Python versions. `requirements` are those in the metadata of the package."""
     here = platform.python_version()
     faults = []
     if not SpecifierSet(python).contains(here, prereleases=True):

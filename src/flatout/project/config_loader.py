@@ -97,8 +97,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return f"-{found}".replace("/", "-of-") if found else ""
 
     def this_run(self) -> dict[str, Any]:
-        """Return `environment`, the name of the environment that defines the data. It
-        is None for the default environment."""
+        """Return a dict with the key `environment`. The value is the name of the
+        environment that defines the data, or None for the default environment."""
         env = (
             self._measured_environment()
             if self.env in SETTINGS_OF_TRAINING

@@ -91,6 +91,7 @@ def is_launched() -> bool:
 
 
 def session_class() -> type[KedroSession]:
-    """Return the session class for the rank of this process."""
+    """Return FollowerSession if this is a launched rank other than 0, else
+    ProjectSession."""
     is_follower = is_launched() and not current_ranks().is_main
     return FollowerSession if is_follower else ProjectSession

@@ -30,7 +30,7 @@ def times(name: str) -> Callable[[Row], str]:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a section with a heading. Empty parts are left out."""
+    """Return a Markdown section with a heading. Empty parts are left out."""
     return "\n\n".join([f"## {title}", *filter(None, parts)])
 
 

@@ -231,8 +231,8 @@ def trials_text(rows: Sequence[Row]) -> str:
 
 
 def with_values(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
-    """Return the columns that have values for `rows`. Columns in IF_THEY_DIFFER are
-    left out if all rows have the same value."""
+    """Return the columns that have a value in at least one row. Columns in
+    IF_THEY_DIFFER are left out if all rows have the same value."""
     values = {head: {row[name] for row in rows} for head, name in columns.items()}
     return {
         head: name

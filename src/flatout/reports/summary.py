@@ -83,8 +83,8 @@ def _next(trained: Report, run: str, others: str) -> Iterator[tuple[str, str]]:
 
 
 def _figures(report: Report, prefix: str, metric: str | None) -> str:
-    """Return up to MOST_FIGURES metrics as text: the loss, `metric`, and the other
-    metrics in the order of the report."""
+    """Return up to MOST_FIGURES metrics with the given prefix as text: the loss,
+    `metric`, and other metrics in the order of the report."""
     named = {
         name.removeprefix(prefix): value
         for name, value in report.items()

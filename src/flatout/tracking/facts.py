@@ -100,8 +100,8 @@ def _user() -> str:
 
 
 def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
-    """Return the parameters among a node's `inputs` under flat names, e.g.
-    `train.loader.num_workers: auto`. Kedro passes some groups as settings objects."""
+    """Return the parameters among a node's `inputs` as texts, keyed by path, such as
+    `train.loader.num_workers`. Kedro passes some groups as settings objects."""
     groups = {
         name.removeprefix(PARAMETERS): (
             value.model_dump() if isinstance(value, SettingsModel) else value

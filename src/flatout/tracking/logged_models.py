@@ -110,7 +110,8 @@ class SampleModel:
 def _load_pyfunc(
     path: str, model_config: dict[str, str] | None = None
 ) -> TextModel | SampleModel:
-    """Load a logged model. MLflow requires this function name."""
+    """Load a logged model as a TextModel if `model_config` contains a task, else as a
+    SampleModel. MLflow requires this function name."""
     if model_config:
         return TextModel(path, model_config["task"])
     from flatout.engine.models.building import load_pretrained
@@ -123,7 +124,8 @@ def _has_adapter(path: str | Path) -> bool:
 
 
 def log_text_model(folder: Path, task: str, run_id: str) -> str:
-    """Log the saved model and tokenizer in `folder` to the run, and return its URI."""
+    """Log the saved model and tokenizer in `folder` to the run, and return the model's
+    URI. `task` is the name of the transformers pipeline."""
     from mlflow.models import infer_signature
 
     is_class = task == "text-classification"
@@ -138,7 +140,7 @@ def log_text_model(folder: Path, task: str, run_id: str) -> str:
 
 
 def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
-    """Log the saved model in `folder` to the run, and return its URI. The file
+    """Log the saved model in `folder` to the run, and return the model's URI. The file
     `example` contains one sample as an array."""
     from mlflow.models import infer_signature
 
@@ -154,8 +156,8 @@ def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
 
 
 def _logged(folder: Path, run_id: str, also: Sequence[str] = (), **options: Any) -> str:
-    """Log `folder` to the run with flatout's code and pinned requirements, and return
-    its URI. `also` names additional required packages."""
+    """Log the model in `folder` to the run with flatout's code and pinned requirements.
+    Return the model's URI. `also` contains additional required packages."""
     import mlflow.pyfunc
     from mlflow.models import Model
 

@@ -77,7 +77,7 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
     versions = sorted(found_there, key=lambda one: int(one.version))
     made = next((one for one in versions if one.source == uri), None)
     if made is None:
-        with redirect_stderr(StringIO()):  # MLflow would print it, too
+        with redirect_stderr(StringIO()):  # MLflow prints a message about the version
             made = mlflow.register_model(uri, name, tags=found.tags)
         versions = [*versions, made]
     alike = [one for one in versions if one.tags.get("token_key") == found.token_key]

@@ -30,7 +30,8 @@ class Tail:
         run has replaced the file."""
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield unread points, each with the byte offset of its end in the file."""
+        """Yield a pair (offset, point) for each unread point. The offset is the number
+        of bytes in the file up to the end of the point's line."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:

@@ -20,7 +20,7 @@ SENT = "sent.json"
 
 @dataclass
 class Sent:
-    """What a store has received of a run. This state is kept in `sent.json`."""
+    """The parts of a run that a store has received, as kept in `sent.json`."""
 
     uri: str
     run_id: str | None = None
@@ -108,7 +108,7 @@ def newest_ns(folder: Path) -> int:
 
 @dataclass
 class RunRecord:
-    """All data of a run for MLflow except its points."""
+    """All data of a run for MLflow except its metric points."""
 
     tracking_uri: str
     experiment: str

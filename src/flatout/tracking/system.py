@@ -73,8 +73,8 @@ class GpuWatch:
         return found
 
     def _others_gib(self, gpu: Any, ours: set[int]) -> float:
-        """Return the GPU memory (GiB) that other programs use. Returns 0 in a
-        container, because process IDs differ there."""
+        """Return the GPU memory (GiB) of processes that are not in `ours`. Returns 0 if
+        the driver lists no process of `ours`: in a container, process IDs differ."""
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
         if not any(process.pid in ours for process in found):
             return 0.0

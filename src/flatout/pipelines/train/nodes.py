@@ -20,6 +20,7 @@ def train_model(
     **groups: Any,
 ) -> dict[str, Any]:
     """Train on `train_rows`, validate on `validation_rows` and test on `test_rows`.
+    Return the best model, the last model, the train report and the training history.
 
     The splits are of type `datasets.Dataset`. `tokenizer` is a
     `PreTrainedTokenizerBase`, or None if the rows are not tokens. `groups` are the

@@ -174,8 +174,8 @@ def _changed_options(
 def _same_content(
     entry: Any, raw: str, key: ContentKey, columns: Columns
 ) -> bool | None:
-    """Return whether the raw rows still have the same digest, or None if they cannot be
-    read."""
+    """Return whether the raw rows still have the digest that `key` contains, or None if
+    the rows cannot be read."""
     if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
         return None
     logger.info("%s has changed: comparing its contents", raw)

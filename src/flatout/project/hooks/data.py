@@ -60,7 +60,7 @@ class DataHooks:
 
     @hook_impl
     def before_node_run(self, inputs: dict[str, Any]) -> None:
-        """Record the state of the raw data if the node reads it."""
+        """Record the state of the raw data if the node reads this data."""
         if self._raw in inputs:
             self._origin = origin_of(self._catalog, self._raw, fetched=True)
 

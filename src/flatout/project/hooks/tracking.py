@@ -178,7 +178,7 @@ class TrackingHooks:
             return
         atexit.unregister(self._end)
         folder.record.model = folder.record.model or self._described
-        if folder.record.tags.get("exit_reason") == "running":  # no better reason
+        if folder.record.tags.get("exit_reason") == "running":  # no other reason is set
             folder.record.tags["exit_reason"] = reason
         if status != "FINISHED" and not (self._node_begun or folder.record.params):
             status = DROPPED  # nothing has been recorded

@@ -140,8 +140,8 @@ def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
 
 
 def _fits(parameter: str, values: Sequence[Any]) -> bool:
-    """Return whether the values are valid for a parameter of FORMS. A completion
-    may be a number. Labels are checked by `_is_score`."""
+    """Return whether the values fit `parameter`, a column parameter in FORMS. Only
+    completions may be numbers. Labels always fit: `_is_score` checks them."""
     if parameter == "label_column":
         return True
     if parameter == "messages_column":
