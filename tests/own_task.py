@@ -15,12 +15,12 @@ class TwoNumbers(Task):
     label_shape = (2,)
 
     def label_fault(self, labels):
-        """Reject lists that do not have two numbers."""
+        """Reject lists that do not contain exactly two numbers."""
         sizes = pc.unique(pc.list_value_length(labels)).to_pylist()
         return None if sizes == [2] else f"lists of {sizes} numbers; give two to each"
 
     def token_label_type(self):
-        """Store lists of a fixed length, which can be read without a copy."""
+        """Store lists of length 2, which can be read without a copy."""
         return pa.list_(pa.float64(), 2)
 
     def config_keys(self):
