@@ -1,4 +1,4 @@
-"""Compare a run's throughput with that of earlier runs of the same work, and list
+"""Compare a run's throughput with that of earlier runs of the same workload, and list
 possible causes of a slowdown.
 
 Earlier runs are stored in a file in the data folder, one run per line.
@@ -28,8 +28,8 @@ from flatout.engine.parameters.other_names import RENAMED
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 BUSY_WAIT_PCT = 10.0
-"""A slow run is excused if it waited for a core for more than this percentage of
-time."""
+"""A run that waited for a CPU core for more than this percentage of the time is
+classified as `busy` instead of `slow`."""
 MIN_WINDOWS = 3
 """The minimum number of timed windows after the warm-up that a comparison needs."""
 
@@ -46,7 +46,8 @@ SYMPTOMS = {
     WAIT: "other programs used the cores",
     "gpu_clock_mhz": "the GPU ran slower: heat, power limit or another clock setting",
 }
-"""Metrics that explain a slower step. All but the clock speed are percentages."""
+"""Metrics that explain a slower step, with the text shown for each. All of them except
+the clock speed are percentages."""
 
 FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
 """Tags that are compared although they are not parameters."""
@@ -78,7 +79,8 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between two runs. `name` is a parameter, a version or a metric."""
+    """A difference between an earlier run (`then`) and the current run (`now`). `name`
+    is the name of a parameter, a version or a metric."""
 
     name: str
     then: str
@@ -113,9 +115,9 @@ class Verdict:
 
 
 def work_key(settings: Settings, token_key: str) -> str:
-    """Return a hash of the model, the tokens and the global batch size. The precision,
-    padding, kernels, loader and devices are not part of the hash, because the guard
-    compares runs that differ in them."""
+    """Return a hash that identifies a workload: the model, the tokens and the global
+    batch size. The precision, padding, kernels, loader and devices are not part of the
+    hash, because the guard compares runs that differ in these settings."""
     model = settings.model.model_dump(mode="json")
     batch = settings.train.global_batch_size
     text = json.dumps([token_key, model, settings.tokenize.max_length, batch])
@@ -141,9 +143,10 @@ def append_run(file: Path, run: TrackedRun) -> None:
 
 
 def choose_baseline(runs: Sequence[TrackedRun], now: TrackedRun) -> TrackedRun | None:
-    """Return the fastest run of the same work on the same device, preferably one with
-    the same precision and number of ranks, because users choose these deliberately. A
-    run that was reported as slow is returned only if there is no other run."""
+    """Return the fastest of `runs` with the same workload on the same device as `now`,
+    or None if there is none. Runs with the same precision and number of ranks are
+    preferred, because users choose these deliberately. A run that was reported as slow
+    is returned only if there is no other run."""
 
     def like_now(runs: Sequence[TrackedRun], *names: str) -> list[TrackedRun]:
         return [r for r in runs if all(r.tags.get(n) == now.tags.get(n) for n in names)]
@@ -156,7 +159,8 @@ def choose_baseline(runs: Sequence[TrackedRun], now: TrackedRun) -> TrackedRun |
 
 
 def typical_rate(rates: Sequence[float]) -> float | None:
-    """Return the median of `rates` (samples/s), or None if there are too few values."""
+    """Return the median of `rates` (samples/s), or None if there are fewer than
+    MIN_WINDOWS values."""
     return median(rates) if len(rates) >= MIN_WINDOWS else None
 
 
@@ -221,9 +225,9 @@ def _cause_outside_settings(
     found: Sequence[Difference],
     settings: GuardSettings,
 ) -> str | None:
-    """Return a cause of the low throughput other than the settings, or None if a
-    setting differs or no cause is known. `upper_pct` is the upper quartile of the
-    windows' throughput as a percentage of the baseline's throughput."""
+    """Return a cause of the low throughput other than the settings. Return None if a
+    setting in `found` differs, or if no cause is known. `upper_pct` is the upper
+    quartile of the windows' throughput as a percentage of the baseline's throughput."""
     if any(d.is_setting and not d.name.startswith("git_") for d in found):
         return None
     wait_pct = now.figures.get(WAIT, 0.0)
@@ -249,8 +253,8 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
 
 
 def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
-    """Return the metrics that differ, largest ratio first, followed by the settings
-    that differ, sorted by name."""
+    """Return the differences between two runs: first the metrics that explain a
+    slowdown, largest ratio first, then the settings that differ, sorted by name."""
     before, after = _facts(then), _facts(now)
     found = [_changed_figure(name, then, now) for name in SYMPTOMS]
     measured = [d for d in found if d and (d.ratio or 0.0) > SYMPTOM_LIMIT]

@@ -42,8 +42,8 @@ class ArrayFiles:
 
     path: Path
     inputs: tuple[str, ...]
-    """Names of columns of a table, or of the array in a .npz or HDF5 file. If empty,
-    everything except the label is used."""
+    """Names of the input columns of a table, or of the input array in a .npz or HDF5
+    file. If empty, all columns or arrays except the label are used."""
     label: str | None
     """Name of the column or array that contains the labels."""
     is_labelled: bool = True
@@ -163,7 +163,8 @@ class ArrayFiles:
 
 
 def _labels_one_dim(file: Path, labels: Any) -> Any:
-    """Return labels (N,), reshaped if they are (N, 1). Raises ArraysError otherwise."""
+    """Return labels of shape (N,) or (N, 1) as (N,). Raises ArraysError if `labels` has
+    any other shape."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0]
     if labels.ndim != 1:
@@ -213,8 +214,9 @@ def open_source(
     *,
     is_labelled: bool = True,
 ) -> ArraySource:
-    """Open a file or folder of samples. `label` is the name of the label column. If
-    `is_labelled` is True, labels are required. If it is False, labels are not read."""
+    """Return a source of the samples in the file or folder `path`. `label` is the name
+    of the label column. If `is_labelled` is True, labels are required. If it is False,
+    labels are not read. `own` contains the options for arrays or for images."""
     if isinstance(own, ArraySettings):
         return ArrayFiles(path, tuple(own.inputs), label, is_labelled)
     from flatout.engine.arrays.image_files import ImageFiles

@@ -42,7 +42,7 @@ SPLIT_NAMES = frozenset(
 
 @dataclass
 class ImageFiles:
-    """A source of images. Threads decode the images of one window at a time."""
+    """A source of images. The images of each window are decoded in parallel threads."""
 
     path: Path
     label: str | None
@@ -71,8 +71,9 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def facts(self) -> dict[str, Any]:
-        """Return the time that slow transforms take. For a folder, also return the
-        class folders without images and the number of files that are not images."""
+        """Return facts for the split report: the milliseconds per image of each slow
+        transform and, if the source is a folder, the class folders without images and
+        the number of files that are not images."""
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}
         if not self.path.is_dir():
             return found
@@ -110,7 +111,7 @@ class ImageFiles:
 
     @cached_property
     def _listed(self) -> list[tuple[Path, Any, str | None]]:
-        """The file, the label and the rejection reason (or None) of each image. Raises
+        """A tuple (file, label, rejection reason or None) for each image. Raises
         ArraysError if there are no images."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
@@ -123,9 +124,10 @@ class ImageFiles:
         raise ArraysError(f"{self.path} names no image: it has columns but no rows")
 
     def _manifest(self) -> Iterator[tuple[Path, Any, str | None]]:
-        """Yield the file, the label and the rejection reason (or None) of each manifest
-        row. If the file name is rejected, the file is a placeholder that contains the
-        row number. Raises ArraysError or RawTextsError if the manifest is unusable."""
+        """Yield the file, the label and the rejection reason (or None) of each row of
+        the manifest. If the file name itself is rejected, the yielded path is a
+        placeholder that contains the row number. Raises ArraysError or RawTextsError if
+        the manifest cannot be used."""
         is_table = self.path.suffix.lower() in tables.ENDINGS
         table = tables.table(self.path) if is_table else TextFiles(self.path)
         places = {"images.image_column": self.image_column}
@@ -142,8 +144,8 @@ class ImageFiles:
                 yield file_below(self._root, own), label, fault
 
     def _read(self, batch: RawBatch) -> Iterator[tuple[str | None, Any, str | None]]:
-        """Yield the file name, the label and the rejection reason (or None) of each
-        row. A rejected value is None."""
+        """Yield the file name, the label and the rejection reason (or None) of each row
+        of `batch`. A file name or label that is rejected is None."""
         faults = Faults()
         names = read_text(batch, self.image_column, faults).to_pylist()
         unread = faults.reasons.copy()
@@ -191,8 +193,8 @@ def _check_classes(path: Path, names: set[str]) -> None:
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """Return the path of a file listed in a manifest, without following links. Raises
-    ArraysError if the name leads out of `root`."""
+    """Return the path of the file `name`, which a manifest in `root` lists. Links are
+    not followed. Raises ArraysError if the path is outside `root`."""
     file, folder = (Path(os.path.abspath(path)) for path in (root / str(name), root))
     if not file.is_relative_to(folder):
         raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")

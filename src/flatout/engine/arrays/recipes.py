@@ -1,4 +1,4 @@
-"""Recipes for fixed-shape rows, with content keys of their data and options."""
+"""Recipes for rows of a fixed shape, and the content keys of these rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SamplesRecipe(PlanRecipe, ArrowRecipe):
 
     def facts(self) -> dict[str, Any]:
         """Return the shape, means, standard deviations and class counts of the rows.
-        They are complete after the last batch."""
+        The dict is empty until the last batch has been yielded."""
         return self._facts
 
     @cached_property
@@ -68,9 +68,10 @@ def array_recipes(
     own: ArraySettings | ImageSettings,
     model: ModelSettings,
 ) -> dict[str, Any]:
-    """Return the recipes for the three splits, the rejected rows and the report, and
-    the label names. Raises ArraysError or SplitError if the samples cannot be used, and
-    SettingsError if the parameters do not fit the samples."""
+    """Return a dict with a recipe for each of the three splits, for the `rejected` rows
+    and for the `report`, and with the `label_names`. Raises ArraysError or SplitError
+    if the samples cannot be used, and SettingsError if the parameters do not fit
+    them."""
     for name in TEXT_ONLY:
         if column := getattr(split, name):
             raise SettingsError(
@@ -103,7 +104,8 @@ def array_recipes(
 def changes_since(
     stored: ContentKey, source: ArraySource, split: SplitSettings, model: ModelSettings
 ) -> list[str]:
-    """Describe what has changed since the rows with the key `stored` were created."""
+    """Return a description of each input that has changed since the rows with the key
+    `stored` were created. The list is empty if nothing has changed."""
     key = _key(stored.fields.get("result"), source, split, model)
     return [] if key.describes(stored) else key.changes_since(stored)
 

@@ -76,7 +76,8 @@ class SampleSplit(SplitPlan):
         self, window: Window, shape: tuple[int, ...] | None
     ) -> tuple[Any, dict[int, str]]:
         """Return the labels (n,) of a window's rows, and a mapping from the index of
-        each rejected row to the reason."""
+        each rejected row to the reason. Samples must have the shape `shape`, if it is
+        known."""
         count, kind = len(window.values), self.task.label_type
         faults = window.faults_for(shape)
         if kind is None:
@@ -109,7 +110,8 @@ class SampleSplit(SplitPlan):
         return with_files(pa.record_batch(columns), files, window.values.shape)
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """Select rows with NumPy, because Arrow's filter copies values one by one."""
+        """Return the rows of `batch` selected by `mask` (n,). The samples are selected
+        with NumPy, because Arrow's filter copies values one by one."""
         if INPUTS not in batch.schema.names:
             return super()._chosen(batch, mask)
         values = values_in(batch.column(INPUTS))[mask]
@@ -150,15 +152,15 @@ class _Values:
         self._high: Any = -np.inf
 
     def shape_with(self, window: Window) -> tuple[int, ...] | None:
-        """Return the shape of a sample, set by the first window with a readable sample,
-        or None if no sample has been read yet."""
+        """Return the shape that all samples must have, or None if no sample has been
+        readable so far. The first window with a readable sample sets the shape."""
         has_values = window.values[:1].size and len(window.faults) < len(window.values)
         if self.shape is None and has_values:
             self.shape = window.values.shape[1:]
         return self.shape
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Update the range with n usable samples (n, ...)."""
+        """Update the dtypes and the range with n usable samples (n, ...)."""
         self._dtypes.add(values.dtype)
         if values.dtype == np.float64:
             self._low = np.minimum(self._low, values.min(0))
@@ -166,9 +168,9 @@ class _Values:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the stored samples: uint8 if all files have this dtype, float64
-        if float32 is too coarse (it rounds today's Unix times to multiples of 128 s),
-        otherwise float32."""
+        """The dtype of the stored samples. It is uint8 if all samples are uint8,
+        float64 if float32 is too coarse, and float32 otherwise. For example, float32
+        rounds current Unix times to multiples of 128 s."""
         spread = np.maximum(self._high - self._low, 0)
         largest = np.maximum(np.abs(self._high), np.abs(self._low))
         step = np.finfo(np.float32).eps * np.where(spread > 0, largest, 0)
@@ -179,12 +181,13 @@ class _Values:
 
     @property
     def have_final_dtype(self) -> bool:
-        """Return whether all samples were hashed with the final dtype."""
+        """Return whether the samples of all windows were hashed as `dtype` values."""
         return {stored_as(found) for found in self._dtypes} <= {self.dtype}
 
 
 def stored_as(dtype: Any) -> Any:
-    """Return the dtype for storing `dtype` values: float32 if it is precise enough."""
+    """Return the dtype in which `dtype` values are hashed first and usually stored:
+    uint8 for uint8, and float32 for all other dtypes."""
     return dtype if dtype == np.uint8 else np.dtype(np.float32)
 
 
@@ -195,8 +198,8 @@ def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
 
 
 def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
-    """Return labels (n,) as an Arrow array of type `kind`, and the reasons why labels
-    are invalid. The rules are the same as for text data."""
+    """Return `given` (n,) as an Arrow array of type `kind`, and the reasons why some of
+    the labels are invalid. The rules are the same as for text data."""
     labels, kinds = column_of_mixed([_plain(label) for label in given])
     batch = RawBatch("", np.arange(len(labels)), {LABEL: labels}, {LABEL: kinds})
     faults = Faults()
@@ -204,16 +207,17 @@ def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Faults]:
 
 
 def _plain(label: Any) -> Any:
-    """Decode bytes, which HDF5 uses for strings, and strip surrounding whitespace.
-    Bytes that are not UTF-8 become surrogates, which are rejected as invalid."""
+    """Return a label with bytes decoded and surrounding whitespace stripped. (HDF5
+    stores strings as bytes.) Bytes that are not UTF-8 become surrogates, so the label
+    is rejected later."""
     if isinstance(label, bytes):
         label = label.decode(errors="surrogateescape")
     return str(label).strip() if isinstance(label, (str, bool)) else label
 
 
 def label_names_of(source: ArraySource, task: Task) -> list[str]:
-    """Return the distinct label names in the order of ordered_names. If labels are not
-    names, return an empty list."""
+    """Return the distinct valid label names of a source, sorted by `ordered_names`. If
+    the labels of the task are not names, return an empty list."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
     labels, faults = _read_labels(list(source.labels()), task.label_type)

@@ -87,8 +87,8 @@ class Files:
 
     @cached_property
     def state(self) -> str:
-        """Hash of the name, size, mtime, ctime and inode of each file. It changes if a
-        file is replaced, even by a file of the same size and modification time."""
+        """Hash of the name, size, mtime, ctime and inode of each file. The hash changes
+        if a file is replaced, even by a file of the same size and mtime."""
         stats = ((name_in(self.root, file), file.stat()) for file in self.paths)
         facts = [
             (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
@@ -147,7 +147,7 @@ class ArraySource(Protocol):
         """All files that the source reads."""
 
     def facts(self) -> dict[str, Any]:
-        """Return facts for the report, once all rows have been read."""
+        """Return facts for the split report. Call this after reading all rows."""
 
     def labels(self) -> Iterator[Any]:
         """Yield the labels of all rows, if any, without reading the samples."""
@@ -192,7 +192,8 @@ def _raise(error: OSError) -> None:
 
 
 def name_in(path: Path, file: Path) -> str:
-    """Return the name of a file below `path`, used in messages."""
+    """Return the path of `file` relative to the folder `path`, or the name of `file` if
+    both paths are equal."""
     return file.name if path == file else file.relative_to(path).as_posix()
 
 

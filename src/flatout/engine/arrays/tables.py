@@ -27,7 +27,8 @@ NOT_UNICODE = "\udcff"
 
 
 def table(file: Path) -> TextFiles:
-    """Return a reader for a table. A CSV file's delimiter is read from its header."""
+    """Return a reader for a table. A CSV file's delimiter is guessed from its header:
+    the most frequent character among DELIMITERS."""
     with file.open("rb") as opened:
         head = opened.readline(HEAD_BYTES).decode(errors="replace")
     return TextFiles(file, Format(delimiter=max(DELIMITERS, key=head.count)))
@@ -58,7 +59,8 @@ def labels(batch: RawBatch, name: str) -> list[Any]:
 
 def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
     """Return a column as numbers (n,), and a mask (n,) of missing or invalid values.
-    Raises ArraysError if most values of the first batch are not numeric."""
+    Raises ArraysError if the column's type is not numeric, or if a text column has more
+    invalid values than numbers in the first batch of a file."""
     column = batch.columns[name]
     if pa.types.is_null(column.type):
         column = column.cast(pa.float32())
@@ -82,8 +84,9 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Return samples from a column of lists of any depth. Rows whose shape is not the
-    most common one are unusable: also return the reason by row index."""
+    """Return samples (n, ...) from a column of n lists of any depth, and a mapping from
+    the index of each unusable row to the reason. Rows of other than the most common
+    shape are unusable."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = Counter(row.shape for row in rows if row is not None)
     shape = shapes.most_common(1)[0][0] if shapes else (0,)

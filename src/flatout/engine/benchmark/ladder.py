@@ -2,12 +2,12 @@
 
 Each optimisation is a rung. Common tips come first, in the order of the guides that
 recommend them, followed by flatout's own optimisations. Each rung is added to the rungs
-kept so far, and its windows alternate with theirs. A rung that makes training slower is
-reported, but left out of the rungs above it. At the end, all kept rungs together are
-compared with the slow configuration. If a larger global batch was kept, the rungs that
-do not change the optimisation are first compared with it on their own. Finally, each
-kept rung is left out once, and the remaining rungs are compared with all kept rungs
-(leave-one-out).
+kept so far. Windows with and without the new rung alternate. A rung that makes training
+slower is reported, but the rungs above it are measured without it. At the end, all kept
+rungs together are compared with the slow configuration. If a larger global batch was
+kept, the slow configuration is first compared with only those kept rungs that do not
+change the optimisation. Finally, each kept rung is left out once, and the remaining
+rungs are compared with all kept rungs (leave-one-out).
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class Step:
     name: str
     samples_per_s: float | None
     individual: float | None
-    """Throughput relative to the rungs kept so far, from alternating windows."""
+    """Throughput with this rung relative to the throughput with only the rungs kept so
+    far, from alternating windows."""
     cumulative: float | None
     """Throughput relative to the slow configuration. It is the product of all kept
     rungs' gains, except in the final comparisons, which measure it directly."""
     spread_pct: float | None
-    """Interquartile range of these ratios divided by their median, in percent. The
-    first row, which has no ratios, has the spread of its throughput instead: (highest -
-    lowest) / median."""
+    """Interquartile range of the ratios of alternating windows divided by their median,
+    in percent. The first row has no ratios. It contains the spread of its throughput
+    instead: (highest - lowest) / median."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -59,7 +60,8 @@ class Step:
     the configured global batch size."""
     leave_one_out_spread_pct: float | None = None
     leave_one_out_note: str = ""
-    """The rungs left out together with this one, or why there is no ratio."""
+    """Names the rungs left out together with this one, or explains why there is no
+    ratio."""
 
 
 @dataclass
@@ -71,7 +73,8 @@ class LadderState:
     """The product of the gains of all kept rungs."""
 
     def complete(self, rung: Rung) -> Rung:
-        """Return `rung` with its required changes, except those already in effect."""
+        """Return a copy of `rung` with the changes that it needs and that are not yet
+        in effect added to its own changes."""
         now = {**SLOW, **self.changes}
         missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
         changes = {**missing, **rung.changes}
@@ -85,7 +88,7 @@ class LadderState:
 
 
 SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
-"""Columns of a trial that hold the resolved values of settings."""
+"""Columns of a trial that contain the resolved values of settings."""
 
 
 def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
@@ -101,8 +104,8 @@ def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
-    """Measure each rung in an end-to-end trial, and yield its row. The rows of kept
-    optimisations are yielded again with `leave_one_out`."""
+    """Measure each rung in an end-to-end trial, and yield its row. At the end, the rows
+    of kept rungs are yielded a second time with `leave_one_out` filled in."""
     chosen, climb = rungs(bench.settings), LadderState()
     kept: list[tuple[Rung, Step]] = []
     slowest = with_changes(bench.settings, SLOW)
@@ -145,8 +148,8 @@ def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
 def leave_one_out(
     measured: Callable[..., Any], kept: list[tuple[Rung, Step]]
 ) -> Iterator[Step]:
-    """Leave out one kept rung at a time, compare the others with all kept rungs, and
-    yield the rung's row with the ratio of the throughputs."""
+    """For each kept rung, compare training with all kept rungs to training without this
+    rung. Yield the row of the rung with the ratio of the throughputs filled in."""
     chosen = [rung for rung, _ in kept]
     top, _ = without(chosen)
     for rung, step in (pair for pair in kept if not pair[0].changes_optimisation):
@@ -169,7 +172,7 @@ def without(
     kept: Iterable[Rung], left_out: Rung | None = None
 ) -> tuple[Changes, list[str]]:
     """Return the changes of all kept rungs except `left_out` and the rungs that require
-    it, and the names of the rungs that require it."""
+    `left_out`, and the names of the rungs that require it."""
     climb, names = LadderState(), []
     for rung in kept:
         completed = climb.complete(rung)
@@ -197,7 +200,8 @@ def _step(
     *,
     kept: bool,
 ) -> Step:
-    """Return the row of a rung. `gained` is the product of the gains kept so far."""
+    """Return the row of a rung. `individual` is the gain of this rung, and `gained` is
+    the product of the gains of the rungs kept so far."""
     return Step(
         rung=number,
         name=rung.name,

@@ -29,7 +29,8 @@ class BenchmarkError(RuntimeError):
 
 
 def summarise(search: Search) -> dict[str, Any]:
-    """Return the content of benchmark_summary.json: everything except the tables."""
+    """Return the content of benchmark_summary.json: all results of the benchmark except
+    the tables of trials and rungs."""
     bench, recommended = search.bench, search.recommended
     return {
         "mode": bench.options.mode,
@@ -137,7 +138,8 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
-    """Return whether `trial` succeeded with the parameters and devices of `wanted`."""
+    """Return whether `trial` measured the throughput of the same parameters on the same
+    number of devices as `wanted`, and succeeded."""
     one, other = (tuned_parameters(bench.settings, t) for t in (trial, wanted))
     return (
         trial.ok

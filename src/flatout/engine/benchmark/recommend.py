@@ -64,7 +64,8 @@ def time_to_train(
     rows: int, epochs: float, before: TrialResult | None, after: TrialResult | None
 ) -> dict[str, Any] | None:
     """Return how many hours all training steps take with the settings of `before` and
-    of `after`. Evaluation, checkpoints and start-up are not included."""
+    of `after`, or None if `after` is None. Evaluation, checkpoints and start-up are not
+    included."""
     if after is None:
         return None
     hours = [
@@ -76,8 +77,8 @@ def time_to_train(
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
     """Return nested parameters that make training run exactly as `trial` ran. Each
-    `auto` is replaced by its value in the trial, as it could resolve differently next
-    time."""
+    `auto` is replaced by its resolved value in the trial, because `auto` could resolve
+    to another value next time."""
     found: dict[str, Any] = {
         "runtime": {"precision": trial.precision},
         "train": {

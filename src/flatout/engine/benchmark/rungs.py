@@ -41,7 +41,8 @@ class Rung:
     name: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Required changes, added if the rung that makes them was left out."""
+    """Changes that this rung requires. They are added to `changes` if the earlier rung
+    with these changes was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 
@@ -112,8 +113,8 @@ def _own_rungs(gpu: bool) -> list[Rung]:
 
 
 def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
-    """Return rungs with larger global batches. They come last and are marked, because
-    they change the optimisation."""
+    """Return rungs with larger global batches. These rungs come last and are marked
+    with `changes_optimisation`."""
     wanted = settings.train.global_batch_size
     sizes = [wanted] if wanted > slow_batch else []
     if gpu:

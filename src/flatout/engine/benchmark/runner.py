@@ -36,7 +36,7 @@ to 60 s, and a dozen trials with a warm compilation cache took 290 s."""
 
 
 Watch = Callable[[TrialResult], None]
-"""Called with the result of each trial."""
+"""A function that is called with the result of each trial."""
 
 
 UNPAIRED = "unpaired"
@@ -164,7 +164,7 @@ class Bench:
     def compare(
         self, base: Settings, number: int, label: str, changes: Changes, below: Changes
     ) -> tuple[TrialResult, float | None]:
-        """Compare `base` with `changes` to `base` with `below` on one device.
+        """Compare `changes` with `below`, both applied to `base`, on one device.
 
         Return the end-to-end trial of `changes`, and its throughput relative to
         `below`. Each configuration has a process of its own, and the windows of the two

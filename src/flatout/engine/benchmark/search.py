@@ -1,4 +1,4 @@
-"""The benchmark modes, which decide which trials to run, and the results of a mode."""
+"""The benchmark modes, each of which decides which trials to run, and their results."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Search:
 
     @property
     def picks(self) -> dict[str, TrialResult | None]:
-        """The recommended trials by name (see `recommend.pick`). All are None if the
-        mode makes no recommendations or the search was interrupted."""
+        """The trials that `recommend.pick` chooses, by name. All are None if the mode
+        makes no recommendations or the search was interrupted."""
         bench, options = self.bench, self.bench.options
         if options.mode not in ADVISES or not self.complete:
             return dict.fromkeys(PICKS)
@@ -115,8 +115,9 @@ def profile_best(search: Search) -> None:
 
 
 def run_grid(search: Search) -> None:
-    """Run every combination of the listed values end to end. A combination is skipped
-    if the same values with a smaller batch ran out of memory."""
+    """Run every combination of the values listed in the `benchmark` parameters end to
+    end. A combination is skipped if the same values with a smaller batch ran out of
+    memory."""
     bench = search.bench
     plan = _combinations(bench)
     logger.info("%d combinations", len(plan))

@@ -23,7 +23,7 @@ CONFIGURED = "as configured"
 GAIN = 1.02
 """A change must speed up training by this factor. Smaller gains may be noise."""
 LOADER_MARGIN = 1.5
-"""How many times as fast as the steps the loader must be when it runs alone."""
+"""The loader, measured alone, must be at least this many times as fast as the steps."""
 FREE_LOADER = 20.0
 """If the loader without workers is this many times as fast as the steps, no workers are
 needed, because building a batch takes less than 5 % of a step's time."""
@@ -79,7 +79,8 @@ def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
 
 
 def explore_steps(bench: Bench, changes: Changes) -> Changes:
-    """Measure compute alone, one setting after another, and keep each improvement."""
+    """Measure compute alone, one setting after another. Return `changes` together with
+    each change that makes the steps faster."""
     best = bench.run("compute", changes, label="compute alone, as configured")
     if not best.ok:
         return changes
@@ -127,7 +128,8 @@ def gains(trial: TrialResult, best: TrialResult) -> bool:
 
 
 def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:
-    """Measure the best step options end to end, with enough workers for the steps."""
+    """Measure the step options `changes` end to end, with enough loader workers. Return
+    the fastest result, which may be `configured`, or None if all trials fail."""
     best = Tuned(configured, configured, {}, configured.rate) if configured.ok else None
     for workers in enough_workers(bench, changes):
         if workers in (None, configured.num_workers):
@@ -146,8 +148,8 @@ def _end_to_end(
     bench: Bench, configured: TrialResult, label: str, changes: Changes
 ) -> tuple[TrialResult, float]:
     """Return an end-to-end trial and its throughput in samples/s. On one device, the
-    trial alternates with the configured settings. Its throughput is scaled to the
-    host's speed during the first trial of these settings, because the speed drifts."""
+    trial alternates with the configured settings, and the throughput is the measured
+    ratio times the throughput of `configured`, because the host's speed drifts."""
     if bench.processes > 1 or not configured.ok:
         trial = bench.run("end_to_end", changes, label=label)
         return trial, trial.rate
@@ -158,8 +160,8 @@ def _end_to_end(
 
 def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]:
     """Return the numbers of loader workers that are worth an end-to-end trial: 0 if
-    building batches is nearly free, and the smallest number whose throughput is well
-    above that of the steps. None stands for the configured number."""
+    building batches is nearly free, and the smallest number with which the loader is
+    LOADER_MARGIN times as fast as the steps. None stands for the configured number."""
     steps = [t.rate for t in bench.results if t.kind == "compute" and t.ok]
     needed = max(steps, default=0.0)
     chosen: list[int | None] = []
@@ -186,7 +188,8 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
 
 
 def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Return 1/2, 1/4, ... of the tokens in a global batch, down to the longest row."""
+    """Return token budgets of 1/2, 1/4, ... of a global batch's tokens (or of the
+    resolved budget, if it is smaller), down to the length of the longest row."""
     facts = bench.rows.facts
     mean = bench.settings.train.global_batch_size * facts.mean_length
     # With a margin of 20 %, most batches are split into as many parts as an average
@@ -197,7 +200,8 @@ def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
 
 
 def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Return 2, 4, ... times the resolved budget, up to a whole global batch."""
+    """Return 2, 4, ... times the resolved token budget, up to the budget with which a
+    whole global batch fits into one micro-batch."""
     resolved, facts = int(first.token_budget), bench.rows.facts
     longest_batch = bench.settings.train.global_batch_size * facts.longest
     budgets = [resolved * 2**power for power in range(1, 6)]

@@ -1,8 +1,9 @@
 """Read raw texts, reject invalid rows with a reason, and assign the others to splits.
 
 `readers/` and `sessions/` read files, and `raw_texts.py` defines their common output.
-`columns.py` maps columns to their roles, `column_checks.py` and `forms.py` read their
-values, and `rows.py` validates the rows. `row_facts.py` keeps the data that `split.py`
-needs to assign splits. Texts are split in `split_recipes.py`, arrays and images in
-`flatout.engine.arrays`. `labels.py` and `split_report.py` write the reports.
+`columns.py` maps columns to their roles, `column_checks.py` and `forms.py` read the
+values of columns, and `rows.py` validates the rows. `row_facts.py` collects the data
+from which `split.py` assigns rows to splits. `split_recipes.py` creates the splits of
+texts, and `flatout.engine.arrays` creates the splits of arrays and images. `labels.py`
+and `split_report.py` create the reports.
 """

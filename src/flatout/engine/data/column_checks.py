@@ -21,7 +21,8 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Faults:
-    """Reasons why rows of a batch are rejected. Only the first one per row is kept."""
+    """Reasons why rows of a batch are rejected. Only the first reason per row is
+    kept."""
 
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The column and the reason of each rejected row, by row index."""
@@ -33,7 +34,7 @@ class Faults:
             self.reasons.setdefault(row, (column, f"{column} {reason}"))
 
     def add_texts(self, column: str, found: Sequence[Any]) -> list[Any]:
-        """Reject each row whose element in `found` (N,) is a str, and use it as the
+        """Reject each row whose element in `found` (N,) is a str, with this str as the
         reason. Return `found` with these elements replaced by None."""
         for row, one in enumerate(found):
             if isinstance(one, str):
@@ -42,7 +43,8 @@ class Faults:
 
 
 def named(array: Any) -> Any:
-    """Return the plain values of an array, with null instead of NaN."""
+    """Return an Arrow array as plain values (see `plain_values`), with null instead of
+    NaN."""
     array = plain_values(array)
     missing = array.is_null(nan_is_null=True)
     if missing.true_count == array.null_count:
@@ -51,9 +53,9 @@ def named(array: Any) -> Any:
 
 
 def python_values(batch: RawBatch, name: str, faults: Faults) -> list[Any]:
-    """Return the N values of a column as Python objects, with None for objects that
-    are neither texts, numbers nor lists. Values that are not valid UTF-8 are rejected
-    and become None."""
+    """Return the N values of a column as Python objects. An object that is neither a
+    text, a number nor a list becomes None. A value that is not valid UTF-8 is rejected
+    and becomes None."""
     array = plain_values(batch.columns[name])
     try:
         values = list(array.to_pylist())
@@ -95,7 +97,8 @@ def is_text(kind: Any) -> bool:
 
 
 def read_text(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return a text column as Arrow strings, with null for rejected values."""
+    """Return a text column as Arrow strings. Missing, empty and unreadable values are
+    rejected."""
     array, kinds = named(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
         faults.add(name, array.is_null(), "is missing")
@@ -122,7 +125,8 @@ INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
 
 
 def _is_blank(texts: Any) -> Any:
-    """Return a mask of the texts that are not missing but have no visible character."""
+    """Return a mask that is True for each text without a visible character. It is False
+    for missing texts."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     unseen = pc.match_substring_regex(texts, INVISIBLE)
     return pc.or_(blank, unseen).fill_null(False)
@@ -152,7 +156,8 @@ def read_label(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> A
 
 
 def _read_list(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:
-    """Read lists of names or numbers, which may also be given as JSON text."""
+    """Return lists of names or numbers as an Arrow array of `label_type`. A list may
+    also be given as JSON text."""
     array = batch.columns[name]
     given = python_values(batch, name, faults)
     values = [_list(value, label_type) for value in given]
@@ -176,7 +181,8 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
 
 
 def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read class names. Texts are kept as they are. Floats such as 1.0 become `1`."""
+    """Return the class names in a column as Arrow strings. Texts are not changed, and
+    floats such as 1.0 become `1`. Missing and empty values are rejected."""
     array = named(batch.columns[name])
     if pa.types.is_floating(array.type):
         array = _names_of_floats(array)
@@ -190,7 +196,8 @@ def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 
 def _named_values(batch: RawBatch, array: Any, name: str, faults: Faults) -> Any:
-    """Reject missing values and values that are neither texts nor numbers."""
+    """Return `array` with bytes decoded to text. Missing values, and values that are
+    neither texts nor numbers, are rejected."""
     kinds = batch.kinds.get(name, np.full(len(batch.rows), Kind.TEXT, np.uint8))
     faults.add(name, kinds == Kind.BAD_UNICODE, "is not valid Unicode")
     faults.add(name, kinds == Kind.OTHER, "is neither text nor a number")
@@ -200,7 +207,7 @@ def _named_values(batch: RawBatch, array: Any, name: str, faults: Faults) -> Any
 
 
 def _names_of_floats(array: Any) -> Any:
-    """Convert floats to class names. Equal numbers get the same name in all blocks."""
+    """Return floats as class names. Equal numbers have the same name in all batches."""
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     encoded = array.dictionary_encode()
@@ -210,7 +217,8 @@ def _names_of_floats(array: Any) -> Any:
 
 
 def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read the names of groups: texts, numbers or other single values."""
+    """Return the group names in a column, which may be texts, numbers or other single
+    values. Missing and empty values are rejected."""
     array = _named_values(batch, named(batch.columns[name]), name, faults)
     if is_text(array.type):
         # Otherwise, all rows with an empty cell would form one group.
@@ -219,7 +227,8 @@ def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 
 def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Read regression targets: finite numbers, or texts that contain a number."""
+    """Return a column of finite numbers, or of texts that contain a number, as an Arrow
+    array of float64. Other values are rejected."""
     array = plain_values(batch.columns[name])
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
@@ -235,7 +244,8 @@ def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 
 def read_score(batch: RawBatch, name: str, lowest: int, faults: Faults) -> Any:
-    """Read scores, which must be between `lowest` and 1."""
+    """Return a column of scores as an Arrow array of float64. Scores that are not
+    between `lowest` and 1 are rejected."""
     scores = read_number(batch, name, faults)
     numbers = scores.to_numpy()
     wrong = f"is not between {lowest} and 1: divide all by the largest"

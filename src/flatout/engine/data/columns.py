@@ -28,8 +28,8 @@ COMPARED = {
     "pairs": ("needs pairs", "positive"),
     "ranking": ("ranks passages", "passage"),
 }
-"""Forms that compare two texts. Each has a phrase about its tasks for error messages,
-and a name for its second text."""
+"""Forms that compare two texts. The values are a phrase about the form's tasks for
+error messages, and the name of the second text."""
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
@@ -108,8 +108,9 @@ class Columns:
         )
 
     def among(self, present: Sequence[str]) -> Columns:
-        """Return a copy for a file with the columns `present`. Scores are optional for
-        pairs, so the default label column of pairs is left out if the file lacks it."""
+        """Return the columns to read from a file that has the columns `present`. Scores
+        are optional for pairs, so the default label column of pairs is left out if the
+        file lacks this column."""
         optional = self.form == "pairs" and self.label == DEFAULT_LABEL
         absent = optional and self.label not in present
         return replace(self, label=None) if absent else self
@@ -149,8 +150,8 @@ class Columns:
         return pa.schema([*fields, ("source_row", pa.int64())])
 
     def check_present(self, raw: RawTexts) -> None:
-        """Raise RawTextsError if columns are missing or contradict each other. The
-        message lists the missing and the existing columns."""
+        """Raise RawTextsError if `raw` lacks a column, or if parameters contradict each
+        other. The message lists the missing and the existing columns."""
         second = "passage" if self.form == "ranking" else "text_pair"
         wanted = {
             f"split.{FIRST_COLUMNS.get(self.form, 'text_column')}": self.text,
@@ -230,7 +231,8 @@ def column_faults(
 
 
 def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
-    """Return a hint if a wanted column is part of a folder name (`label=good`)."""
+    """Return a hint if the name of a wanted column is part of a folder name, such as
+    `label=good`, or an empty text."""
     parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
     names = {f"{name}=" for name in wanted.values()}
     found = sorted(p for p in parts if p[: p.find("=") + 1] in names)
@@ -240,7 +242,8 @@ def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
 
 
 def _near(name: str, present: Sequence[str]) -> str:
-    """Suggest the most similar column name, ignoring case and surrounding spaces."""
+    """Return a text that suggests the column name most similar to `name`, ignoring case
+    and surrounding spaces, or an empty text if no name is similar."""
     forms = {other.strip().casefold(): other for other in present}
     near = difflib.get_close_matches(name.strip().casefold(), forms, n=1, cutoff=0.4)
     return f" (did you mean {forms[near[0]]!r}?)" if near else ""

@@ -16,11 +16,12 @@ from flatout.engine.parameters.faults import first_line
 
 Given = Sequence[int] | str
 KNOWN = 0.5
-"""Fraction of the rows in the file that must also be in the raw data."""
+"""At least this fraction of the rows in a file of dropped rows must occur in the raw
+data."""
 
 
 def drop_key(given: Given) -> Any:
-    """Return the value that represents `split.drop_rows` in a content key. Raises
+    """Return the value for `given` (`split.drop_rows`) in a content key. Raises
     SettingsError if `given` is a file that cannot be read."""
     if isinstance(given, str):
         return xxhash.xxh3_128_hexdigest(np.sort(_hashes(given)).tobytes())
@@ -28,9 +29,9 @@ def drop_key(given: Given) -> Any:
 
 
 def drop(codes: Codes, facts: RowFacts, given: Given, raw_name: str) -> None:
-    """Set the code of the rows in `split.drop_rows` to DROPPED in `codes` (N,). If
-    `given` is a file, only rows of the train split are dropped. Raises SettingsError if
-    the data does not have these rows."""
+    """Set the code in `codes` (N,) of each row listed in `given` (`split.drop_rows`) to
+    DROPPED. If `given` is a file, only rows of the train split are dropped. Raises
+    SettingsError if the data does not contain the listed rows."""
     if not isinstance(given, str):
         codes[np.isin(facts.rows, _numbers(facts, given, raw_name))] = DROPPED
         return

@@ -27,14 +27,14 @@ from flatout.engine.data.raw_texts import RawBatch, name_of
 from flatout.engine.files.content_key import plain_values
 
 ASSISTANT = "assistant"
-"""The role whose messages are the training targets."""
+"""Messages with this role are the training targets."""
 WORD = re.compile(r"\w+|[^\w\s]")
 """Matches the words and punctuation marks of a plain text."""
 
 
 def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return N texts of words separated by single spaces, with null for rejected rows.
-    Values may be lists, JSON lists or plain texts."""
+    """Return the words of each row as a text with single spaces between them, or null
+    for rejected rows. The column may contain lists, JSON lists or plain texts."""
     rows = [_words(name, value) for value in python_values(batch, name, faults)]
     return _texts(faults.add_texts(name, rows))
 
@@ -42,7 +42,8 @@ def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
 def read_tagged(
     batch: RawBatch, text: str, label: str, faults: Faults
 ) -> tuple[Any, Any]:
-    """Return N texts of words separated by single spaces, and N lists of tags."""
+    """Return the words of each of N rows as a text with single spaces between them, and
+    N lists with one tag per word. Rejected rows are null in both arrays."""
     values = (python_values(batch, name, faults) for name in (text, label))
     pairs = zip(*values, strict=True)
     rows = faults.add_texts(label, [_tagged(text, label, *pair) for pair in pairs])
@@ -89,7 +90,8 @@ def _tagged(text: str, label: str, value: Any, given: Any) -> tuple[Any, Any] | 
 
 
 def read_messages(batch: RawBatch, name: str, faults: Faults) -> tuple[Any, Any]:
-    """Return N conversations, both as readable texts and as JSON."""
+    """Return two Arrow arrays of N conversations, as readable texts and as JSON, with
+    null for rejected rows."""
     found = [_conversation(name, value) for value in python_values(batch, name, faults)]
     good = faults.add_texts(name, found)
     texts = [one and "\n".join(map(_readable, one)) for one in good]
@@ -103,8 +105,9 @@ def _readable(message: dict[str, Any]) -> str:
 
 
 def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
-    """Return the messages of a conversation, or the reason why it is rejected. Other
-    keys that a chat template may read, such as `tool_calls`, are kept."""
+    """Return the messages of a conversation, or the reason why it is rejected. Keys
+    besides `role` and `content` are kept, because a chat template may read them (for
+    example `tool_calls`)."""
     messages = parsed_list(value)
     if messages is None:
         return f"{name} is missing"
@@ -162,7 +165,9 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
 
 
 def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
-    """Return, for each of the N rows, a list of the names of the columns that are 1."""
+    """Return an Arrow array with a list for each row: the names of those columns among
+    `names` in which the row has a 1. Rows with other values than 0 and 1 are
+    rejected."""
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
         numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy(False)
@@ -175,7 +180,8 @@ def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
 
 
 def with_digits(batch: RawBatch, name: str) -> RawBatch:
-    """Replace "true" and "false", which pandas writes to CSV, with 1 and 0."""
+    """Return `batch` with "true" and "false" in the column `name` replaced by 1 and 0.
+    (pandas writes booleans to CSV as words.)"""
     array = plain_values(batch.columns[name])
     if not is_text(array.type):
         return batch

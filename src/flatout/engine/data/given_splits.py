@@ -35,7 +35,7 @@ class SplitTexts:
         return self.parts["train"].column_names
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Yield the rows of one split after another. Sources are named
+        """Yield the rows of one split after another. The source of rows from a file is
         `<split>/<file>`."""
         for name, part in self.parts.items():
             for batch in part.batches(columns):
@@ -55,9 +55,9 @@ def entry_of(split: str) -> str:
 
 
 def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Rename splits to train, validation and test. `name` is the catalog entry's name.
-    Raises RawTextsError if a name is unknown, if two names mean the same split, or if
-    train is missing."""
+    """Return `splits` with their names changed to train, validation and test. `name` is
+    the name of the catalog entry. Raises RawTextsError if the name of a split is
+    unknown, if two names mean the same split, or if train is missing."""
     known = [key for key in splits if key.lower() in SPLIT_CODES]
     named = {SPLITS[SPLIT_CODES[key.lower()]]: splits[key] for key in known}
     if len(named) == len(splits) and "train" in named:
@@ -72,7 +72,8 @@ def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_splits(batch: RawBatch, name: str, faults: Faults) -> npt.NDArray[np.int8]:
-    """Return the split codes (N,) for a column of split names."""
+    """Return the index in SPLITS for each value of a column of split names (N,). Rows
+    with an unknown name are rejected and have the index -1."""
     array = valid_utf8(named(batch.columns[name]), name, faults)
     names = [None if value is None else str(value) for value in array.to_pylist()]
     codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]

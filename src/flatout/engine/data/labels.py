@@ -19,7 +19,7 @@ SHOWN_TEXTS = 3
 
 
 def ordered_names(names: Sequence[str]) -> list[str]:
-    """Sort label names: in numeric order if all are finite numbers, otherwise in
+    """Return label names in numeric order if all are finite numbers, otherwise in
     alphabetical order. Names of equal numbers, such as 01 and 1, keep their order."""
     for number in (int, _finite):  # int is exact even for long numbers.
         try:
@@ -36,9 +36,11 @@ def _finite(name: str) -> float:
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Reject rows whose labels do not occur in train, because these cannot be learned.
+    """Reject the validation and test rows that have a label without a row in train,
+    because such labels cannot be learned.
 
-    Return record batches of these rows, and set their code in `codes` (N,) to REJECTED.
+    Set the code of these rows in `codes` (N,) to REJECTED, and return the rows as
+    record batches.
     """
     seen = np.unique(facts.labels[codes == 0]).tolist() if facts.label_sets else []
     learnt = {name for code in seen for name in facts.label_sets[code]}
@@ -56,8 +58,8 @@ def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
 
 
 def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
-    """Return the part of the report about labels. If the labels are numbers, the report
-    only covers texts that occur with several labels."""
+    """Return the part of the split report about labels. If the labels are numbers, it
+    contains only the texts that occur with several labels."""
     several = _several_labels(facts)
     if not facts.label_sets:
         return several if facts.numbers is not None else {}
@@ -74,7 +76,7 @@ def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
 
 
 def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
-    """Count the rows with each label name among `rows` (n,)."""
+    """Return how many of the rows with the indices `rows` (n,) have each label name."""
     found: Counter[str] = Counter()
     counts = np.bincount(facts.labels[rows], minlength=len(facts.label_sets))
     for names, count in zip(facts.label_sets, counts.tolist(), strict=True):
@@ -83,7 +85,8 @@ def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
 
 
 def _shares(facts: RowFacts, rows: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return, for each label name, the fraction of `rows` (n,) that have it."""
+    """Return the fraction of the rows with the indices `rows` (n,) that have each label
+    name."""
     counts = sorted(_counts(facts, rows).items())
     return {name: round(count / len(rows), 6) for name, count in counts}
 
@@ -101,7 +104,7 @@ def _several_labels(facts: RowFacts) -> dict[str, Any]:
 
 
 def _shown(facts: RowFacts, row: int) -> str:
-    """Return a description such as `'good' in row 5`."""
+    """Return the labels and the place of a row as text, such as `'good' in row 5`."""
     if facts.numbers is not None:
         label = f"{facts.numbers[row]:g}"
     else:
@@ -110,7 +113,8 @@ def _shown(facts: RowFacts, row: int) -> str:
 
 
 def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning if there are texts that occur with several labels."""
+    """Yield a warning if the split report lists texts that occur with several
+    labels."""
     several = report.get("texts_with_several_labels", 0)
     if several:
         shown = [" and ".join(pair) for pair in report["several_labels_at"]]

@@ -26,7 +26,7 @@ BATCH_BYTES = 64 << 20
 
 
 class RawTextsError(ValueError):
-    """Raised if raw data is unreadable. The message gives the location and suggests a
+    """Raised if raw data cannot be read. The message states the location and suggests a
     fix."""
 
 
@@ -63,8 +63,8 @@ class RawBatch:
     """The `Kind` of each value (N,) in columns of mixed Python types, by column name.
     The values of these columns were converted to text."""
     broken: list[BrokenRow] = field(default_factory=list)
-    """Rows that could not be parsed. A broken row may be reported with a later batch
-    only if there is no parsed row in between."""
+    """Rows that could not be parsed. At the latest, a broken row is reported with the
+    batch that contains the next parsed row."""
     split: int = -1
     """Index of the rows' split in SPLITS, or -1 if no split is given."""
 
@@ -74,13 +74,14 @@ RowNumber = tuple[str, int]
 
 
 def named_row(key: RowNumber) -> str:
-    """Return a readable row label, such as `row reviews.csv:38`, or `row 5` for rows
-    that were not read from a file."""
+    """Return a readable name for a row, such as `row reviews.csv:38`, or `row 5` if the
+    row was not read from a file."""
     return f"row {place(*key)}"
 
 
 def place(source: str, row: int) -> str:
-    """Return a row's number, prefixed with the file name if the row is from a file."""
+    """Return the number of a row as text, after the name of its file if it is from a
+    file, such as `reviews.csv:38`."""
     return str(row) if source == SOURCE else f"{source}:{row}"
 
 
@@ -96,7 +97,8 @@ class RawTexts(Protocol):
 
 
 def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
-    """Yield the record batches of one source with row numbers, counted from 0."""
+    """Yield a RawBatch for each Arrow record batch of the source `source`. Rows are
+    numbered consecutively from 0."""
     start = 0
     for batch in batches:
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -195,7 +197,8 @@ def _named_lists(lists: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class _FrameTexts:
-    """Reader of a pandas DataFrame. Texts in columns of mixed types are not changed."""
+    """Reader of a pandas DataFrame. In columns of mixed types, all values are converted
+    to texts, and values that are texts already are not changed."""
 
     frame: Any
     source: str = SOURCE
@@ -241,8 +244,8 @@ def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
 
 
 def _text_of(value: Any, kind: int) -> str | None:
-    """Return a value as text. Lists, which may be labels, become JSON. A value of an
-    unusable kind is shortened because it is only shown in messages."""
+    """Return a value as text. A list becomes JSON, because it may be a list of labels.
+    A value of an unusable kind is shortened, because it is only shown in messages."""
     if isinstance(value, (list, tuple, np.ndarray)):
         return json.dumps(list(value), default=str)
     if kind == Kind.MISSING:
@@ -254,7 +257,7 @@ def _text_of(value: Any, kind: int) -> str | None:
 
 def name_of(value: Any) -> str:
     """Return a value as text, for example `1` for 1.0 and `true` for True. The spelling
-    does not depend on whether a block was read as integers, floats or Python values."""
+    does not depend on whether a batch was read as integers, floats or Python values."""
     if isinstance(value, bool):
         return str(value).lower()
     is_float = isinstance(value, (float, np.floating))

@@ -18,7 +18,7 @@ from flatout.engine.data.raw_texts import SPLITS, name_of
 
 Hashes = npt.NDArray[np.uint64]
 TEXT_HASH = "text_hash"
-"""Token-row column with the first 64 bits of the hash of each row's text."""
+"""Name of the column of token rows with the first 64 bits of each text's hash."""
 REJECTED, DUPLICATE, DROPPED = -1, -2, -3
 """Codes of rows that are in no split. The code of a split is its index in SPLITS."""
 Codes = npt.NDArray[np.int8]
@@ -29,7 +29,7 @@ class RowFacts:
     """Data about the N usable rows, which takes about 41 bytes of memory per row."""
 
     exact: Hashes
-    """Hash of each row's content as words of 64 bits, of shape (N, words). Duplicate
+    """Hash of each row's content, with the shape (N, number of 64-bit words). Duplicate
     rows have equal hashes."""
     near: Hashes
     """Hash of each row's normalised content (N,)."""
@@ -75,7 +75,8 @@ class FactCollector:
         self.num_raw = 0
 
     def add(self, sources: Sequence[str], **arrays: npt.NDArray[Any] | None) -> None:
-        """Add n usable rows. `arrays` maps the names of RowFacts fields to arrays."""
+        """Add n usable rows. `sources` contains the source of each row, and `arrays`
+        contains fields of RowFacts by name."""
         known = self._source_codes
         codes = [known.setdefault(source, len(known)) for source in sources]
         self._parts["sources"].append(np.array(codes, np.int32))
@@ -84,7 +85,8 @@ class FactCollector:
                 self._parts[name].append(array)
 
     def replace(self, **arrays: list[npt.NDArray[Any]]) -> None:
-        """Replace fields that were added earlier. Each list has one array per batch."""
+        """Replace fields of RowFacts that were added earlier. Each list contains one
+        array per batch."""
         self._parts.update(arrays)
 
     def add_labels(self, labels: Any) -> None:
@@ -140,7 +142,8 @@ def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
 
 
 def text_hashes(table: Any) -> Hashes:
-    """Return the values (N,) of the column TEXT_HASH for N rows."""
+    """Return the first 64 bits of the hash of each row's text (N,), for the column
+    TEXT_HASH."""
     return _exact(_texts(table))[:, 0]
 
 
@@ -160,7 +163,7 @@ def _exact(texts: list[str]) -> Hashes:
 
 
 def normalised_text(text: str) -> str:
-    """Return `text` with unified case, white space and Unicode composition."""
+    """Return `text` with case, whitespace and Unicode form (NFKC) normalised."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -172,8 +175,8 @@ def group_hashes(groups: Any | None) -> Hashes | None:
 
 
 def scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """Mix hashes with a seed (SplitMix64). Splits of different seeds are
-    independent."""
+    """Return `hashes` mixed with `seed` by SplitMix64. Results for different seeds are
+    independent of each other."""
     with np.errstate(over="ignore"):
         z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -183,7 +186,8 @@ def scrambled(hashes: Hashes, seed: int) -> Hashes:
 
 
 def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
-    """Return, for each row, the index of the first row with the same text (N,)."""
+    """Return the index of the first row with the same text for each row (N,). `exact`
+    contains the texts' hashes (N, words)."""
     order = np.lexsort(exact.T[::-1])  # The sort is stable: the first row comes first.
     starts = np.ones(len(order), dtype=bool)
     starts[1:] = (exact[order[1:]] != exact[order[:-1]]).any(axis=1)
@@ -193,7 +197,8 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
-    """For each text in several splits, return the text's first row in each split."""
+    """Return an array for each text that is in more than one split. It contains the
+    index of the text's first row in each of these splits."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)
@@ -203,7 +208,8 @@ def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
 
 
 def count_shared_values(hashes: Hashes | None, codes: Codes) -> int:
-    """Return how many distinct values of `hashes` (N,) are in more than one split."""
+    """Return how many distinct values of `hashes` (N,) are in more than one split, or 0
+    if `hashes` is None."""
     if hashes is None:
         return 0
     parts = [np.unique(hashes[codes == code]) for code in range(len(SPLITS))]

@@ -30,9 +30,9 @@ from flatout.engine.data.given_splits import read_splits
 from flatout.engine.data.raw_texts import RawBatch
 
 LOWEST_SCORE = {"pairs": -1, "ranking": 0}
-"""Lowest valid label, by form, for forms whose labels are scores. The highest is 1."""
+"""The lowest valid score for each form whose labels are scores. The highest is 1."""
 NOTHING = ("", "None", "nan")
-"""Excerpts of missing values, which are not worth showing."""
+"""Excerpts of missing values. They are not shown in messages."""
 
 REJECTED_SCHEMA = pa.schema(
     [
@@ -46,7 +46,8 @@ REJECTED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class CheckedBatch:
-    """The N usable rows of a batch with canonical columns, and its rejected rows."""
+    """The N usable rows of a batch, with its columns renamed and converted to
+    `Columns.row_schema`, and the rejected rows."""
 
     table: Any
     """The usable rows as a RecordBatch with the schema `Columns.row_schema`."""
@@ -98,7 +99,8 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
 
 
 def _values(batch: RawBatch, columns: Columns, faults: Faults) -> list[Any]:
-    """Return the columns of `columns.row_schema`, except `source_row`."""
+    """Return Arrow arrays for the columns of `columns.row_schema`, except
+    `source_row`."""
     text, label = columns.text, columns.label
     if columns.form == "words":
         return [*read_tagged(batch, text, str(label), faults)]
@@ -132,7 +134,8 @@ def _rejected(batch: RawBatch, faults: Faults, text_column: str) -> Any:
 
 
 def rejected_batch(found: Sequence[tuple[str, int, str, str]]) -> Any:
-    """Return a RecordBatch with REJECTED_SCHEMA of (source, row, reason, excerpt)."""
+    """Return tuples (source, row, reason, excerpt) as a RecordBatch with
+    REJECTED_SCHEMA."""
     names = REJECTED_SCHEMA.names
     rows = [dict(zip(names, one, strict=True)) for one in found]
     return pa.RecordBatch.from_pylist(rows, REJECTED_SCHEMA)

@@ -1,11 +1,11 @@
 """Assign rows to the splits train, validation and test, stably and without leaks.
 
 The split of a row depends only on its content: a hash of its key, scaled to [0, 1), is
-compared with the fractions. The key of a text is its normalised form (Unicode NFKC with
-unified case and white space). The key of an array or an image is its values. If there
-is a group column, the key is the group's name. A row therefore keeps its split when
-other rows are appended, removed or reordered, and texts that differ only in case and
-white space share a split, as do equal samples. Splits are not stratified: labels are
+compared with the fractions. The key of a text is the text with case, whitespace and
+Unicode form (NFKC) normalised. The key of an array or an image is its values. If there
+is a group column, the key is the group's name. A row therefore keeps its split if other
+rows are appended, removed or reordered. Texts that differ only in case and whitespace
+are in the same split, and so are equal samples. Splits are not stratified: labels are
 distributed as if each row were drawn independently at random. Of n rows with the same
 label, n * f +- sqrt(n * f * (1 - f)) are in a split of fraction f.
 """
@@ -56,8 +56,9 @@ class SplitPlan(ABC):
         has_classes: bool,
         kind: str,
     ) -> None:
-        """`has_names` is True if labels are names, and `has_classes` is True if each
-        row has exactly one name. `kind` is `texts`, `arrays` or `images`."""
+        """`has_names` states whether labels are class names or lists of class names.
+        `has_classes` states whether each label is a single class name. `kind` is
+        `texts`, `arrays` or `images`."""
         self.settings, self.raw_name = settings, f"raw_{kind}"
         self.quarantine = f"rejected_{'rows' if kind == 'texts' else kind}"
         self.has_names, self.has_classes = has_names, has_classes
@@ -71,12 +72,12 @@ class SplitPlan(ABC):
     @property
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """The split report, which contains the result of `row_counts` and facts about
-        the data."""
+        """The split report as a dict: the result of `row_counts`, and statistics of the
+        labels and rows."""
 
     def prepare(self, folder: Path) -> None:
-        """Set the folder for the spool file. It is on the same disk as the output,
-        which must have enough space for the rows in any case."""
+        """Set the folder for the temporary files with the usable rows. `folder` should
+        be on the same disk as the output, which needs space for these rows anyway."""
         self._folder = folder
 
     @cached_property
@@ -117,7 +118,8 @@ class SplitPlan(ABC):
 
     @cached_property
     def folds(self) -> npt.NDArray[np.int8]:
-        """Fold number of each usable row (N,), as set by `split.folds`."""
+        """Fold number of each usable row (N,), from 0 to `split.folds` - 1. It is -1
+        for rows that are in no split."""
         settings = self.settings
         return assign_folds(self.facts, self.codes, settings.folds or 1, settings.seed)
 
@@ -145,7 +147,8 @@ class SplitPlan(ABC):
         return batch.filter(pa.array(mask))
 
     def check_usable(self) -> None:
-        """Raise SplitError if too many rows were rejected or a split cannot be used."""
+        """Raise SplitError if too many rows were rejected, if a split is empty, or if
+        the labels or folds cannot be used."""
         report, limit = self.report, self.settings.max_rejected_fraction
         if report["rejected"] > limit * report["rows_in"]:
             text = too_many_text(report, self.rejected, limit, self.quarantine)
@@ -175,14 +178,16 @@ class SplitPlan(ABC):
                 raise SplitError(fault)
 
     def _units(self) -> str:
-        """Return the number of rows, or of groups if groups are kept together."""
+        """Return a text such as `90 rows`, or the number of groups if rows of the same
+        group stay together."""
         if (groups := self.facts.groups) is None:
             return f"{self.report['rows_in']} rows"
         column = self.settings.group_column or self.settings.query_column
         return f"{len(np.unique(groups))} values of the column {column}"
 
     def _numbers_hint(self) -> str:
-        """Return a hint if the labels are numbers that are unlikely to be classes."""
+        """Return a hint for error messages if the labels are numbers that are unlikely
+        to be classes, or an empty text."""
         return ""
 
     def _check_labels(self) -> None:
@@ -201,7 +206,8 @@ class SplitPlan(ABC):
 
 
 def one_label_text(name: str, left: str = "") -> str:
-    """Return the error message for data with only one label."""
+    """Return the error message for data with only the label `name`. `left` is inserted
+    as an explanation of why rows with other labels are missing."""
     return (
         f"every row has the label {name!r}, and a classifier needs two{left}. Add rows "
         "of another label, or check split.label_column and model.task"
@@ -209,8 +215,8 @@ def one_label_text(name: str, left: str = "") -> str:
 
 
 def assign_splits(facts: RowFacts, settings: SplitSettings) -> Codes:
-    """Return the split code of each row (N,). If the data provides only some of the
-    splits, the rows of the missing splits are drawn from train by their hashes."""
+    """Return the index in SPLITS of each row's split (N,). If the data provides only
+    some of the splits, the rows of the other splits are drawn from train by hash."""
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
     shares = [fractions.train, fractions.validation, fractions.test]

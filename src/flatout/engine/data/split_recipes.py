@@ -1,4 +1,4 @@
-"""Split texts, and create recipes with content keys for the new catalog entries."""
+"""Split texts, and create the recipes of the catalog entries that a split writes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MANY_NUMBERS = 50
 
 
 class TextSplit(SplitPlan):
-    """Assigns each text to a split."""
+    """Assigns each text to a split. Raises RawTextsError if `raw` lacks columns."""
 
     def __init__(
         self, raw: RawTexts, columns: Columns, settings: SplitSettings
@@ -129,7 +129,7 @@ class TextSplit(SplitPlan):
 
 @dataclass(frozen=True)
 class PlanRecipe:
-    """Recipe of a catalog entry that a split plan creates."""
+    """Recipe of a catalog entry that is created from a split plan."""
 
     key: ContentKey
     plan: SplitPlan
@@ -147,7 +147,8 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Return the digest of the rows, which is also in the key of the token rows."""
+        """Return the digest of the rows. It becomes part of the content key of the
+        token rows. The dict is empty until the last batch has been yielded."""
         return self._facts
 
     @property
@@ -185,8 +186,9 @@ class ReportRecipe(PlanRecipe):
 def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
-    """Return the recipes of rejected_rows, of the rows of the three splits and of
-    split_report, keyed by catalog entry name."""
+    """Return the recipes of `rejected_rows`, of the rows of each split and of
+    `split_report`, by the name of the catalog entry. Raises RawTextsError if columns
+    are missing."""
     columns = columns.among(raw.column_names)
     plan = TextSplit(raw, columns, settings)
     fields = {

@@ -33,9 +33,10 @@ def split_report(
     *,
     repeats: bool = False,
 ) -> dict[str, Any]:
-    """Return the report as a dict. Set `repeats` if the same text may occur in several
-    rows and splits. Raises AssertionError if a row is not accounted for, or if a text
-    or a group is unexpectedly in two splits."""
+    """Return the report as a dict. `labels` is the part about labels. Set `repeats` if
+    the same text may occur in several rows and splits. Raises AssertionError if the
+    counts do not add up to all raw rows, or if a text or a group is unexpectedly in two
+    splits."""
     report = {
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
@@ -55,8 +56,8 @@ def split_report(
 
 
 def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
-    """Count the rows that were read, the rows in each split, the rows left out by
-    `split.drop_rows`, and the rows rejected for each reason."""
+    """Return the number of raw rows, of rows in each split, of rejected rows, of rows
+    left out by `split.drop_rows`, and of rows rejected for each reason."""
     out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
     return {
         "rows_in": facts.num_raw,
@@ -86,8 +87,9 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Count near duplicates, whose text differs from an earlier text only in case,
-    white space or Unicode composition. Also count near duplicates across two splits."""
+    """Return the number of near duplicates, and how many distinct normalised texts are
+    in more than one split. A near duplicate is a row whose text differs from an earlier
+    one at most in case, whitespace or Unicode form."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
@@ -134,8 +136,8 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """Return a line for each of the `most` commonest reasons, and one for the
-    others."""
+    """Return a line for each of the `most` most common reasons. If there are more
+    reasons, a last line states how many."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most

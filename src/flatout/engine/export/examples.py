@@ -56,14 +56,15 @@ print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shar
     "scores": "print(expit(outputs[:, 0]))",
     "numbers": "print(outputs)",
 }
-"""The last lines of the example code, keyed by what the model's outputs mean."""
+"""The last lines of the example code, by the meaning of the model's outputs."""
 
 
 class Example:
-    """The data that a program needs to use the exported model, and rows for tracing."""
+    """The example code and the data that a program needs to use an exported model, and
+    the rows with which the model is traced (`inputs`)."""
 
     def __init__(self, predictor: Predictor, config: Any, inputs: Inputs) -> None:
-        # Tracing can only distinguish rows from tokens if their numbers differ.
+        # Tracing cannot tell the two dimensions apart if both have the same size.
         rows = 3 - any(3 in t.shape[1:2] for t in inputs.values())
         self.inputs = {
             n: t.repeat(3, *[1] * (t.dim() - 1))[:rows] for n, t in inputs.items()
@@ -94,7 +95,8 @@ class Example:
         }
 
     def write(self, name: str, folder: Path) -> None:
-        """Write the files for the format `name` into `folder`."""
+        """Write the tokenizer, `export.json` and a README.md with the example code for
+        the format `name` into `folder`."""
         source = Path(self._config.name_or_path)
         for file in source.iterdir() if source.is_dir() else ():
             if file.is_file() and not any(file.match(one) for one in LEFT):
@@ -106,7 +108,8 @@ class Example:
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     def code(self, name: str) -> str:
-        """Return Python code that predicts with the format `name` from its folder."""
+        """Return Python code that predicts with the format `name`. The code must be run
+        in the folder of the export."""
         kind = next((kind for kind in SAMPLES if kind in self.inputs), None)
         texts = TEXTS.replace("TEXTS", FORMS.get(self._form, FORMS["text"]))
         rows = {None: texts, "inputs": ARRAYS, "pixel_values": IMAGES}[kind]

@@ -1,4 +1,4 @@
-"""Export a saved model to other formats and measure each on this machine's CPU."""
+"""Export a saved model to other formats, and measure each format on the CPU."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def export(
     label_names: list[str],
     settings: Settings,
 ) -> dict[str, Any]:
-    """Export `model` (from `from_pretrained`) to all of `export.formats` and return a
-    report. `splits` holds a `datasets.Dataset` for each split, and each format predicts
-    the test rows. For a format that cannot represent the model, the report contains
-    only the reason. Raises ModelError or SettingsError."""
+    """Export `model` (from `from_pretrained`) to all of `export.formats`, and return a
+    report. `splits` maps `train` and `test` to `datasets.Dataset` objects. The formats
+    are measured on the test rows. If a format cannot represent the model, its entry in
+    the report contains only the reason. Raises ModelError if no format can represent
+    it, and SettingsError if the settings do not fit it."""
     plain = deepcopy(model).cpu().eval()
     plain.config.use_cache = False
     padded = settings.predict.model_copy(update={"strategy": "grouped"})
@@ -93,7 +94,8 @@ def export(
 
 
 def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
-    """Write the folder of a format. Return the reason if writing failed, else None."""
+    """Let `fill` write the folder `target` of a format. Return None, or the reason if
+    the format cannot store the model. Raises OSError if the disk fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(target.parent)
     before = logging.root.manager.disable
@@ -112,9 +114,10 @@ def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
 
 
 def _pick(lines: list[Line], figure: str) -> dict[str, str]:
-    """Return the fastest format at batch size 1, with the reason for choosing it. A
-    format is skipped if its metric is significantly worse than that of PyTorch, that
-    is, if the whole confidence interval of the change is on the worse side of zero."""
+    """Return the format that is fastest at batch size 1, and the reason for choosing
+    it. `lines` are the measurements of each format, PyTorch first. A format is skipped
+    if its metric is significantly worse than PyTorch's, that is, if the whole
+    confidence interval of the change is on the worse side of zero."""
     sign, good = -1 if figure == LOSS else 1, lines[:1]  # PyTorch
     for line in lines[1:]:
         ends = [line["change_low"], line["change_high"]]

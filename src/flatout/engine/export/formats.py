@@ -1,4 +1,4 @@
-"""Trace a model, as transformers runs it on padded rows, for use in other programs."""
+"""Trace a transformers model that runs on padded rows, for use in other programs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class Exported:
 
 
 def load(name: str, folder: Path) -> Run:
-    """Load the format `name` so that it runs with as many threads as PyTorch uses."""
+    """Load the format `name` from `folder`, and return a function that runs it with as
+    many threads as PyTorch uses."""
     if (folder / ONNX).is_file():
         set_defaults(NO_TELEMETRY)
         import onnxruntime

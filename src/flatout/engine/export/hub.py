@@ -25,9 +25,10 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
-    """Write the card of the model in `folder`, unless it has a card that flatout did
-    not write (one without MARK). Reports in `reporting` that are older than the model
-    are ignored. Raises ModelError if `folder` has no model trained by flatout."""
+    """Write the card of the model in `folder`. An existing card without MARK was not
+    written by flatout, so it is not replaced. Reports in `reporting` that are older
+    than the model are ignored. The card shows `command`. Raises ModelError if `folder`
+    has no model trained by flatout."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
     card = folder / CARD
@@ -82,7 +83,8 @@ def _training(trained: dict[str, Any]) -> list[str]:
 
 
 def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
-    """Return a Markdown table of the metrics, with confidence intervals for means."""
+    """Return a Markdown table of the metrics in `evaluated`, with 95 % confidence
+    intervals for the loss and the accuracy. Return "" if predictions are missing."""
     known = {
         n: evaluated[n] for n in task.figures if isinstance(evaluated.get(n), float)
     }
@@ -108,15 +110,17 @@ def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Return the files of a saved model, keyed by their paths in a repository."""
+    """Return the files in `folder` that are uploaded, keyed by their paths in the
+    repository. Hidden files are left out."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     return {n: p for n, p in sorted(found.items()) if p.is_file() and n[0] != "."}
 
 
 def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
-    """Upload `folder` in one commit and return the commit's URL. The options are
-    `public` and `force` (to replace existing content). Raises ModelError if the upload
-    fails."""
+    """Upload `folder` to `repository` in one commit, and return the commit's URL. The
+    options are `public` and `force` (to replace existing content). Raises ModelError if
+    there is no token, if the repository has content and `force` is False, or if the
+    upload fails."""
     token = token or get_token()
     if not token:
         raise ModelError(

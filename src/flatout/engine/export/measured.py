@@ -24,7 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class Measure:
-    """Compares formats with the plain model on padded batches, longest rows first."""
+    """Measures exported formats on padded batches of `rows`, and compares them with the
+    original model `plain`."""
 
     def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
         """`predictor` must pad rows rather than pack them."""
@@ -56,9 +57,10 @@ class Measure:
         self._before = self._figures(self._plain)
 
     def line(self, run: Run) -> dict[str, float | None]:
-        """Return the measurements of one format: throughput, the largest difference in
-        the outputs, the metric, and the metric's difference from that of the plain
-        model. The metric and its difference have 95 % confidence intervals."""
+        """Return the measurements of one format: its throughput, the largest difference
+        between its outputs and those of the original model, its metric (`value`), and
+        the difference between both models' metrics (`change`). The metric and the
+        difference have 95 % confidence intervals."""
         outputs = self._outputs(run)
         figures = self._figures(outputs)
         difference = (outputs - self._plain).abs().max()
@@ -93,9 +95,9 @@ class Measure:
         return rows / passed
 
     def _figures(self, outputs: Tensor) -> Floats:
-        """Return the metric over all rows, followed by its values over RESAMPLES
-        bootstrap samples of rows (or queries), which are the same in every call. If the
-        loss compares rows with one another, there are no samples."""
+        """Return the metric over all rows, followed by the metric over each of
+        RESAMPLES bootstrap samples of rows (or queries). The samples are the same in
+        every call. If the loss compares rows with one another, there are no samples."""
         samples = (torch.arange(len(outputs)), *self._draws)
         return np.array([self._all(outputs, at).get(self.name, NAN) for at in samples])
 
@@ -114,8 +116,8 @@ class Measure:
 
 
 def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
-    """Draw bootstrap samples of units. `units` (K,) gives the unit (a row or query) of
-    each target. Return the indices (K',) of the targets in each sample."""
+    """Return RESAMPLES bootstrap samples of units (rows or queries). `units` (K,) is
+    the unit of each target. A sample is a tensor of the indices of its targets."""
     _, unit, counts = np.unique(units, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(unit, kind="stable"), np.cumsum(counts)[:-1])
     random = np.random.default_rng(0)
@@ -124,7 +126,8 @@ def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the first value, and the 95 % interval of any other values."""
+    """Return the first of `values` under `name`, and the 95 % interval of the others
+    under `name`_low and `name`_high. The ends are None if there are no others."""
     known = values[1:][np.isfinite(values[1:])]
     ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
     return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}

@@ -28,12 +28,12 @@ SHARD_BYTES = 1 << 30
 
 
 class ArrowRecipe(ABC):
-    """A recipe that creates the rows of a table, with the table's content key."""
+    """A recipe that creates the rows of a table. `key` is the table's content key."""
 
     key: ContentKey
     mirror: str | None = None
-    """URL of a store with copies of such folders, named after the digests of their
-    keys, or None."""
+    """URL of a store with copies of folders that recipes have written, or None. Copies
+    are named after the digests of their keys."""
 
     @property
     @abstractmethod
@@ -59,14 +59,15 @@ class ArrowRecipe(ABC):
 
 
 def without_indices(dataset: Any) -> Any:
-    """Return a copy of `dataset` whose Arrow table contains only its rows. (`select`
-    and `shuffle` keep the whole table and store row numbers alongside.)"""
+    """Return `dataset` with an Arrow table that contains only the rows of `dataset`.
+    (`select` and `shuffle` keep the whole table and store row numbers alongside.)"""
     return dataset if dataset._indices is None else dataset.flatten_indices()
 
 
 def write_recipe(folder: Path, recipe: ArrowRecipe) -> None:
-    """Write the rows of `recipe` to `folder` atomically, or download them if its mirror
-    has a copy. If the mirror cannot be used, a warning is logged."""
+    """Write the rows of `recipe` to `folder` atomically, and upload a copy to its
+    mirror, if it has one. If the mirror already has a copy, download it instead. If the
+    mirror cannot be used, a warning is logged."""
 
     def fill(target: Path) -> dict[str, Any]:
         return {"rows": _write_tables(target, recipe), **recipe.facts()}
@@ -89,7 +90,8 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> None:
 
 
 def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
-    """Write the shards and the JSON files of `save_to_disk`; return the row count."""
+    """Write the rows to `folder` in the format of `Dataset.save_to_disk`, and return
+    the number of rows."""
     from datasets import DatasetInfo, Features
 
     shards: list[Path] = []

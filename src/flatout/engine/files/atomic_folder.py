@@ -44,8 +44,8 @@ def stored_facts(folder: Path) -> dict[str, Any]:
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Add `facts` to the statistics stored with `folder`. A folder that has no key file
-    or cannot be written to is not changed."""
+    """Add `facts` to the statistics stored with `folder`. If the folder has no key file
+    or cannot be written to, nothing happens."""
     stored = _read_key_file(folder)
     if stored is None:
         return

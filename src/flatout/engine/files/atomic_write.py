@@ -1,7 +1,7 @@
 """Write files and folders that appear under their name only once they are complete.
 
-They are written under a hidden name in the same folder and then renamed. Hidden files
-that a killed process left behind are removed after a day without a write.
+New contents are written under a hidden name in the same folder, which is then renamed.
+Hidden files that a killed process left behind are removed after a day without a write.
 
     .<name>.writing-<random>
     .<name>.replaced-<random>    the previous contents, between two renames
@@ -29,8 +29,9 @@ ABANDONED_S = 86_400.0
 
 
 def child(folder: Path, name: Any) -> Path:
-    """Return the path in `folder` of `name`, which comes from an untrusted file. Raises
-    ValueError if it is not a plain name, or is a link that leads out of `folder`."""
+    """Return `folder` / `name`, after checking a `name` that was read from an untrusted
+    file. Raises ValueError if `name` is not a plain file name, or if the path is a link
+    that leads out of `folder`."""
     plain = isinstance(name, str) and name not in ("", ".", "..")
     if plain and not set(name) & {"/", "\\", "\0"}:
         path = folder / str(name)
@@ -40,13 +41,15 @@ def child(folder: Path, name: Any) -> Path:
 
 
 def hidden_path(target: Path, use: str = WRITING) -> Path:
-    """Return a new hidden path in the folder of `target`."""
+    """Return a new hidden path in the folder of `target`. Its name contains `use`,
+    which is WRITING or REPLACED."""
     return target.with_name(f".{target.name}.{use}-{uuid.uuid4().hex}")
 
 
 def replace_atomically(written: Path, target: Path) -> None:
-    """Rename the folder `written` to `target`. The old folder is removed afterwards, or
-    restored if renaming fails. Processes that mapped old files can still read them."""
+    """Rename the folder `written` to `target`. A previous folder `target` is removed
+    afterwards, or restored if renaming fails. Processes that have mapped its files can
+    still read them."""
     old = hidden_path(target, REPLACED)
     with suppress(FileNotFoundError):
         os.rename(target, old)
@@ -68,8 +71,8 @@ def _settle(old: Path, target: Path) -> None:
 
 
 def write_folder(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Let `fill` write files into a hidden folder, then rename it to `target`. If
-    anything fails, the previous `target` is unchanged."""
+    """Let `fill` write files into a hidden folder, then rename this folder to `target`.
+    If anything fails, the previous `target` is unchanged."""
     hidden = hidden_path(target)
     try:
         hidden.mkdir(parents=True)
@@ -122,8 +125,9 @@ def sync(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
-    """Remove files that killed processes left in `folder`, and log their names. Only
-    old files are removed, unless no other process writes there (`alone`)."""
+    """Remove hidden files that killed processes left in `folder`, and log their names.
+    Only abandoned files (see ABANDONED_S) are removed, unless `alone` states that no
+    other process writes to `folder`."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:

@@ -30,8 +30,8 @@ class Calibration:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> Calibration:
-        """Read the calibration in a saved model's folder. If there is none, use the
-        defaults."""
+        """Return the calibration stored in a saved model's folder. If there is none,
+        return a calibration with the default values."""
         path = Path(folder or "") / CALIBRATION
         if not folder or not path.is_file():
             return cls()

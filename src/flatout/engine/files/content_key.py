@@ -26,7 +26,7 @@ FILES, STATE = "files", "files_state"
 
 @dataclass(frozen=True)
 class ContentKey:
-    """Named inputs of a result. Each is a JSON value."""
+    """The named inputs of a result. The values are JSON values."""
 
     fields: Mapping[str, Any]
 
@@ -46,8 +46,9 @@ class ContentKey:
         return self.digest == stored.digest
 
     def changes_since(self, stored: ContentKey) -> list[str]:
-        """Return a text such as `max_length: 320 -> 128` for each field that differs.
-        Digests and long values are described as in `rows: changed`."""
+        """Return a text such as `max_length: 320 -> 128` for each field that differs
+        from the key `stored`. Digests and long values are not shown: the text is then
+        `rows: changed`, for example."""
         now, then = self.stored(), stored.stored()
         names = sorted({*now, *then} - {STATE})
         pairs = {name: (_shown(then, name), _shown(now, name)) for name in names}
@@ -62,7 +63,7 @@ LONGEST_SHOWN = 100
 
 
 def _is_unreadable(then: str, now: str) -> bool:
-    """Return whether the values are digests or too long to be shown."""
+    """Return whether one of the values is a digest, or both are too long to show."""
     has_digest = any(re.search(r'"[0-9a-f]{32}"', text) for text in (then, now))
     return has_digest or len(then) + len(now) > LONGEST_SHOWN
 
@@ -84,8 +85,8 @@ def file_hash(path: Path) -> str:
 def arrow_digest(batches: Iterable[Any]) -> str:
     """Return a digest of the rows in record batches or tables.
 
-    It does not depend on how the rows are divided into batches: a slice, a copy and a
-    memory-mapped file of the same rows have the same digest.
+    The digest does not depend on how the rows are divided into batches: a slice, a copy
+    and a memory-mapped file of the same rows have the same digest.
     """
     digest = ArrowDigest()
     for batch in batches:
@@ -172,8 +173,8 @@ class _ColumnDigest:
 
 
 def plain_values(array: Any) -> Any:
-    """Convert dictionary, run-end encoded, extension and view arrays to plain
-    values."""
+    """Return a dictionary, run-end encoded, extension or view array as an Arrow array
+    of plain values. Other arrays are returned unchanged."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_run_end_encoded(array.type):

@@ -1,5 +1,5 @@
-"""Identify processes, and the source code of a run, so that changed code makes it a
-different run."""
+"""Identify processes, and the source code of a run. A run whose code has changed is
+treated as a different run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def source_of(module: str) -> Path | None:
 
 
 def sources_of(module: str) -> Iterable[Path]:
-    """Return the file of a module. If it is in a package, the other files of the
-    package are included, because the module may import them."""
+    """Return the file of a module, or an empty list if the module is not found. If the
+    module is in a package, return all Python files of the package's folder, because the
+    module may import them."""
     file = source_of(module)
     if file is None:
         return []
@@ -40,8 +41,8 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def runs_since(pid: int, begin_s: float) -> bool:
-    """Return whether process `pid` is the process that started at `begin_s` (seconds
-    since 1970). Process ids are reused, so the id alone is not enough."""
+    """Return whether the process that started at `begin_s` (seconds since 1970) with
+    the ID `pid` still exists. The ID alone is not enough, because IDs are reused."""
     try:
         return abs(psutil.Process(pid).create_time() - begin_s) < 1
     except psutil.Error:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 COMPLETE = "complete.json"
 RETRY_S = 60.0
-"""If a store does not respond, requests are retried for this many seconds."""
+"""Failed requests to a store are retried for this many seconds."""
 LASTING = (ImportError, FileNotFoundError, PermissionError, ValueError)
 NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
 
@@ -56,7 +56,8 @@ class Mirror:
         return without_password(self.url)
 
     def copies(self) -> dict[str, bool]:
-        """Return the names of all copies, sorted, and whether each copy is complete."""
+        """Return whether each copy is complete, by the name of the copy, in sorted
+        order."""
         files, root = self._place
         files.invalidate_cache()
         found: dict[str, bool] = {}
@@ -70,7 +71,7 @@ class Mirror:
         self, folder: Path, name: str, seal: Callable[[], None] = lambda: None
     ) -> None:
         """Upload the files of `folder` as the copy `name`. `seal` is called before the
-        copy is marked as complete, and may raise an error to prevent that."""
+        copy is marked as complete. If it raises an error, the copy is not marked."""
         sizes = {}
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             self._place[0].put_file(str(path), self._path(f"{name}/{path.name}"))
@@ -79,8 +80,8 @@ class Mirror:
         self.write(f"{name}/{COMPLETE}", json.dumps(sizes))
 
     def download(self, name: str, folder: Path) -> None:
-        """Download a copy to `folder`, atomically. Raises DamagedCopyError if its files
-        differ from the files that were uploaded."""
+        """Download the copy `name` to `folder`, atomically. Raises DamagedCopyError if
+        its files differ from the files that were uploaded."""
         sizes = self.read_json(f"{name}/{COMPLETE}")
         if not sizes:
             raise DamagedCopyError(f"{self.shown}/{name}/{COMPLETE} is damaged")
@@ -95,7 +96,8 @@ class Mirror:
                 raise DamagedCopyError(f"{self.shown}/{name}/{file} is damaged")
 
     def remove(self, name: str) -> None:
-        """Remove a copy. It is marked as unfinished before its files are removed."""
+        """Remove the copy `name`. The copy is marked as unfinished before its files are
+        removed."""
         for path in (f"{name}/{COMPLETE}", name):
             with suppress(FileNotFoundError):
                 self._place[0].rm(self._path(path), recursive=True)
@@ -118,8 +120,9 @@ class Mirror:
         self._place[0].pipe_file(self._path(file), text.encode())
 
     def with_retries(self, work: Callable[[], Found]) -> Found:
-        """Call `work` and return its result, retrying for RETRY_S seconds if the store
-        does not respond. Raises MirrorError if that fails or the error is permanent."""
+        """Call `work` and return its result. If `work` raises an error, it is called
+        again for up to RETRY_S seconds. Raises MirrorError if `work` still fails then,
+        or immediately if the error is permanent."""
         begin_s, pause_s = time.monotonic(), 1.0
         while True:
             try:
@@ -140,7 +143,7 @@ class Mirror:
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
-        """The file system of the URL, and the path in it."""
+        """The fsspec file system of the URL, and the URL's path in this file system."""
         import fsspec
 
         is_local = urlsplit(self.url).scheme in ("", "file", "local")

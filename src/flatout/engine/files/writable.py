@@ -10,8 +10,9 @@ ELSEWHERE = "--params=data_dir=/another/disk"
 
 
 def first_fault(paths: Iterable[Path]) -> str | None:
-    """Return a message about the first path that the current user cannot write to, or
-    None if all can be written. The paths need not exist. Disk space is not checked."""
+    """Return a message about the first of `paths` that the current user cannot write
+    to, or None if there is none. The paths need not exist. Disk space is not
+    checked."""
     # A new file is written under another name first, so its folder must be writable.
     places = {_nearest(place) for path in paths for place in (path, path.parent)}
     for place in sorted(places):
@@ -22,7 +23,8 @@ def first_fault(paths: Iterable[Path]) -> str | None:
 
 
 def shown(place: Path) -> str:
-    """Return the path relative to the working directory, with a slash after folders."""
+    """Return a path as text for messages, relative to the working directory if it is
+    inside. A folder's path ends with a slash."""
     inside = place.is_relative_to(Path.cwd()) and place != Path.cwd()
     text = str(place.relative_to(Path.cwd()) if inside else place)
     return f"{text.rstrip('/')}/" if os.path.isdir(place) else text

@@ -1,10 +1,10 @@
 """Start the ranks with `python -m flatout.engine.launch.agent FOLDER CONFIG MODULE`.
 
 The agent uses PyTorch's elastic launcher to run `python -m MODULE FOLDER` in each rank.
-CONFIG contains fields of LaunchConfig as JSON. Failures are written to
+CONFIG contains fields of LaunchConfig as JSON. The failures of ranks are written to
 FOLDER/failures.json. The agent exits when the process that started it has ended. It
-ignores SIGTERM and Ctrl-C, because otherwise it would end ranks that are still saving a
-checkpoint. The parent process and the ranks handle these signals.
+ignores SIGTERM and Ctrl-C, because it would otherwise kill ranks that are still saving
+a checkpoint. The parent process and the ranks handle these signals.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class JobFiles:
 
     @classmethod
     def of(cls, job: TrainJob, folder: Path, data_key: str | None = None) -> JobFiles:
-        """Describe `job`. Rows that have no folder yet are written to `folder`.
-        `data_key` defaults to the job's key."""
+        """Return the description of `job`. Rows that have no folder yet are written to
+        `folder`. `data_key` defaults to the job's key."""
         for rows in job.splits.values():
             _ = rows.facts  # computed once here, instead of in each rank
         return cls(
@@ -61,7 +61,8 @@ class JobFiles:
 
 
 def token_key(rows: SplitRows) -> str:
-    """Return the digest of the rows' stored key, or of the rows if they have no key."""
+    """Return the digest of the content key stored with the rows, or a digest of the
+    rows themselves if no key is stored."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
 
@@ -75,7 +76,8 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
 
 
 def folders_of(splits: Mapping[str, SplitRows], folder: Path) -> dict[str, str]:
-    """Return each split's folder. Splits without a folder are written to `folder`."""
+    """Return the path of each split's folder, by split name. Splits without a folder
+    are written to subfolders of `folder`."""
     return {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
 
 

@@ -121,8 +121,8 @@ def resolve_processes(settings: DistributedSettings) -> int:
 
 
 def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
-    """Start the ranks and wait for the result. After a failure that the machine may
-    have caused, start the ranks again, up to `max_restarts` times."""
+    """Start the ranks, wait for them and return the result. After a failure that the
+    machine may have caused, start the ranks again, up to `max_restarts` times."""
     _check_cuda_untouched()
     settings = job.settings.train.distributed
     check_endpoint(settings)
@@ -187,7 +187,8 @@ def _check_cuda_untouched() -> None:
 
 
 def check_endpoint(settings: DistributedSettings) -> None:
-    """Raise SettingsError if the endpoint is invalid or its port is not available."""
+    """Raise SettingsError if `rendezvous_endpoint` is not of the form host:port, or if
+    its port is not available on machine 0."""
     endpoint = settings.rendezvous_endpoint
     if settings.num_machines == 1 or endpoint is None:
         return

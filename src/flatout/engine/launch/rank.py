@@ -41,7 +41,8 @@ ALONE = "--alone"
 
 
 def main(folder: Path, *, work: Work | None = None) -> None:
-    """Run `work` as one rank, or train if `work` is None."""
+    """Run one rank of the job described by `folder`/spec.json: call `work`, or train if
+    `work` is None. An error is also written to the launcher's error file."""
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     settings = parse_settings(spec["settings"])
     rank = environment.current_ranks().rank
@@ -63,8 +64,9 @@ def main(folder: Path, *, work: Work | None = None) -> None:
 
 
 def leave_error(error: Exception) -> None:
-    """Write the error file atomically, in the format of PyTorch's elastic launcher. The
-    launcher may end this rank at any time, and it cannot read a partial file."""
+    """Write `error` to the launcher's error file, in the format of PyTorch's elastic
+    launcher. The file is written atomically, because the launcher may kill this rank at
+    any time and cannot read a partial file."""
     named = environment.error_file()
     if named is None:  # no launcher reads the error
         return

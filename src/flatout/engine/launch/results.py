@@ -1,7 +1,7 @@
 """Store the result of a finished run in a file next to its models.
 
-The ranks use the file to return the result to the process that launched them. The
-result is not lost if that process dies before it has stored the result elsewhere.
+With this file, the ranks return the result to the process that launched them. If that
+process dies before it has stored the result elsewhere, the result is not lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Start the ranks of this machine and supervise them until they have ended.
 
-PyTorch's elastic launcher starts the ranks. Its restarts are not used, because they
-would also follow an invalid parameter, cannot reduce the token budget when memory runs
-out, and do not help against a hanging rank.
+PyTorch's elastic launcher starts the ranks. Its restarts are not used, because the
+launcher would also restart a job with an invalid parameter. It also cannot reduce the
+token budget when memory runs out, and does not detect a hanging rank.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def is_worth_another(error: Exception) -> bool:
 
 
 class Attempt:
-    """Starts the ranks of one machine and waits until they have ended."""
+    """Starts the ranks of one machine and waits until all of them have exited."""
 
     def __init__(
         self, job: TrainJob, processes: int, folder: Path, module: str = TRAINING
@@ -92,8 +92,8 @@ class Attempt:
         self._beats = folder / "beats"
 
     def run(self) -> Exception | None:
-        """Run the ranks. Return None if training has finished, or an error otherwise.
-        Raises Interrupted if a signal stopped the run."""
+        """Run the ranks. Return None if training has finished, or the error that ended
+        it. Raises Interrupted if a signal stopped the run."""
         agent = self._start()
         streaming = threading.Thread(target=_stream, args=(agent.stdout,), daemon=True)
         streaming.start()
@@ -220,8 +220,9 @@ class Attempt:
 
 
 def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, float, int]:
-    """Return a sort key that puts ranks killed by a signal first and sorts others by
-    time, because the first failure usually causes the later failures."""
+    """Return a sort key for failures of ranks. Ranks killed by a signal other than
+    SIGTERM come first, followed by other failures in the order of their times, because
+    the first failure usually causes the later ones."""
     killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
     return not killed, failure["time_s"], failure["rank"]
 

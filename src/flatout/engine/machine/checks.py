@@ -45,7 +45,8 @@ def gib(count: float) -> str:
 
 
 def gpu_programs(driver: Driver | None) -> Finding:
-    """Report GPU memory used by other programs. Call this before using the GPU."""
+    """Return a finding about the GPU memory that other programs use. Call this before
+    this process uses the GPU."""
     held = [
         f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
         f"{' by process ' * bool(gpu.programs)}{', '.join(map(str, gpu.programs))}"
@@ -116,7 +117,8 @@ def disk_space(
 
 
 def file_system(folder: Path) -> Finding:
-    """Warn about a network file system, which slows down the loader and checkpoints."""
+    """Return a finding about the file system of `folder`. A network file system gives a
+    warning, because it slows down the loader and checkpoints."""
     there = existing(folder)
     kind = "unknown"
     mounts = psutil.disk_partitions(all=True)

@@ -37,8 +37,8 @@ def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
 
 
 def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
-    """Return how many bytes of memory the container uses, except for the inactive file
-    cache, which can be reclaimed."""
+    """Return how many bytes of memory the container uses. The inactive file cache is
+    not counted, because the kernel can reclaim it."""
     used = _read(folder / "memory.current")
     if used is None:
         used = _read(folder / "memory" / "memory.usage_in_bytes")

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `programs` contains the process ids of the programs that use it."""
+    """A GPU. `programs` contains the IDs of the processes that use the GPU."""
 
     name: str
     total_bytes: int
@@ -19,7 +19,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver. `cuda` is the newest version (major, minor) that it supports."""
+    """The installed NVIDIA driver and its GPUs. `cuda` is the newest CUDA version that
+    the driver supports, as (major, minor)."""
 
     version: str
     cuda: tuple[int, int]

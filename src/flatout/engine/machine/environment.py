@@ -40,7 +40,8 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """Return the ranks that a launcher such as torchrun or accelerate has set."""
+    """Return the ranks that a launcher such as torchrun or accelerate has set, or rank
+    0 of 1 without a launcher."""
     return Ranks(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -50,7 +51,7 @@ def current_ranks() -> Ranks:
 
 
 def launched_from_outside() -> bool:
-    """Return whether a launcher has already set ranks for this process."""
+    """Return whether a launcher has set the rank of this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -76,7 +77,8 @@ def nvidia_gpu_count() -> int:
 
 
 def gpu_names() -> list[str]:
-    """Return the name of each visible GPU, as used in CUDA_VISIBLE_DEVICES."""
+    """Return the number (such as `0`) or the UUID of each GPU visible to CUDA, as in
+    CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
@@ -114,7 +116,7 @@ def cpu_name() -> str:
 
 def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:
     """Return the number of OMP and MKL threads per process. `auto` is 1 if there is a
-    GPU. On the CPU, the processes share all cores equally."""
+    GPU. Without a GPU, the usable cores are divided equally among the processes."""
     if settings.threads != "auto":
         return settings.threads
     if nvidia_gpu_count() > 0:
@@ -134,8 +136,8 @@ def training_environment(
 
 
 def apply(settings: RuntimeSettings) -> list[str]:
-    """Set the environment variables of `settings`. Return the names of variables that
-    have no effect because torch has already been imported."""
+    """Set the environment variables of `settings` in this process. Return the names of
+    variables that have no effect because torch has already been imported."""
     wanted = training_environment(settings, current_ranks().local_world_size)
     changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
     os.environ.update(wanted)
@@ -187,9 +189,9 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def starter() -> int:
-    """Return the id of the process that started this one, even if that process has
-    ended. The variable that contains it is removed, so that child processes do not
-    inherit it."""
+    """Return the ID of the process that started this one, even if that process has
+    ended. The environment variable that contains the ID is removed, so that child
+    processes do not inherit it."""
     return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
@@ -208,7 +210,7 @@ _RANK_VARIABLES = frozenset(
 
 @contextmanager
 def restored(name: str) -> Iterator[None]:
-    """Context manager that restores the variable `name` on exit."""
+    """Context manager that restores the environment variable `name` on exit."""
     before = os.environ.get(name)
     try:
         yield
@@ -228,8 +230,9 @@ def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
 
 
 def preserve_tracking_uri() -> AbstractContextManager[None]:
-    """Context manager that restores MLFLOW_TRACKING_URI on exit. MLflow sets it, and
-    the next session in a notebook would mistake this value for the user's choice."""
+    """Context manager that restores MLFLOW_TRACKING_URI on exit. MLflow sets this
+    variable, and the next session in a notebook would mistake its value for the user's
+    choice."""
     return restored("MLFLOW_TRACKING_URI")
 
 

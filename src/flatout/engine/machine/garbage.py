@@ -15,9 +15,10 @@ RARELY = 100_000
 """The number of new objects that triggers a collection of the youngest generation."""
 _usual = gc.get_threshold()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""The numbers of these options of glibc's `mallopt`."""
+"""The values of the constants with these names in glibc's malloc.h."""
 KEPT_BYTES = 2**30
-"""Only blocks larger than this are returned to the system when they are freed."""
+"""Only blocks of more than this many bytes are returned to the system when they are
+freed."""
 
 
 def collect_rarely() -> None:
@@ -33,11 +34,11 @@ def collect_as_usual() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory in the process. Training steps on a CPU allocate the
-    same sizes repeatedly, and without this, each allocation would cost a page fault per
-    4 KiB.
+    """Make glibc keep freed memory in the process, and return whether this succeeded.
+    It fails if the C library is not glibc.
 
-    Return False if the C library is not glibc.
+    Training steps on a CPU allocate the same sizes repeatedly. If freed memory were
+    returned to the system, each allocation would cost a page fault per 4 KiB.
     """
     change = getattr(ctypes.CDLL(None), "mallopt", None)
     if change is None:

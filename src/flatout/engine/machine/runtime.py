@@ -28,11 +28,12 @@ from flatout.engine.parameters import RuntimeSettings, SettingsError
 logger = logging.getLogger(__name__)
 
 CPU_BF16_PAD_MULTIPLE = 64
-"""Packed token counts are rounded up to this multiple in bf16 on a CPU. oneDNN takes
-0.5 ms to compile each new shape, and its cache holds 1,024 shapes. Without rounding,
-240 steps had 9,085 different shapes."""
+"""Packed token counts are rounded up to a multiple of this value in bf16 on a CPU.
+oneDNN takes 0.5 ms to compile each new shape, and its cache has room for 1,024 shapes.
+Without rounding, 240 steps had 9,085 different shapes."""
 PADDED_MULTIPLE = 8
-"""Padded row lengths are rounded up to this multiple, except in fp32 on a CPU."""
+"""Padded row lengths are rounded up to a multiple of this value, except in fp32 on a
+CPU."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -79,9 +80,10 @@ class Runtime:
         return min(held + free, self.device_memory_bytes or 0)
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
-        """Return the multiple to which packed token counts or padded lengths are
-        rounded up, so that few shapes occur. It is 1 in fp32 on a CPU, where rounding
-        has no benefit. `packed_on_gpu` is the multiple for packed counts on a GPU."""
+        """Return the number to a multiple of which token counts (if `packed`) or row
+        lengths (if padded) are rounded up, so that few shapes occur. It is 1 in fp32 on
+        a CPU, where rounding has no benefit, and `packed_on_gpu` for packed token
+        counts on a GPU."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE

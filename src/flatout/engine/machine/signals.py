@@ -19,7 +19,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(SystemExit):
-    """Raised after a run was stopped by a signal. The exit code is 143 or 130.
+    """Raised after a signal has stopped a run. The exit code is 143 (SIGTERM) or 130
+    (SIGINT).
 
     This is not an error, because the same command resumes the run.
     """
@@ -34,8 +35,9 @@ class Interrupted(SystemExit):
 
 
 class StopSignals:
-    """Context manager that records SIGTERM and SIGINT. A second Ctrl-C ends the process
-    immediately. Outside the main thread, no signals are caught."""
+    """Context manager that catches SIGTERM and SIGINT, and stores the number of the
+    first signal in `received`. A second Ctrl-C ends the process immediately. Outside
+    the main thread, no signals are caught."""
 
     def __init__(
         self, then: str = "finishing this step, then saving and exiting"

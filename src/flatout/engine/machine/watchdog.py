@@ -28,7 +28,8 @@ LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""In long phases, the limit is multiplied by the factor and has this minimum."""
+"""In long phases, the time limit for progress is multiplied by the factor, and it is at
+least the minimum in seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Beat:
 
 
 class Heartbeat:
-    """Writes the state of this process to a file once `start` has been called."""
+    """Periodically writes the state of this process to a file, beginning when `start`
+    is called."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -53,12 +55,14 @@ class Heartbeat:
         self._phase = "start"
         self._progress_s = time.monotonic()
         self.is_compiling: Callable[[], bool] = bool
-        """Returns whether the process is compiling, which takes longer than a step."""
+        """A function that returns whether the process is compiling. The phase is then
+        reported as `compile`, because compiling takes longer than a step."""
         self._turn = threading.Lock()
 
     def start(self, folder: Path, rank: int) -> None:
-        """Write heartbeats to `folder` from now on, and exit if the parent process
-        ends. SIGUSR1 writes the stacks of all threads to `stack_file`."""
+        """Begin to write heartbeats to `folder`. From then on, this process exits if
+        its parent process ends. On SIGUSR1, it writes the stacks of all threads to
+        `stack_file`."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._rank = folder / f"rank-{rank:05d}.json", rank
         stacks = stack_file(folder, rank).open("w")

@@ -73,7 +73,7 @@ class Settings(SettingsModel):
     """Folder for all files that a run writes. The catalog's paths are inside it."""
     pipelines: list[str] = parameter([], EXECUTION)
     """Pipelines that `kedro run` runs if `--pipelines` is not given. If the list is
-    empty, it runs split, tokenize, train and evaluate."""
+    empty, `kedro run` runs split, tokenize, train and evaluate."""
     corpus: CorpusSettings = parameter(CorpusSettings(), EXECUTION)
     runtime: RuntimeSettings = RuntimeSettings()
     model: ModelSettings = ModelSettings(config={"model_type": "bert"})
@@ -90,7 +90,8 @@ class Settings(SettingsModel):
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
     sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, UNTIMED)
     tuned: dict[str, Any] = parameter({}, EXECUTION)
-    """Origin of the settings in conf/tuned. The benchmark writes it, not the user."""
+    """Record of the benchmark run that chose the settings in conf/tuned. The benchmark
+    writes this record, and users do not set it."""
     tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, UNTIMED)
     guard: GuardSettings = parameter(GuardSettings(), EXECUTION, UNTIMED)
     paths: PathSettings = parameter(PathSettings(), EXECUTION, UNTIMED)
@@ -120,8 +121,8 @@ def _is_ours(name: str, value: Any) -> bool:
 
 @cache
 def in_role(role: str, model: type[SettingsModel] = Settings) -> tuple[str, ...]:
-    """Return the paths of all parameters with the given role. If a group has the role,
-    only the group's path is included."""
+    """Return the paths of all parameters below `model` with the role `role`. If a whole
+    group has the role, only the group's path is included."""
     found: list[str] = []
     for path, field in fields_of(model):
         if role in _fact(field, "roles") and not is_in(path, found):
@@ -131,8 +132,8 @@ def in_role(role: str, model: type[SettingsModel] = Settings) -> tuple[str, ...]
 
 @cache
 def reported(model: type[SettingsModel] = Settings) -> dict[str, str]:
-    """Map each report key that contains the final value of a parameter to the
-    parameter's path."""
+    """Return a dict from report keys to parameter paths. The report contains the final
+    value of the parameter under this key."""
     found = ((path, _fact(field, "reported")) for path, field in fields_of(model))
     return {name: path for path, name in found if name}
 

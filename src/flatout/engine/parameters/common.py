@@ -27,7 +27,8 @@ Names = Annotated[
     list[str],
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
 ]
-"""A list of texts, or a single text, because --params cannot express lists."""
+"""A list of texts. A single text is also accepted, because --params cannot express
+lists."""
 RowNumbers = Annotated[
     list[CountOrZero] | str,
     BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
@@ -47,8 +48,9 @@ UNTIMED = "untimed"
 def parameter(
     default: Any, *roles: str, reported: str | None = None, **bounds: Any
 ) -> Any:
-    """Return a field with the given roles. A field without a role affects the result.
-    `reported` is the report key under which the final value is stored."""
+    """Return a Pydantic field for a parameter with the given roles. A parameter without
+    roles affects the result of training. `reported` is the report key under which the
+    final value is stored. `bounds` are arguments of `pydantic.Field`, such as `ge`."""
     facts: dict[str, Any] = {"roles": list(roles), "reported": reported}
     return Field(default, json_schema_extra=facts, **bounds)
 
@@ -122,8 +124,8 @@ def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def set_by_path(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set `values`, keyed by path as in `by_path`, in `tree` and return `tree`. Missing
-    groups are created."""
+    """Set `values` in the nested dict `tree` and return `tree`. The keys of `values`
+    are paths, as in `by_path`. Missing groups are created."""
     for path, value in values.items():
         *parents, last = path.split(".")
         level = tree

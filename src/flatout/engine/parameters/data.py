@@ -78,8 +78,8 @@ class SplitSettings(SettingsModel):
     """Column that names the split of each row: train, validation (val, dev, eval) or
     test."""
     on_leak: Literal["report", "drop"] = "report"
-    """What to do with training rows whose text also occurs in another split that the
-    user provides: only `report` them, or also `drop` them."""
+    """If the user provides the splits: what to do with training rows whose text also
+    occurs in another split. `report` only reports them, and `drop` also drops them."""
     keep_duplicates: bool = False
     """Keep rows with the same text as an earlier row, which are common in logs. The
     same text can then be in two splits, unless all of its rows belong to one group."""
@@ -136,7 +136,8 @@ class EvaluateSettings(SettingsModel):
     split: Literal["train", "validation", "test"] = "test"
     """Split on which the saved model is evaluated."""
     wrong_rows: int = Field(100, ge=0)
-    """Number of wrong predictions with the largest losses to save with their texts."""
+    """Number of wrong predictions to save with their texts. The ones with the largest
+    losses are saved."""
     calibrate: bool = False
     """Fit a temperature on the validation split so that predicted probabilities match
     the accuracy (Guo et al. 2017), and save it in the model's folder."""
@@ -149,7 +150,7 @@ class ArraySettings(SettingsModel):
     """File or folder with the samples. It replaces the catalog entry raw_arrays."""
     inputs: list[str] = []
     """Input columns of Parquet files, or the input array of .npz and HDF5 files. If
-    empty, everything except the label is used."""
+    empty, all columns or arrays except the label are used."""
 
 
 class ImageSettings(SettingsModel):

@@ -25,13 +25,12 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "GOMP_SPINCOUNT": "10000",
 }
-"""Default environment variables. They make waiting threads spin briefly and then yield
-(see docs/optimisations.md#cpu-threads)."""
+"""Default environment variables. With GOMP_SPINCOUNT, waiting threads spin only briefly
+before they yield (see docs/optimisations.md#cpu-threads)."""
 
 
 class RuntimeSettings(SettingsModel):
-    """Settings of the process and its device. The variables in `environment` are set
-    before torch is imported."""
+    """Settings of the training process and its device."""
 
     seed: int = Field(42, ge=0, lt=2**32)
     """Seed of the weight initialisation, dropout and the order of the rows."""
@@ -91,8 +90,8 @@ class CheckpointSettings(SettingsModel):
     """Steps between checkpoints. If null, only `every_minutes` and interruptions
     trigger a checkpoint."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
-    """Minutes between checkpoints; the first is saved after one minute. If null, no
-    checkpoint is triggered by time."""
+    """Minutes between checkpoints. The first checkpoint is saved after one minute. If
+    null, no checkpoint is triggered by time."""
     keep: int = parameter(2, MACHINE, ge=1)
     """Number of most recent checkpoints to keep, in addition to the best one."""
     mirror: str | None = parameter(None, MACHINE)
@@ -159,23 +158,24 @@ class TrackingSettings(SettingsModel):
     system_metrics: bool = True
     """Log CPU, memory, disk, network and GPU usage as `system/` metrics every 10 s."""
     registered_model: str | None = "flatout"
-    """Name of the model in the registry. The alias `champion` marks the version whose
-    settings no other settings beat by more than noise on the latest data."""
+    """Name of the model in the registry. The alias `champion` marks the version with
+    the best settings: on the latest data, no other settings are better by more than
+    noise."""
 
 
 class GuardSettings(SettingsModel):
-    """Settings of the guard, which compares a run with the fastest earlier run of the
-    same work on the same device."""
+    """Settings of the guard, which compares the throughput of a run with that of the
+    fastest earlier run of the same workload on the same device (the baseline)."""
 
     enabled: bool = True
-    """Compare each run's speed with that of the fastest earlier run of the same
-    work."""
+    """Compare each run's throughput with that of the baseline, the fastest earlier run
+    of the same workload."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
     """Percentage of the baseline's samples/s below which a run is reported as slow."""
     healthy_high_pct: float = Field(120, ge=100)
     """Percentage of the baseline's samples/s above which a run is the new baseline."""
     on_slow: Literal["warn", "fail"] = "warn"
-    """What to do after a slow run. `fail` raises an error after all results are
-    saved."""
+    """What to do after a slow run. `warn` logs a warning. `fail` raises an error, after
+    all results have been saved."""
     max_differences: int = Field(5, ge=1)
     """Maximum number of differences in the log. guard.json contains all of them."""

@@ -31,8 +31,8 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
-    """Return one line for each faulty path. Messages for the branches of a union are
-    joined by `or`."""
+    """Return one line for each parameter path with an error. `errors` are the errors of
+    Pydantic. Messages for the branches of a union are joined by `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for fault in errors:
@@ -90,7 +90,8 @@ def _fault_text(fault: Any, location: list[Any], model: type[SettingsModel]) -> 
 
 
 def _hint(location: list[Any], model: type[SettingsModel]) -> str:
-    """Suggest a parameter with the same or a similar name, in this or another group."""
+    """Return a text that suggests a parameter with the same or a similar name, in this
+    or another group, or that lists all valid names."""
     *parents, name = map(str, location)
     parent, renamed = ".".join(parents), RENAMED.get(".".join([*parents, name]))
     places = (path.rpartition(".") for path, _ in fields_of(model))
@@ -110,8 +111,8 @@ def _nearest(name: str, valid: Collection[str]) -> str:
 
 
 def parameters_named_like(name: str, model: type[SettingsModel]) -> list[str]:
-    """Return the paths of parameters below `model` that have this name, or for which
-    other programs use this name."""
+    """Return the paths of parameters below `model` that have the name `name`, or that
+    have this name in other programs."""
     other = _name_in_other_programs(name)
     same = [path for path, _ in fields_of(model) if path.rpartition(".")[2] == name]
     return [other, *same] if other else same

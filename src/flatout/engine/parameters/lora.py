@@ -22,9 +22,10 @@ class LoraSettings(SettingsModel):
     """Rank of the two matrices. If null, no adapter is used and all weights are
     trained."""
     alpha: int = Field(16, ge=1)
-    """Scale of the product of the matrices, which is multiplied by alpha / rank."""
+    """Scale of the adapter: the product of the matrices is multiplied by alpha /
+    rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout probability for the input of the product."""
+    """Dropout probability for the input of the adapter's matrices."""
     targets: Names = []
     """Suffixes of layer names, for example `query` and `value`. If empty, all linear
     layers of the blocks are adapted. A classifier's head is always trained in full."""

@@ -31,7 +31,8 @@ def _split_text(value: Any) -> Any:
 
 
 LISTED = BeforeValidator(_split_text)
-"""Accepts a text such as `8 16 32`, because a comma in --params ends the parameter."""
+"""Validator that also accepts a list as a text such as `8 16 32`, because a comma in
+--params ends the parameter."""
 
 
 class SlowHabits(SettingsModel):
@@ -47,8 +48,7 @@ class SlowHabits(SettingsModel):
 
 
 class BenchmarkSettings(SettingsModel):
-    """What `kedro run --pipelines=benchmark` measures, and how long it takes at
-    most."""
+    """What `kedro run --pipelines=benchmark` measures, and its time limits."""
 
     mode: BenchmarkMode = "tune"
     """Kind of measurement (see docs/pipelines/benchmark.md)."""
@@ -75,16 +75,18 @@ class BenchmarkSettings(SettingsModel):
     warmup_steps: int = Field(3, ge=1)
     """Number of steps before the first window. They are not measured."""
     repeats: int = Field(3, ge=1)
-    """Number of windows, or of window pairs of two trials. The median is used."""
+    """Number of windows per trial, or of pairs of windows if two trials are compared.
+    The median window or ratio is the result."""
     min_window_s: float = Field(1.0, ge=0)
     """Minimum duration of a window in seconds. Shorter windows repeat their steps."""
     max_window_s: float = Field(2.5, gt=0)
     """Maximum duration of a window in seconds. A window has at least 2 steps."""
     tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Minutes after which `tune` mode stops exploring and confirms its results. `auto`
-    is 5, or 15 with a GPU, because each trial compiles the model there."""
+    is 5 without a GPU. With a GPU, it is 15, because each trial compiles the model."""
     max_minutes: float | None = Field(None, gt=0)
-    """Minutes after which no new trial starts, in any mode. The next run resumes."""
+    """Minutes after which no new trial starts, in any mode. The next run of the
+    benchmark continues with the remaining trials."""
     trial_timeout_s: float = Field(300, gt=0)
     """Maximum duration of a trial in seconds. A longer trial is stopped."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
@@ -159,8 +161,8 @@ class SweepSettings(SettingsModel):
     """GPUs per trial, each with one rank. Without a GPU, the number of ranks per
     trial."""
     heartbeat_s: float = Field(30.0, gt=0)
-    """Seconds between heartbeats, which show the server that a trial is running. After
-    three missed heartbeats, another machine takes over the trial."""
+    """Seconds between heartbeats, which show in the storage that a trial is running.
+    After three missed heartbeats, another machine takes over the trial."""
     trial_timeout_s: float | None = Field(None, gt=0)
     """Maximum duration of a trial in seconds. A longer trial is stopped; the others
     continue."""
@@ -176,7 +178,8 @@ class SweepSettings(SettingsModel):
     @field_validator("grid", "ranges", mode="before")
     @classmethod
     def _by_path(cls, value: Any) -> Any:
-        """Flatten nested groups from --params to dotted names; null drops a setting."""
+        """Convert nested groups, as given by --params, to dotted names. A setting whose
+        value is null is dropped."""
         if not isinstance(value, Mapping):
             return value
         # The null of a setting may be inside of nested groups, although conf/base uses

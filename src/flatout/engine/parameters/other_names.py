@@ -1,5 +1,5 @@
-"""Parameter names used by the Trainer, by Lightning and in guides, and the names that
-parameters had in earlier versions."""
+"""Names that flatout's parameters have in other programs, such as the Trainer of
+transformers and Lightning, and names that they had in earlier versions."""
 
 from __future__ import annotations
 

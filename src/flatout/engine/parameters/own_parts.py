@@ -84,8 +84,8 @@ def _call_fault(part: Any, call: Call) -> str:
 
 
 def override_faults(own: type, base: type) -> Iterator[str]:
-    """Yield a reason for each method of `own` that overrides one of `base` but cannot
-    be called with the same arguments."""
+    """Yield an error message for each method of `own` that overrides a method of `base`
+    but cannot be called with the same arguments."""
     for name, function in vars(base).items():
         given = inspect.getattr_static(own, name)
         if given is function or not isinstance(given, (FunctionType, staticmethod)):
@@ -101,8 +101,8 @@ def override_faults(own: type, base: type) -> Iterator[str]:
 def _binding_fault(
     function: Callable[..., Any] | None, *arguments: Any, **named: Any
 ) -> str:
-    """Return why the call would fail, or an empty string if the call would succeed or
-    the signature is unknown."""
+    """Return why calling `function` with these arguments would fail. Return an empty
+    string if the call would succeed or the signature is unknown."""
     if function is None:
         return "its objects cannot be called"
     try:

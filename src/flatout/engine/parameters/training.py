@@ -60,7 +60,8 @@ class ModelSettings(SettingsModel):
     """image-classification: probability that an image is flipped horizontally."""
     label_threshold: Annotated[float, Field(gt=0, lt=1)] | Auto = 0.5
     """Probability above which a label, or the second of two classes, is predicted. With
-    `auto`, evaluate chooses one per label that maximises F1 on validation."""
+    `auto`, the `evaluate` pipeline chooses for each label the threshold that maximises
+    F1 on the validation split."""
     pooling: Literal["auto", "mean", "first", "last"] = "auto"
     """embedding: how hidden states are pooled into the vector of a text. `auto` uses
     the checkpoint's 1_Pooling/config.json, or the mean if there is none."""
@@ -93,7 +94,8 @@ class ModelSettings(SettingsModel):
         return self
 
     def _unpinned_code(self) -> str | None:
-        """Return why code could change during a run, or None if it cannot."""
+        """Return an error message if the model's code is not pinned to a revision and
+        so could change between runs, or None if it cannot change."""
         folder = Path(self.name_or_path or "")
         if not (self.name_or_path and folder.is_dir()):
             pin = (
@@ -168,14 +170,15 @@ class TrainSettings(SlowHabits):
     """Class weights of the training loss, by class name (default 1) or in the order of
     label_names. `balanced` gives all classes the same total weight."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Fraction of a training target that is spread over all classes."""
+    """Fraction of the target probability that is spread evenly over all classes in the
+    training loss."""
     focal_gamma: float = Field(0.0, ge=0)
     """Focal loss (Lin et al. 2017): multiply training losses by (1 - probability of the
     target) to this power. 0 disables the focal loss."""
     schedule: Literal["linear", "cosine", "constant", "wsd"] | str = "linear"
-    """Schedule after the warm-up (wsd stays at the peak and then decays linearly), or
-    the dotted path of a function (step, total_steps) -> fraction of learning_rate,
-    which also replaces the warm-up and min_learning_rate_share."""
+    """Learning rate schedule after the warm-up. `wsd` stays at the peak, then decays
+    linearly. A dotted path specifies a function (step, total_steps) -> fraction of
+    learning_rate, which also replaces the warm-up and min_learning_rate_share."""
     min_learning_rate_share: float = Field(0.0, ge=0, le=1)
     """Fraction of the peak learning rate at which the schedule ends."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
@@ -190,17 +193,18 @@ class TrainSettings(SlowHabits):
     """Record on the device how well each training row is learned, and write rows with
     suspect labels to suspect_rows.parquet (tasks with one class per row)."""
     evaluate_every: Count | Literal["epoch"] | None = parameter("epoch", EXECUTION)
-    """Steps between evaluations, `epoch`, or null to evaluate only at the end."""
+    """Number of steps between evaluations, `epoch` to evaluate after each epoch, or
+    null to evaluate only at the end."""
     metric: str | None = None
-    """Metric that selects the best model, for example `f1_macro`. It is a metric of the
-    task, for which the better direction is known, or a metric of compute_metrics. If
-    null, the loss is used."""
+    """Metric that selects the best model, for example `f1_macro`: a metric of the task
+    or of compute_metrics. If null, the loss is used."""
     compute_metrics: str | None = None
     """Dotted path of a function (predictions, labels) -> metrics by name, which are
     computed in addition to the task's own metrics."""
     greater_is_better: bool | None = None
-    """Whether a higher train.metric is better, if it comes from compute_metrics. If
-    null, it is true unless the metric's name ends with loss."""
+    """Whether a higher value of train.metric is better. This can be set only for a
+    metric of compute_metrics. If null, higher values are better unless the name of the
+    metric ends with loss."""
     callbacks: Names = parameter([], EXECUTION, UNTIMED)
     """Dotted paths of functions (event, step, values), called in the main process at
     logging steps, evaluations, checkpoints and the end. Metrics that they return are
@@ -220,7 +224,8 @@ class TrainSettings(SlowHabits):
     fused_optimizer: bool = parameter(True, EXECUTION)
     """Update all tensors with a single kernel (adamw)."""
     resume: str = parameter("auto", EXECUTION, MACHINE, UNTIMED)
-    """`auto` (resume from the newest valid checkpoint), `never`, or a folder."""
+    """Checkpoint to resume from: `auto` (the newest valid one), `never`, or a
+    folder."""
     on_oom: Literal["stop", "shrink"] = parameter("shrink", EXECUTION)
     """What to do if memory runs out: `stop`, or `shrink` (halve the token budget),
     which does not change the global batch. Runs on several machines always stop."""
@@ -261,7 +266,8 @@ class TrainSettings(SlowHabits):
 
     @property
     def peak_learning_rate(self) -> float:
-        """The learning rate scaled to the global batch size in use."""
+        """The peak learning rate, scaled from `learning_rate_at_batch` to the global
+        batch size in use."""
         meant = self.learning_rate_at_batch or self.global_batch_size
         return self.learning_rate * math.sqrt(self.global_batch_size / meant)
 

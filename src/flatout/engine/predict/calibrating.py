@@ -34,9 +34,9 @@ def calibrate(
     settings: Settings,
 ) -> None:
     """Fit the temperature (`evaluate.calibrate`) and thresholds
-    (`model.label_threshold: auto`) and save both to the model's folder, unless they are
-    already there for the same model, rows and settings. Raises SettingsError or
-    ModelError if the model cannot be calibrated."""
+    (`model.label_threshold: auto`), and save both to the model's folder. Do nothing if
+    the folder already contains values fitted with the same model, rows and settings.
+    Raises SettingsError or ModelError if the model cannot be calibrated."""
     calibrates = settings.evaluate.calibrate
     picks = settings.model.label_threshold == "auto"
     if not calibrates and not picks:

@@ -1,4 +1,4 @@
-"""Check a saved model before prediction, and read facts from the model's config."""
+"""Check a saved model before prediction, and read its task, labels and limits."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def answering_task(
 
 
 def with_calibration(task: Task, model: Any) -> Task:
-    """Load the task's calibration from the model's folder. Raises SettingsError if
-    `model.label_threshold` is auto but no thresholds are stored."""
+    """Load the calibration of `task` from the model's folder, and return `task`. Raises
+    SettingsError if `model.label_threshold` is auto but no thresholds are stored."""
     if isinstance(task, Calibrated):
         task.calibration = Calibration.read(model.config.name_or_path)
         if task.settings.label_threshold == "auto" and not task.calibration.thresholds:
@@ -69,7 +69,8 @@ def with_calibration(task: Task, model: Any) -> Task:
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """Return the facts about a saved tokenizer that a task needs."""
+    """Return the size and the special tokens of a saved tokenizer, which a task needs,
+    or None if `tokenizer` is None."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -160,7 +161,8 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return hashes of a model's files, or its name and commit if no file is local."""
+    """Return the hash of each file of a model by file name. If the model has no local
+    files, return its commit by model name instead."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

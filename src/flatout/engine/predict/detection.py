@@ -23,7 +23,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 ENTRY = "detect_sessions"
 END = "the end"
-"""The value that is reported instead of a key if the session ends too early."""
+"""The value of the column `key` if a session ends too early."""
 MOST_TOP_KEYS = 30
 """The report lists metrics for each `detect.top_keys` from 1 to this value."""
 NUMBERED = ["source", "row", "session"]
@@ -41,9 +41,10 @@ def detect(
     model: Any, tokenizer: TokenizerFile, sessions: Any, settings: Settings
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Classify `sessions` (any input of `open_raw_texts`) with a saved model. Return a
-    table with the columns COLUMNS and one row per session, and the report. `rank` and
-    `place` describe the least expected key of a session. Raises ModelError,
-    RawTextsError or SettingsError if an input is unsuitable."""
+    table with the columns COLUMNS and one row per session, and the report. `place` is
+    the position (from 1) of the least expected key of a session, and `rank` is the rank
+    (from 0) of this key in the prediction. Raises ModelError, RawTextsError or
+    SettingsError if an input is unsuitable."""
     raw, session = open_raw_texts(sessions, ENTRY), settings.split.group_column
     own = settings.predict.model_copy(update={"id_column": session, "keep_text": True})
     found = predict(model, tokenizer, raw, settings.model_copy(update={"predict": own}))
@@ -69,7 +70,9 @@ def detect(
 def _labels(
     raw: RawTexts, column: str | None, session: str | None
 ) -> pd.DataFrame | None:
-    """Return labels by source, row and session. (A line may begin several sessions.)"""
+    """Return a table with the label of each session, identified by source, row and
+    session name (several sessions may begin in one line), or None without a label
+    column."""
     if column is None:
         return None
     if column not in raw.column_names:
@@ -117,8 +120,8 @@ def _judge_sessions(
 
 
 def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
-    """Return the report. Sessions that end too early are abnormal for any
-    `top_keys`."""
+    """Return the report: counts of sessions, and metrics for `top_keys` and for other
+    values. Sessions that end too early are abnormal for any value."""
     usable = table[table["rank"].notna()]
     known = usable[usable["label"].notna()]
     ranks = known["rank"].mask(known["breaks_off"].astype(bool), np.inf)
@@ -137,7 +140,9 @@ def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
 
 
 def _figures(ranks: pd.Series, truth: pd.Series, top_keys: int) -> dict[str, Any]:
-    """Return metrics of the labelled sessions. Ratios that divide by zero are None."""
+    """Return metrics of the labelled sessions. `ranks` contains the rank of each
+    session's least expected key. `truth` contains whether each session is abnormal.
+    Ratios that divide by zero are None."""
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
     missed, total = int((~found & truth).sum()), len(ranks)

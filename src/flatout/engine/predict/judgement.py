@@ -66,9 +66,9 @@ def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]
 def baseline_figures(
     predictions: pd.DataFrame, classes: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return the most frequent label (or set of labels) and the accuracy of always
-    predicting it. Also return the classes that have rows but are never predicted, and
-    log a warning about them. `classes` is the result of `class_table`. The result is
+    """Return the most frequent label (or set of labels), the accuracy of always
+    predicting this label, and the classes that have rows but are never predicted. Log a
+    warning about such classes. `classes` is the result of `class_table`. The result is
     empty if the labels are numbers or there are no rows."""
     labels = predictions["label"]
     if not len(labels) or pd.api.types.is_float_dtype(labels):
@@ -91,9 +91,9 @@ def baseline_figures(
 def wrong_rows(
     predictions: pd.DataFrame, rows: Any, tokenizer: TokenizerFile | None, most: int
 ) -> pd.DataFrame:
-    """Return the `most` wrong predictions with the largest loss. Their texts are
-    decoded from the tokens; for samples, their source files are given. `rows` is the
-    `datasets.Dataset` of the split."""
+    """Return the `most` wrong predictions with the largest loss. A column contains the
+    text of each row, decoded from the tokens, or the source file if the rows are arrays
+    or images. `rows` is the `datasets.Dataset` of the split."""
     wrong = predictions[predictions["wrong"].astype(bool)]
     kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)
     opened, name = rows_from_dataset(rows), "text" if tokenizer else "source"

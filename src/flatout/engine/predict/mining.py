@@ -59,15 +59,15 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Triplets:
     """Lazy table with the columns of SCHEMA. It contains the train pairs with mined
-    negatives, and the unchanged validation and test pairs. It is computed while
-    `batches` is read."""
+    negatives, and the unchanged validation and test pairs. The rows are computed while
+    iterating over `batches`."""
 
     splits: Mapping[str, Any]
     """The tables of all splits, with the columns `text` and `passages`."""
     corpus: Any
     """The distinct passages of the corpus as an Arrow array (C,)."""
     vectors: Callable[[Any], list[Vectors]]
-    """Returns the vectors of an Arrow array of N texts."""
+    """A function that returns the vectors of an Arrow array of N texts, in parts."""
     device: torch.device
     options: MineSettings
 
@@ -95,8 +95,9 @@ class Triplets:
                 yield _batch(*_pairs(batch), others, name)
 
     def _mined(self, vectors: list[Vectors], anchors: Ints, positives: Ints) -> Ints:
-        """Return the passage numbers of the negatives of N pairs as an array (N,
-        negatives), best first. Missing negatives are -1."""
+        """Return an array (N, negatives) with the text numbers of the negatives of each
+        of N pairs, best first. Missing negatives are -1. `anchors` and `positives` are
+        the text numbers of the pairs (N,)."""
         options = self.options
         found = np.full((len(anchors), options.negatives), -1)
         order = np.argsort(anchors, kind="stable")
@@ -130,10 +131,9 @@ def mine(
     corpus: Any,
     settings: Settings,
 ) -> Triplets:
-    """Return the triplets for the given rows of pairs. `splits` maps split names to
-    `datasets.Dataset`s, and `corpus` is such a dataset or any input of
-    `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError if the inputs do
-    not fit together."""
+    """Return the triplets for rows of pairs. `splits` maps split names to
+    `datasets.Dataset` objects, and `corpus` is any input of `open_raw_texts`. Raises
+    ModelError, RawTextsError or SettingsError if the inputs do not fit together."""
     for name, rows in splits.items():
         if PASSAGES not in rows.column_names or "label" in rows.column_names:
             raise SettingsError(
@@ -159,7 +159,8 @@ def mine(
 def _vectors(
     model: Any, tokenizer: TokenizerFile, settings: Settings
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
-    """Return a function that computes or loads the vectors of texts, and its device."""
+    """Return a function that computes the vectors of texts or loads stored ones, and
+    the device on which the model runs."""
     digest = ContentKey(model_file_hashes(model.config)).digest
     predict = settings.predict.model_copy(update={"text_pair_column": None})
     settings = settings.model_copy(update={"predict": predict})
@@ -184,8 +185,8 @@ def _vectors(
 
 def corpus_texts(corpus: Any, column: str) -> Any:
     """Return the distinct texts of a corpus as an Arrow array (C,). If the corpus
-    consists of pairs, these are their passages. Raises RawTextsError if the text column
-    is missing."""
+    consists of pairs, the texts are the passages of the pairs. Otherwise, they are read
+    from `column`. Raises RawTextsError if this column is missing."""
     raw = open_raw_texts(corpus, "mine_corpus")
     present = raw.column_names
     if PASSAGES in present:
@@ -211,8 +212,9 @@ def _distinct(*columns: Any) -> Any:
 
 
 def _numbered(corpus: Any, *columns: Any) -> tuple[Any, list[Ints]]:
-    """Return all distinct texts, beginning with the corpus, and the numbers of the
-    texts in each of `columns`."""
+    """Return the distinct texts of the corpus and of `columns` as one array, beginning
+    with the corpus, and for each column the index of each of its texts in this
+    array."""
     texts = _distinct(corpus, *columns)
     found = (pc.index_in(column.cast(texts.type), texts) for column in columns)
     return texts, [numbers.to_numpy().astype(np.int64) for numbers in found]

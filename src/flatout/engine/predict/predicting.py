@@ -1,8 +1,8 @@
 """Predictions of a saved model for texts or samples: one per row, in row order.
 
 Rows are read, predicted and returned window by window, so that memory use does not grow
-with the file. A row that cannot be used keeps its position and has a reason instead of
-a prediction.
+with the file. A row that cannot be used keeps its position in the output, with the
+reason in place of a prediction.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ SHOWN_REASONS = 5
 REASON = pa.field("reason", pa.string())
 Item = TypeVar("Item")
 Window = tuple[Any, SplitRows | None]
-"""A table of copied columns and `reason`, and the usable rows (without a reason)."""
+"""A table of all rows of a window, with the columns to copy to the output and the
+column `reason`, and the usable rows (without a reason), or None if there are none."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Lazy table of predictions. The columns are source, row, id and texts (if
-    present), the task's outputs (such as label, score and probabilities), and reason.
-    The table is computed while `batches` is read."""
+    """Lazy table of predictions. The columns are `source`, `row`, `id` and the texts
+    (if they are kept), the task's outputs (such as label, score and probabilities), and
+    `reason`. The rows are computed while iterating over `batches`."""
 
     windows: Callable[[], Iterator[Window]]
     kept: Sequence[Any]
@@ -121,8 +122,9 @@ def predict(
 
 
 def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-    """Yield the windows of a shard ("i/n"), or all windows if `shard` is None. Shards
-    are contiguous. `read` is called twice, first to count the windows."""
+    """Return an iterator over the windows of a shard ("i/n"), or over all windows if
+    `shard` is None. A shard is a contiguous range of windows. `read` returns an
+    iterator over all windows. For a shard, it is called twice: first to count them."""
     if shard is None:
         return read()
     number, count = map(int, shard.split("/"))
@@ -139,8 +141,9 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
-    """Return the settings with text columns filled in. The defaults are the columns
-    named for `split` or, if `split` wrote the texts, the output columns of `split`."""
+    """Return the `predict` settings with the text columns filled in. A column that is
+    not set defaults to the column in the `split` settings or, if the `split` pipeline
+    wrote `raw`, to the column that it writes."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     keys = ("text_column", "text_pair_column")

@@ -1,8 +1,8 @@
-"""Fast inference with a saved model on all devices: rows in, logits out.
+"""Fast inference with a saved model on all devices: compute the logits of rows.
 
-Rows are sorted by length and either concatenated (`packed`) or grouped to minimise
-padding (`grouped`). The forward pass is the same as in training, but without dropout
-and gradients.
+Rows are sorted by length, then either concatenated (`packed`), or batched with rows of
+similar length to minimise padding (`grouped`). The forward pass is the same as in
+training, but without dropout and gradients.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Predictor:
         self._models = {self.devices[0]: self._model}
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
-        """Return the task's `target_outputs` (K, classes) for N rows in order. Most
-        tasks have one target per row. Micro-batches are assigned to the devices in
-        turn, and each device is synchronised only once."""
+        """Return the task's `target_outputs` (K, classes) for the K targets of all
+        rows, in row order. Most tasks have one target per row. Micro-batches are
+        assigned to the devices in turn, and each device is synchronised only once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
             batches = self.prefetch(self.micro_batches(tokens))
@@ -117,7 +117,8 @@ class Predictor:
         return np.concatenate(parts)[order]
 
     def calibrated_logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
-        """Return `logits` divided by the temperature of the model."""
+        """Return the result of `logits`, divided by the model's temperature if the task
+        is calibrated."""
         found, task = self.logits(tokens), self.task
         if isinstance(task, Calibrated):
             found /= np.float32(task.calibration.temperature)
@@ -145,8 +146,8 @@ class Predictor:
         )
 
     def prefetch(self, items: Iterator[Item]) -> Iterator[Item]:
-        """Yield `items` unchanged. On a GPU, the next item is prepared in the
-        background. On a CPU it is not, because no core is idle."""
+        """Yield `items` unchanged. On a GPU, the next item is prepared in a background
+        thread. On a CPU, there is no such thread, because no core is idle."""
         return prefetched(items) if self.runtime.is_cuda else items
 
     def micro_batches(
@@ -175,8 +176,8 @@ class Predictor:
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, starting with the process's own GPU. In a
-        distributed run, return only the process's own GPU."""
+        """Return all visible GPUs, starting with this process's own GPU. In a
+        distributed run or on a CPU, return only the process's own device."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
             return [own]
@@ -184,8 +185,8 @@ class Predictor:
         return [own, *(device for device in every if device != own)]
 
     def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
-        """Choose the batching strategy and attention implementation. Rows are grouped
-        if packing would change the results."""
+        """Return the batching strategy and the attention implementation. The strategy
+        is `grouped` if packing would change the results."""
         wanted, kernel = settings.predict.strategy, settings.runtime.attention
         config = model.config
         if self.shape is not None:
@@ -243,7 +244,8 @@ class Predictor:
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield `items`, preparing each in a thread while the previous one is used."""
+    """Yield `items`. Each item is computed in a background thread while the caller uses
+    the previous item."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)

@@ -1,7 +1,7 @@
 """Predictions of a saved model for a labelled split, computed in one pass and cached.
 
-The table has one line per row. Language models only have metrics, because they make no
-predictions for whole rows.
+The table of predictions contains one line per row. For language models, the table is
+empty and only metrics are computed, because they make no predictions for whole rows.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 """Increase this whenever the same input would give different predictions."""
 MOST_SEEN = 0.01
-"""Maximum fraction of unrelated rows that may equal training rows by chance."""
+"""If more than this fraction of the rows equal training rows, the model is considered
+to have been trained on a different split."""
 SEPARATE = frozenset({"label", "score", "value"})
-"""Task outputs that other columns of the table already contain."""
+"""Task outputs that are not copied to the table, because other columns contain them."""
 
 
 @dataclass
 class SplitPredictions:
     """Predictions and metrics of a model for all rows of a split.
 
-    They are computed on first access and cached under `key`.
+    Both are computed on first access. `key` is the content key for storing them.
     """
 
     model: Any
@@ -69,13 +70,14 @@ class SplitPredictions:
 
     @cached_property
     def key(self) -> ContentKey:
-        """The cache key, which covers everything that determines the predictions."""
+        """The content key, which contains everything that determines the
+        predictions."""
         calibration = Calibration.read(self.model.config.name_or_path)
         return ContentKey({**self.inputs, "calibration": asdict(calibration)})
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Everything that determines the logits, together with the task's options."""
+        """Everything that determines the logits and metrics, except the calibration."""
         settings = self.settings
         return {
             "format": FORMAT_VERSION,
@@ -101,7 +103,7 @@ class SplitPredictions:
 
     @cached_property
     def trained(self) -> TrainedRows | None:
-        """The record of the training rows in the model's folder, if it exists."""
+        """The record of the training rows in the model's folder, or None."""
         return TrainedRows.read(self.model.config.name_or_path)
 
     @property
@@ -111,7 +113,9 @@ class SplitPredictions:
 
     @cached_property
     def opened(self) -> tuple[Predictor, SplitRows, int | None]:
-        """The predictor, the checked rows, and the number of rows seen in training."""
+        """The predictor, the rows of the split, and how many of these rows the model
+        was trained on (None if unknown). Raises ModelError if the model and the rows do
+        not fit together."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -154,12 +158,13 @@ class SplitPredictions:
         return seen
 
     def table(self) -> Any:
-        """Return a table with the columns row, label, prediction, score, loss and
-        wrong, and the columns of the task."""
+        """Return an Arrow table with the columns `row`, `label`, `prediction`, `score`,
+        `loss` and `wrong`, and the task's other outputs."""
         return self._found[0]
 
     def value(self) -> dict[str, Any]:
-        """Return loss, metrics, split, number of rows, model and task as a dict."""
+        """Return a dict with the loss, the metrics, the split, the number of rows, the
+        model, the task, and the number of rows that the model was trained on."""
         split, config = self.settings.evaluate.split, self.model.config
         facts = {"split": split, "rows": len(self.tokens), "model": config.name_or_path}
         return {**facts, **self._found[1]}

@@ -1,6 +1,6 @@
-"""Read and encode the texts to predict.
+"""Read the texts for prediction in windows, and encode them.
 
-Windows of texts contain every row. A row that cannot be used has a reason.
+Windows contain every row. If a row cannot be used, its column `reason` states why.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 def text_windows(
     raw: RawTexts, settings: PredictSettings, form: str = "text"
 ) -> Iterator[Any]:
-    """Yield tables of at most `window_rows` rows (fewer if rows are large), in order.
-    The columns are those of `window_schema`. The texts of rows with a reason are null.
-    `form` is the task's `Texts.form`."""
+    """Yield all rows of `raw`, in order, as tables with the schema `window_schema` and
+    at most `window_rows` rows (fewer if rows are large). The texts of rows with a
+    reason are null. `form` is the task's `Texts.form`."""
     pending = window_schema(settings).empty_table()
     for batch in raw.batches(_wanted(settings)):
         pending = pa.concat_tables([pending, _checked(batch, settings, form)])
@@ -50,7 +50,8 @@ def text_windows(
 
 
 def window_schema(settings: PredictSettings) -> Any:
-    """Return the columns of a window. `id` and `text_pair` are optional."""
+    """Return the Arrow schema of a window. The columns `id` and `text_pair` are present
+    only if the settings name their source columns."""
     fields = [("source", pa.string()), ("row", pa.int64())]
     fields += [("id", pa.string())] if settings.id_column else []
     fields += [("text", pa.string())]
@@ -59,8 +60,8 @@ def window_schema(settings: PredictSettings) -> Any:
 
 
 def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
-    """Return `window` with reasons added for unusable rows. `faults` maps the number of
-    a row, counted among the rows without a reason, to its reason."""
+    """Return `window` with reasons added for unusable rows. `faults` maps the index of
+    a row among the rows that have no reason yet to its reason."""
     places = np.flatnonzero(window.column("reason").is_null().to_numpy())
     reasons = np.array(window.column("reason").to_pylist(), dtype=object)
     for number, fault in faults.items():
@@ -71,8 +72,8 @@ def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
-    """Raise RawTextsError if columns are missing. The message names each missing column
-    and its closest match."""
+    """Raise RawTextsError if `raw` lacks a column that the settings name. The message
+    suggests the most similar column name."""
     keys = ("text_column", "text_pair_column", "id_column")
     wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
     present = raw.column_names
@@ -124,7 +125,7 @@ def _id_of(batch: RawBatch, name: str) -> Any:
 
 
 class TextEncoder:
-    """Encodes texts as the predictor and its settings require."""
+    """Encodes texts as token rows for `predictor`, truncated to its maximum length."""
 
     def __init__(
         self, predictor: Predictor, model: Any, tokenizer: TokenizerFile

@@ -1,5 +1,5 @@
-"""Compute and search text vectors, and store them for later runs with the same
-model."""
+"""Compute text vectors, store them for later runs with the same model, and search
+them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Vectors = npt.NDArray[np.float32]
 def stored_vectors(
     texts: Any, encode: Callable[[Any], Vectors], folder: Path, key: str
 ) -> list[Vectors]:
-    """Return the vectors of `texts`, an Arrow array, as memory-mapped parts of
-    TEXTS_A_FILE rows. Vectors that are not in `folder` are computed with `encode`.
-    Files for other texts, or for a model with another `key`, are removed."""
+    """Return the vectors of `texts`, an Arrow array, as memory-mapped arrays of
+    TEXTS_A_FILE rows each. Vectors that are not yet in `folder` are computed with
+    `encode` and stored there. Files for other texts, or for a model with another `key`,
+    are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
     paths, made, count = [], 0, f"{len(texts):,}"
@@ -56,7 +57,8 @@ def _save(vectors: Vectors, path: Path) -> None:
 
 
 def chosen(parts: list[Vectors], numbers: Ints) -> Vectors:
-    """Return the vectors (n, H) of the texts whose numbers are given (n,)."""
+    """Return the vectors (n, H) of the texts with the given `numbers` (n,). `parts` is
+    a result of `stored_vectors`."""
     found = np.empty((len(numbers), parts[0].shape[1]), np.float32)
     at, rows = np.divmod(numbers, TEXTS_A_FILE)
     for part in np.unique(at).tolist():
@@ -72,10 +74,10 @@ def best(
     left_out: Ints,
     device: torch.device,
 ) -> tuple[Vectors, Ints]:
-    """Find the largest dot products of `queries` (Q, H) with the first `size` vectors.
-    Return scores and vector numbers (Q, most), best first. `left_out` (2, n) contains
-    pairs of a query and a vector number to ignore. Missing matches have a score of
-    -inf."""
+    """Find the `most` largest dot products of each of `queries` (Q, H) with the first
+    `size` vectors in `parts`. Return the scores and the vector numbers, both (Q, most),
+    best first. `left_out` (2, n) contains pairs of a query and a vector number to
+    ignore. If a query has fewer than `most` matches, the missing scores are -inf."""
     own = torch.from_numpy(queries).to(device)
     scores = own.new_full((len(queries), most), -torch.inf)
     numbers = torch.zeros_like(scores, dtype=torch.int64)

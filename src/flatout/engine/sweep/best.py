@@ -34,8 +34,9 @@ class SweepError(RuntimeError):
 
 
 def compare(rows: Sequence[Row], settings: Settings) -> list[Row]:
-    """Return and log a row for each combination of settings, best first. Raises
-    SweepError if no trial has finished."""
+    """Return a row for each combination of settings, best first, with the mean of the
+    metric and the comparison with the best. The rows are also logged if settings were
+    trained several times. Raises SweepError if no trial has finished."""
     name, groups = _ranked(rows, settings)
     found = compared(groups, name)
     for row in found if found[0]["trainings"] > 1 else ():
@@ -48,9 +49,10 @@ def choose_best(
 ) -> dict[str, Any]:
     """Return a record of the settings with the best mean of the metric `choose_by`.
 
-    The record has the first trial of these settings, their mean metrics, and whether
-    they beat all others by more than the noise. `environment` is the Kedro environment
-    of the sweep. Raises SweepError if no trial has finished.
+    The record contains the first trial of these settings, their mean metrics, and
+    whether they are better than all other settings by more than the noise.
+    `environment` is the Kedro environment of the sweep. Raises SweepError if no trial
+    has finished.
     """
     name, groups = _ranked(rows, settings)
     best = next(iter(groups[0].values()))
@@ -90,8 +92,9 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
 
 
 def ranked(rows: Sequence[Row], name: str, *, higher: bool) -> list[Group]:
-    """Group the successful rows that have the metric `name` by their settings. Larger
-    groups come first, and groups of equal size are sorted by their means."""
+    """Return the successful rows that have the metric `name`, grouped by settings.
+    Larger groups come first. Groups of equal size are sorted by their mean, best first.
+    `higher` states whether a higher metric is better."""
     found: defaultdict[str, dict[Any, Row]] = defaultdict(dict)
     for row in rows:
         if row["status"] == "ok" and figures([row], name):
@@ -114,9 +117,9 @@ def settings_of(row: Row) -> Row:
 
 
 def compared(groups: Sequence[Group], name: str) -> list[Row]:
-    """Return a row for each group, best first, with the metric's mean, standard
-    deviation, and paired difference from the best group. The 95 % confidence intervals
-    are corrected for the number of pairs."""
+    """Return a row for each group, in the same order, with the mean and the standard
+    deviation of the metric `name`, and the paired difference from the first group. The
+    95 % confidence intervals are corrected for the number of pairs of groups."""
     best, *others = groups
     ends = [
         _difference_from(best, one, name, math.comb(len(groups), 2)) for one in others
@@ -135,9 +138,9 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
 
 
 def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
-    """Return the difference between `group` and `best` over the seeds or folds that
-    both have. The ratio of test to training rows of a fold is 1 / (number of folds -
-    1)."""
+    """Return the paired difference between `group` and `best` over the seeds or folds
+    that both have, with its interval and a verdict. With k folds, the ratio of test
+    rows to training rows is 1 / (k - 1)."""
     common = [key for key in group if key in best]
     if (count := len(common)) < 2:
         return {"verdict": "one training each: set sweep.seeds to 3"}

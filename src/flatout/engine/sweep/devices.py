@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 Devices = Mapping[str, str]
-"""Environment variables that make only a trial's GPUs visible to it. They are empty on
-a CPU, whose cores the trials share."""
+"""The environment variables that make only the GPUs of one trial visible to it. Without
+a GPU, there are none, because the trials share the CPU cores."""
 
 
 def sets_of(count: int) -> list[Devices]:
-    """Return this machine's GPUs in sets of `count`, or a single set if there is no
-    GPU. Raises SettingsError if there are fewer than `count` GPUs, or fewer CPU cores
-    on a machine without a GPU."""
+    """Return the variables for each set of `count` GPUs of this machine. Without a GPU,
+    return a single set. Raises SettingsError if the machine has fewer than `count` GPUs
+    or, without a GPU, fewer than `count` CPU cores."""
     names = gpu_names()
     here, kind = (len(names), "GPU") if names else (usable_cores(), "CPU core")
     if count > here:

@@ -19,14 +19,14 @@ from flatout.engine.sweep.space import FOLD
 def fold_files(
     files: JobFiles, splits: Sequence[Any], folds: int | None, folder: Path
 ) -> list[JobFiles]:
-    """Write the rows of each fold to a subfolder of `folder`, and return the fold's
-    files.
+    """Write the rows for each of the `folds` trainings to a subfolder of `folder`, and
+    return a JobFiles for each training. `files` describes the original token rows.
 
-    The fold itself becomes the test split. The other rows are used for validation if
+    The rows of the fold are the test split. The other rows are used for validation if
     they are in the original validation split, and for training otherwise. `splits` are
-    the train, validation and test splits, each a `datasets.Dataset` with a column
-    `fold`. Raises SettingsError if there are not `folds` folds, or if token rows and
-    texts do not match one to one.
+    the texts of the train, validation and test splits, each a `datasets.Dataset` with a
+    column `fold`. Raises SettingsError if the column does not contain `folds` folds, or
+    if token rows and texts do not match one to one.
     """
     has_folds = all(FOLD in split.column_names for split in splits)
     fold = np.concatenate([split[FOLD][:] if has_folds else [-1] for split in splits])

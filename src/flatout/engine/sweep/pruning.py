@@ -26,8 +26,8 @@ class Pruning:
     is_worse: bool = False
 
     def look(self) -> bool:
-        """Report new evaluations in order, and return whether to prune the trial. The
-        trial continues if the storage is unreachable."""
+        """Report the new evaluations to Optuna, in order, and return whether to prune
+        the trial. If the storage is unreachable, return the previous answer."""
         with suppress(*FAULTS):
             points = read_points(self.folder / "metrics.jsonl")
             found = (point["metrics"].get(self.metric) for point in points)

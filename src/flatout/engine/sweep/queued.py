@@ -1,8 +1,9 @@
 """The combinations to try, as trials of an Optuna study.
 
-Each combination has a place, which is a number from 1: its number in the grid, or the
-number of the trial for which tpe first drew it. A place can have several Optuna trials,
-because interrupted trials are queued again. Trials that have ended are the rows of
+Each combination has a place, a number that starts at 1. For a grid, the place is the
+position of the combination in the grid. For tpe, it is the number of the trial for
+which Optuna first drew the combination. A place can have several Optuna trials, because
+interrupted trials are queued again. Trials that have ended are the rows of
 sweep_trials.csv.
 """
 
@@ -25,7 +26,8 @@ SETTLED = ("ok", "oom", "pruned")
 
 
 def place_of(trial: Trial | FrozenTrial) -> int:
-    """Return the place of a trial. A newly drawn trial gets the next place."""
+    """Return the stored place of a trial, or its number plus 1 if the trial was newly
+    drawn and has no stored place."""
     place: int = trial.user_attrs.get(PLACE, trial.number + 1)
     return place
 
@@ -40,8 +42,8 @@ def running(study: Study) -> list[FrozenTrial]:
 
 
 def queue_again(study: Study, options: SweepSettings) -> None:
-    """Queue each place that has no final result and no waiting or running trial. For a
-    new study, this is the whole grid."""
+    """Queue a trial for each place that has no final result and no waiting or running
+    trial. For a new study with the grid sampler, this queues the whole grid."""
     trials = study.get_trials(deepcopy=False)
     grid = combinations(options) if options.sampler == "grid" else []
     wanted = dict(enumerate(grid, 1))
@@ -57,14 +59,15 @@ def requeue(study: Study, trial: Trial | FrozenTrial) -> None:
 
 
 def fail_running(study: Study) -> None:
-    """Mark all running trials as failed. No other process may use the storage."""
+    """Mark all running trials as failed. Call this only if no other process uses the
+    storage, because the trials must have been interrupted."""
     for trial in running(study):
         study.tell(trial.number, state=TrialState.FAIL)
 
 
 def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
-    """Return whether a trial is needed, and store the place of a new tpe trial. A trial
-    is not needed if Optuna drew it after enough trials had been started."""
+    """Return whether the sweep needs `trial`, and store the place of a new tpe trial. A
+    trial is not needed if Optuna drew it although enough trials had been started."""
     if PLACE in trial.user_attrs:
         return True
     others = _places(study) - {place_of(trial)}
@@ -76,7 +79,7 @@ def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
 
 
 def has_remaining_trials(study: Study, options: SweepSettings) -> bool:
-    """Return whether there are combinations that no process has started yet."""
+    """Return whether there are queued trials, or trials still to be drawn by tpe."""
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     owed = options.sampler != "grid" and len(_places(study)) < options.n_trials
     return bool(waiting) or owed
@@ -128,13 +131,14 @@ def row(trial: FrozenTrial, place: int) -> Row:
 
 
 def number(value: Any) -> Any:
-    """Return `value`, or None if it is not finite, because JSON storages reject NaN."""
+    """Return `value`, or None if it is NaN or infinite, because JSON columns of
+    databases reject NaN."""
     return value if value is None or math.isfinite(value) else None
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """Format values as `train.learning_rate=0.001, train.global_batch_size=16`, and
-    skip values that are None."""
+    """Return `values` as text, for example `train.learning_rate=0.001,
+    train.global_batch_size=16`. Values that are None are left out."""
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""The search space of a sweep: checks of the swept settings, and their values."""
+"""The search space of a sweep: check the swept settings, and list their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Changes = Mapping[str, SweptValue]
 
 SWEPT = ("train.", "model.", "runtime.")
 SEED, FOLD = "runtime.seed", "fold"
-"""Axes of the grid that repeat each combination of settings."""
+"""Axes of the grid that are not settings to compare. Each combination of settings is
+trained once per seed or fold."""
 FIXED = ("train.distributed", "train.resume")
 """Settings that cannot be swept, because sweep.devices_per_trial sets the number of
 devices and trials resume automatically."""
@@ -48,9 +49,10 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 
 def repeated(settings: Settings, folds: int | None = None) -> Settings:
-    """Return `settings` with `sweep.seeds` or the folds added to the grid. With folds,
-    the default grid is dropped. Raises SettingsError if seeds and folds are combined,
-    or if either is combined with a pruner or another sampler than the grid."""
+    """Return `settings` with the seeds (`sweep.seeds`) or the numbers of the folds
+    added to the grid. With folds, a grid that equals the default is dropped. Raises
+    SettingsError if seeds and folds are combined, or if either is combined with a
+    pruner or with a sampler other than the grid."""
     sweep, grid = settings.sweep, dict(settings.sweep.grid)
     if not (folds or sweep.seeds):
         return settings
@@ -70,8 +72,9 @@ def repeated(settings: Settings, folds: int | None = None) -> Settings:
 
 
 def check_sweep(settings: Settings, folds: int | None = None) -> None:
-    """Raise SettingsError if a swept setting is unknown, a value or the storage is
-    invalid, or seeds or folds cannot be compared."""
+    """Raise SettingsError if a swept setting is unknown or cannot be swept, if a value,
+    the metric or the storage is invalid, or if `repeated` rejects the seeds or
+    folds."""
     objective(settings)
     repeated(settings, folds)
     check_place(settings.sweep.storage)

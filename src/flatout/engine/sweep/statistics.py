@@ -9,14 +9,16 @@ import numpy as np
 from scipy.special import stdtrit  # importing scipy.stats takes a second
 
 ERROR_RATE, POWER = 0.05, 0.8
-"""The fraction of comparisons that may report a difference between equal settings, and
-the fraction that should detect a true difference if there are enough seeds."""
+"""The fraction of comparisons of equal settings that may report a difference, and the
+fraction of comparisons of different settings that should detect it with enough
+seeds."""
 MAX_SEEDS = 1_000
 
 
 class Difference(NamedTuple):
-    """The mean and standard deviation of paired differences, and the mean's confidence
-    interval. Each is a number, or an array (...) for several comparisons."""
+    """The mean of paired differences, the ends of its confidence interval, and the
+    standard deviation of the differences (`spread`). Each field is a number, or an
+    array (...) for several comparisons."""
 
     mean: Any
     low: Any
@@ -32,13 +34,13 @@ class Difference(NamedTuple):
 def paired_difference(
     a: Any, b: Any, comparisons: int = 1, test_to_train: float = 0.0
 ) -> Difference:
-    """Compare the metrics `a` and `b` (..., N) of two settings, and return `a` - `b`.
+    """Compare the metrics `a` and `b` (..., N) of two settings that were trained with
+    the same N >= 2 seeds or folds, and return the difference `a` - `b`.
 
-    Both were trained with the same N >= 2 seeds or folds. The 95 % confidence interval
-    is based on Student's t-distribution, with a Bonferroni correction for the number of
-    `comparisons`. `test_to_train` is the ratio of test rows to training rows of a fold,
-    or 0 for seeds. It is used to correct the variance, because folds share training
-    rows (Nadeau and Bengio 2003).
+    The 95 % confidence interval is based on Student's t-distribution, with a Bonferroni
+    correction for the number of `comparisons`. `test_to_train` is the ratio of test
+    rows to training rows of a fold, or 0 for seeds. The ratio is used to correct the
+    variance, because folds share training rows (Nadeau and Bengio 2003).
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]

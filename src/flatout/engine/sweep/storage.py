@@ -25,13 +25,13 @@ FAULTS = (StorageInternalError, SQLAlchemyError)
 """Errors raised if a storage is unreachable."""
 MISSED_HEARTBEATS = 3
 OPENINGS, REOPEN_S = 3, 2.0
-"""Number of attempts to open a storage, and the pause between them in seconds. If two
-machines create the tables at the same time, one of them fails."""
+"""Number of attempts to open a storage, and the pause between attempts in seconds. The
+first attempt may fail if another machine creates the tables at the same time."""
 SQLITE = "sqlite:///"
 SQLITE_TIMEOUT_S = 60.0
 
 Stale = Callable[[Any, Any], None]
-"""Called with the study and a trial whose machine has died."""
+"""A function that is called with the study and a trial whose machine has died."""
 
 
 class StorageError(RuntimeError):
@@ -41,7 +41,8 @@ class StorageError(RuntimeError):
 
 
 class FileStorage(RDBStorage):  # type: ignore[misc]
-    """SQLite storage with a lock, so that no two threads take the same trial."""
+    """SQLite storage for one process. A lock prevents two threads from starting the
+    same trial."""
 
     def __init__(self, file: Path) -> None:
         self._turn = threading.Lock()
@@ -62,7 +63,8 @@ class ServerStorage(RDBStorage):  # type: ignore[misc]
 
 
 def database_file(place: str) -> Path | None:
-    """Return the SQLite file in `sweep.storage`, or None if it is a server's URL."""
+    """Return the path of the SQLite file if `place` (`sweep.storage`) is one, or None
+    if `place` is the URL of a server."""
     if place.startswith(SQLITE):
         return Path(place.removeprefix(SQLITE))
     return None if "://" in place else Path(place)
@@ -99,7 +101,7 @@ def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
 
 
 def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
-    """Open the storage. A file's lock is released when `held` is closed."""
+    """Open the storage. A database file is locked until `held` is closed."""
     file = database_file(options.storage)
     if file is None:
         return _server(options, stale)
@@ -117,7 +119,8 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
 
 
 def _check_file(file: Path) -> None:
-    """Raise SettingsError if `file`, which is only read, is not a sweep's database."""
+    """Raise SettingsError if `file` exists and is not the database of a sweep. The file
+    is not changed."""
     if not file.exists() or not file.stat().st_size:
         return
     try:

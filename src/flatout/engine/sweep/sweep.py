@@ -60,9 +60,10 @@ from flatout.engine.sweep.study import open_study, trained_by
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Incremented when the meaning of stored results changes, to ignore older results."""
+"""Increase this whenever the meaning of stored results changes. Older results are then
+ignored."""
 POLL_S = 2.0
-"""Seconds between checks for trials that other machines are still running."""
+"""Seconds between checks whether other machines are still running trials."""
 
 
 class NoValueError(Exception):
@@ -72,11 +73,12 @@ class NoValueError(Exception):
 def run_sweep(
     settings: Settings, files: JobFiles, folds: Sequence[JobFiles] = ()
 ) -> list[Row]:
-    """Run a sweep and return one row for each trial, including those of other machines.
+    """Run a sweep and return one row for each trial, including trials that ran on other
+    machines.
 
-    With `folds`, each setting is trained once per fold, and its rows have the metrics
-    of the fold's test split. Raises SettingsError if the sweep's settings are invalid,
-    StorageError if the storage fails, and Interrupted on SIGTERM or Ctrl-C.
+    With `folds`, each setting is trained once per fold, and its rows contain the
+    metrics of the fold's test split. Raises SettingsError if the sweep's settings are
+    invalid, StorageError if the storage fails, and Interrupted on SIGTERM or Ctrl-C.
     """
     check_sweep(settings, len(folds))
     settings = repeated(settings, len(folds))
@@ -101,7 +103,8 @@ class Sweep:
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
     lost: str = ""
-    """Why a trial's result arrived too late, or an empty string if it did not."""
+    """An error message if the result of a trial came after another machine had taken
+    over the trial, or an empty string."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
@@ -118,8 +121,8 @@ class Sweep:
             self._free.put(one)
 
     def run(self) -> list[Row]:
-        """Run until all trials are done, on this machine and on others. If another
-        machine stops sending heartbeats, its trials are continued here."""
+        """Run trials until all trials of all machines are done, and return their rows.
+        If another machine stops sending heartbeats, its trials are continued here."""
         is_logged = False
         while not self.signals.received:
             if has_remaining_trials(self.study, self.options):

@@ -12,7 +12,7 @@ from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
 
 PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
 LONGEST_WORD = 1_000
-"""Maximum length of a training word in bytes. Longer words (e.g. DNA) are ignored."""
+"""Maximum length of a word in bytes. The training ignores longer words (e.g. DNA)."""
 NUM_BYTES = 256
 FORMAT_VERSION = 1
 CHAT_TEMPLATE = (
@@ -36,9 +36,9 @@ OPTIONS: dict[str, Any] = {
 
 
 def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on an Arrow column of texts. Its vocabulary contains all bytes.
-    It adds a start token to a text, but no end token, because the text may be a
-    prompt."""
+    """Return a tokenizer that is trained on an Arrow column of texts. The vocabulary
+    contains all bytes. The tokenizer adds a start token to each text, but no end token,
+    because the text may be a prompt."""
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = without_long_words(words, LONGEST_WORD)
@@ -56,7 +56,8 @@ def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
 
 
 def around(tokenizer: Tokenizer, *, end: bool) -> processors.TemplateProcessing:
-    """Return a post-processor that adds a start token and optionally an end token."""
+    """Return a post-processor that adds a start token before each text and, if `end` is
+    True, an end token after it."""
     last = f" {END}" if end else ""
     return processors.TemplateProcessing(
         single=f"{START} $A{last}",

@@ -38,8 +38,8 @@ def key_of(tokens: Any) -> ContentKey | None:
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Return the counts stored with `tokens`, such as `cut_rows`, or {} without
-    counts."""
+    """Return the statistics stored with `tokens`, such as `cut_rows`, or {} if there
+    are none."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
@@ -52,14 +52,15 @@ def token_key(tokens: Any) -> str:
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the digest of each split's current key, or None for a missing key."""
+    """Return the digest of the key stored with each split, or None for a split without
+    a key."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 
 
 def warn_if_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
-    """Warn if rows have changed since `keys_of` returned `keys` at the start of the
-    run."""
+    """Log a warning if the rows of `splits` have been replaced since the start of the
+    run, when `keys_of` returned `keys`."""
     now = keys_of(splits)
     names = [name for name, key in keys.items() if key and now[name] != key]
     if names:
@@ -78,9 +79,9 @@ def check_tokens_match(
     label_names: Sequence[str],
 ) -> None:
     """Raise StaleTokensError if the inputs have changed since the rows of `splits` were
-    created. The message lists all changes, which may be in parameters, the tokenizer,
-    the label names or the data of a split. Rows without a key (e.g. in memory) only
-    cause a warning."""
+    created. The message lists all changes of parameters, of the tokenizer and of the
+    label names, and reports splits that were created from different data. Rows without
+    a key (e.g. in memory) only cause a warning."""
     keys = {f"{name}_tokens": key_of(rows) for name, rows in splits.items()}
     known = {name: key for name, key in keys.items() if key is not None}
     if len(known) < len(keys):
@@ -125,7 +126,8 @@ def _digest_of(tokenizer: Any) -> str | None:
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """List the changed parameters in the form `tokenize.max_length: 320 -> 128`."""
+    """Return a text such as `tokenize.max_length: 320 -> 128` for each parameter that
+    has changed since the rows with the key `key` were created."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
     return wanted.changes_since(stored)

@@ -1,4 +1,5 @@
-"""Recipes of token rows. Their keys cover all data and options that affect tokens."""
+"""Recipes of token rows, with content keys of all data and options that affect
+tokens."""
 
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ def tokens_recipe(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> TokensRecipe:
-    """Return the recipe of the token rows `name`, created from a `datasets.Dataset`.
-    Raises TokensError if the rows or the tokenizer do not fit the parameters."""
+    """Return the recipe of the token rows `name`. `rows` is the `datasets.Dataset` of
+    texts to encode. Raises TokensError if the rows or the tokenizer do not fit the
+    parameters."""
     _check_length(tokenizer, tokenize.max_length)
     rows = without_indices(rows)
     task = make_task(model, label_names)
@@ -76,8 +78,8 @@ def split_recipes(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """Return a recipe for each split. Each key also covers the rows of all splits, so
-    that token rows of different data are never combined."""
+    """Return a recipe for each split. The key of each recipe also depends on the rows
+    of all other splits, so that token rows of different data are never combined."""
     recipes = [
         tokens_recipe(f"{name}_tokens", rows, tokenizer, label_names, model, tokenize)
         for name, rows in splits.items()
@@ -169,7 +171,8 @@ def ends_texts(tokenizer: TokenizerFile) -> bool:
 
 
 def empty_text_id(tokenizer: TokenizerFile) -> int | None:
-    """Return the token id that stands for a text without any token."""
+    """Return the id of the token that represents a text without any tokens, or None if
+    the tokenizer has no suitable token."""
     names = ("unk_token", "eos_token", "sep_token", "bos_token")
     ids = (tokenizer.token_id(name) for name in names)
     return next((id_ for id_ in ids if id_ is not None), None)
@@ -192,8 +195,9 @@ def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
 
 
 def label_names_of(rows: Any) -> list[str]:
-    """Return the distinct labels in the order of ordered_names. If the labels are
-    numbers, or there are none, return an empty list."""
+    """Return the distinct label names in the rows of a `datasets.Dataset`, sorted by
+    `ordered_names`. If there are no labels, or they are numbers, return an empty
+    list."""
     if "label" not in rows.column_names:
         return []
     label = rows.data.table.column("label")

@@ -34,8 +34,8 @@ FORMAT_VERSION = 2
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Tokenizer classes of transformers that return no token type ids."""
 ENDS_TEXTS = "flatout_ends_texts"
-"""Config key of a tokenizer that adds no end token, because a prompt must not have one.
-Training texts get an end token nevertheless."""
+"""Config key of a saved tokenizer that adds no end token, because a prompt must not end
+with one. If the key is set, flatout itself adds an end token to training texts."""
 TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
 """The `model_max_length` that transformers writes for models without a maximum."""
@@ -87,8 +87,8 @@ class TokenizerFile:
 
     @cached_property
     def backend(self) -> Any:
-        """A `tokenizers.Tokenizer` that neither truncates nor pads. It adds an end
-        token to texts if the config contains ENDS_TEXTS."""
+        """A `tokenizers.Tokenizer` that neither truncates nor pads. If the config
+        contains ENDS_TEXTS, it adds an end token to each text."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_buffer(self._read("tokenizer.json"))
@@ -107,7 +107,8 @@ class TokenizerFile:
         return str(state.hexdigest())
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of a special token such as `eos_token`, if it exists."""
+        """Return the id of the special token `name`, such as `eos_token`, or None if
+        the tokenizer has no such token."""
         token = self.config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         return None if text is None else self.backend.token_to_id(text)
@@ -161,7 +162,8 @@ class TokenizerRecipe:
         return rows.data.table.select([n for n in names if n in rows.column_names])
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Save the tokenizer. Return {} because there are no counts to store."""
+        """Save the tokenizer to `folder`. Return an empty dict, because there are no
+        statistics to store."""
         self.build().save_pretrained(folder)
         return {}
 
@@ -212,7 +214,8 @@ def _texts(column: Any) -> Any:
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:
-    """Return the entries of `model.config` about positions and vocabulary."""
+    """Return the entries of `model.config` that limit the number of positions or the
+    vocabulary."""
     names = ("model_type", "max_position_embeddings", "n_positions", "vocab_size")
     return {name: model.config[name] for name in names if name in model.config}
 
@@ -241,7 +244,8 @@ def _writes(model: ModelSettings) -> bool:
 
 
 def _words(texts: Any, vocab_size: int) -> Any:
-    """Train a whole-word tokenizer. Raises TokenizerError if there is only one word."""
+    """Return a tokenizer whose vocabulary consists of the most frequent words. Raises
+    TokenizerError if the texts contain only one distinct word."""
     words, num_all = word_pieces.commonest_words(texts, vocab_size)
     if num_all < 2:
         raise TokenizerError(
@@ -259,7 +263,8 @@ def _words(texts: Any, vocab_size: int) -> Any:
 
 
 def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
-    """Return a checkpoint's tokenizer, and its config updated with the parameters."""
+    """Return the tokenizer of a checkpoint, and the checkpoint's config updated with
+    `model.overrides`. Raises TokenizerError if the tokenizer cannot be loaded."""
     from transformers import AutoConfig, AutoTokenizer
 
     name = str(model.name_or_path)
@@ -277,7 +282,8 @@ def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
 
 
 def without_loading_options(tokenizer: Any) -> Any:
-    """Remove the loading options, which transformers would save with the tokenizer."""
+    """Return `tokenizer` without the loading options, which transformers would
+    otherwise save in its config."""
     for name in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer

@@ -22,8 +22,9 @@ class TokenizerError(ValueError):
 
 
 def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> None:
-    """Set the padding token and side of `tokenizer`. Raises TokenizerError if a model
-    with this `config` cannot be trained with it."""
+    """Set a padding token if `tokenizer` has none, and set its padding and truncation
+    sides to the right. Raises TokenizerError if a model with this `config` cannot be
+    trained with the tokenizer."""
     if faults := list(_faults(tokenizer, config, model)):
         raise TokenizerError(
             f"the tokenizer {tokenizer.name_or_path!r} cannot be used:\n  "
@@ -68,7 +69,8 @@ def _faults(
 
 
 def _pad_candidate(tokenizer: Any) -> str | None:
-    """Return a padding token. Any token works, because row lengths identify padding."""
+    """Return a token for padding, or None if the tokenizer has no special token. Any
+    token is suitable, because padding is identified by the lengths of the rows."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
 
@@ -87,9 +89,9 @@ def files_digest(name: str, revision: str | None) -> str | None:
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """Return the commit in the local cache, or None if there is none. If the repository
-    has changed, loading the weights updates the cache, and the next run uses the new
-    commit."""
+    """Return the commit of a repository in the local cache, or None if it is not in the
+    cache. If the repository on the Hub has changed, loading the weights updates the
+    cache, so that the next run uses the new commit."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     if revision and re.fullmatch("[0-9a-f]{40}", revision):
@@ -114,7 +116,8 @@ _COUNT_FROM_PADDING = frozenset(
 
 
 def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
-    """Return the maximum number of tokens per row, or None if there is no maximum."""
+    """Return the maximum number of tokens per row of a model with this `config`, or
+    None if there is no maximum."""
     for name in ("max_position_embeddings", "n_positions"):
         if config.get(name):
             size = int(config[name])

@@ -26,8 +26,8 @@ _NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 OPTIONS = dict(zip(_NAMES, SPECIAL_TOKENS, strict=True))
 """Arguments for the tokenizer class of transformers."""
 TRAINING_BYTES = 16 << 20
-"""Bytes of training text, taken from evenly spaced rows. More text has little
-effect."""
+"""Maximum number of bytes of training text, taken from evenly spaced rows. More text
+has little effect."""
 COUNTED_TEXTS = 10_000
 LONGEST_WORD = 100
 """Maximum length of a word in characters. Longer words are encoded as [UNK]."""
@@ -36,8 +36,8 @@ _CONTINUED = "##"
 
 
 def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on an Arrow column of texts. The tokenizer converts texts to
-    lower case, and keeps accents, Hangul and emoji.
+    """Return a tokenizer that is trained on an Arrow column of texts. The tokenizer
+    converts texts to lower case, and keeps accents, Hangul and emoji.
 
     The tokenizers library assigns ids to letters in hash map order, which differs from
     run to run. Passing all letters in sorted order makes the result reproducible.
@@ -74,14 +74,15 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """Return whether a word is too long for training. Most texts have no such word and
-    do not need the pattern that removes long words, which is as slow as training."""
+    """Return whether the texts contain a word of more than LONGEST_WORD characters. The
+    pattern that removes such words is as slow as training, so it is used only if
+    needed."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 
 def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
-    """Extend the pre-tokenizer `words` so that it removes words of more than `longest`
-    characters.
+    """Return a pre-tokenizer that splits texts like `words` and then removes words of
+    more than `longest` characters.
 
     Training on a word of 500,000 letters (base64, DNA) is extremely slow because the
     whole word is read again for every pair of pieces that is merged.
@@ -92,15 +93,16 @@ def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
 
 
 def sampled(texts: Any) -> Iterator[str]:
-    """Yield all texts, or evenly spaced texts if they exceed TRAINING_BYTES."""
+    """Yield all texts, or evenly spaced texts if all of them together exceed
+    TRAINING_BYTES."""
     every = max(1, -(-int(texts.nbytes) // TRAINING_BYTES))
     for chunk in texts.chunks:
         yield from chunk.take(np.arange(0, len(chunk), every)).to_pylist()
 
 
 def _alphabet(texts: list[str], limit: int) -> tuple[list[str], dict[int, None]]:
-    """Return the `limit` most frequent characters, sorted, and a table for
-    `str.translate` that deletes the others."""
+    """Return the `limit` most frequent characters in `texts`, sorted, and a table for
+    `str.translate` that deletes all other characters except whitespace."""
     counts = np.zeros(sys.maxunicode + 1, np.int64)
     for start in range(0, len(texts), COUNTED_TEXTS):
         joined = "".join(texts[start : start + COUNTED_TEXTS]).lower()
@@ -125,7 +127,8 @@ def _untrained(model: models.WordPiece) -> Tokenizer:
 
 
 def add_special_tokens_to_ends(tokenizer: Tokenizer) -> Tokenizer:
-    """Register the special tokens, and add [CLS] before and [SEP] after each text."""
+    """Register the special tokens, make `tokenizer` add [CLS] before and [SEP] after
+    each text, and return it."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -150,8 +153,8 @@ def commonest_words(texts: Any, limit: int) -> tuple[list[str], int]:
 
 
 def word_tokenizer(words: list[str]) -> Tokenizer:
-    """Return a tokenizer that splits texts at white space. Words that are not in
-    `words` are unknown. A start and an end token are added to each text."""
+    """Return a tokenizer that splits texts at whitespace. Words that are not in `words`
+    are encoded as [UNK]. [CLS] is added before each text, and [SEP] after it."""
     pieces = dict.fromkeys([*SPECIAL_TOKENS, *words])
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[1]))

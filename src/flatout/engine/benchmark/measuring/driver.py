@@ -20,8 +20,8 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 class Driver:
-    """Runs single training steps. `window_clock` is closed at the end of each
-    measurement. The recorder's own clock is closed at each logging step."""
+    """Runs single training steps. `window_clock` times the windows of the benchmark. It
+    is separate from the recorder's clock, which restarts at each logging step."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -51,8 +51,9 @@ class Driver:
 
 @dataclass
 class Feed:
-    """An endless stream of the batches of a block. They come from `loader`, if there is
-    one. `period` is the number of steps in the block."""
+    """An endless stream of the batches of a block. `loader` is the loader that produces
+    `batches`, or None if they are already on the device. `period` is the number of
+    steps in the block."""
 
     loader: StepLoader | None
     batches: Iterator[StepBatch]

@@ -43,7 +43,7 @@ class BaselineError(RuntimeError):
 
 @dataclass(frozen=True)
 class InterleavedPair:
-    """A window, and the window of the baseline directly before or after it."""
+    """A window of a trial, and the baseline's window directly before or after it."""
 
     window: Window
     baseline: Window
@@ -73,8 +73,9 @@ class Baseline:
         return self.answer()
 
     def answer(self) -> Any:
-        """Return the next message from the baseline. The first is "warm". Raises
-        BaselineError if the process has ended."""
+        """Wait for the next message from the baseline and return it. The first message,
+        sent after the warm-up, is "warm". Raises BaselineError if the process has
+        ended."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -83,13 +84,15 @@ class Baseline:
             raise BaselineError(text) from None
 
     def end(self) -> None:
-        """End the baseline and its workers by sending None."""
+        """Send None, which makes the baseline and its workers exit, and wait for the
+        process to end."""
         with suppress(OSError):  # the process has already ended
             self.connection.send(None)
         self._status()
 
     def _status(self) -> int:
-        """Wait for the process to end, and return its exit code."""
+        """Wait for the process to end, and return its exit code. Kill the process if it
+        does not end within ENDS_WITHIN_S."""
         try:
             return self.process.wait(ENDS_WITHIN_S)
         except psutil.TimeoutExpired:  # the process is still loading, or it hangs
@@ -100,8 +103,9 @@ class Baseline:
 @contextmanager
 def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
     """Context manager that runs a trial's baseline in a process whose files are stored
-    in a subfolder of `folder`. The process starts immediately and loads in parallel
-    with this one. Yields None if the spec has no baseline (`below`)."""
+    in a subfolder of `folder`. The process starts immediately and loads the model and
+    data while the current process does the same. Yields None if the spec has no
+    baseline (`below`)."""
     if "below" not in spec.options:
         yield None
         return
@@ -126,9 +130,10 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
 
 
 def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
-    """Measure pairs of windows: at least `repeats`, or up to 2 * `repeats` + 1 if their
-    ratios vary. The two configurations take turns going first, so that a host that
-    slows down does not bias the ratio."""
+    """Measure pairs of windows until their ratios agree: at least `repeats` and at most
+    2 * `repeats` + 1 pairs. Return the pairs without compilation, or all pairs if there
+    are none. The two configurations take turns going first, so that a host that slows
+    down does not bias the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     ratios: list[float] = []
@@ -141,14 +146,16 @@ def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
 
 def middle_half_pct(ratios: list[float]) -> float:
     """Return the interquartile range of `ratios` divided by their median, in percent.
-    Outliers have no effect, as short pauses of the host affect only a few pairs."""
+    The range ignores outliers, such as the few ratios disturbed by a short pause of the
+    host."""
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return float(100 * (high - low) / middle)
 
 
 def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
     """Make both configurations use the same rows: as many as the slower configuration
-    processes in one window. Each is timed while the other is idle."""
+    processes in one window. To find the slower one, each configuration is timed while
+    the other is idle."""
     baseline.answer()
     slower_s = max(warm.time_step(), baseline.ask("time_step"))
     steps = block_steps(warm.measure, slower_s)

@@ -60,9 +60,9 @@ def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure only the throughput of `end_to_end`, in a few windows, however much it
-    varies. The trial runs in many processes, and their number matters more than the
-    accuracy of each."""
+    """Measure only the throughput of `end_to_end`, in AGAIN_WINDOWS windows, even if it
+    varies. These trials show how the throughput varies between processes, so many short
+    trials are better than a few accurate ones."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
@@ -79,8 +79,8 @@ def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Run the reference configuration in the process that `Baseline` controls, until it
-    receives None."""
+    """Run the reference configuration in a process controlled by `Baseline`: call each
+    requested method of WarmTraining and send its result, until None is received."""
     connection = Connection(spec.options["connection"])
     runtime = set_up(job.settings.runtime)
     warm = warm_training(job, spec.measure, loaded_feed, runtime, None)
@@ -172,7 +172,8 @@ def _join(job: TrainJob, runtime: Runtime) -> ProcessGroup | None:
 
 
 def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:
-    """Return the metrics of the comparison with the baseline."""
+    """Return the metrics that compare a trial with its baseline, or {} if there are no
+    pairs."""
     if not pairs:
         return {}
     ratios = [pair.ratio for pair in pairs]

@@ -30,8 +30,8 @@ class PhaseClock:
     @contextmanager
     def on(self, stepper: Stepper) -> Iterator[None]:
         """Context manager that times the steps of `stepper`. The backward phase lasts
-        from the end of the forward pass to the optimiser, and so includes the
-        all-reduce of gradients."""
+        from the end of the forward pass to the start of the optimiser, so it includes
+        the all-reduce of gradients."""
         seen: Any = stepper
         module, updater = stepper.module, stepper.updater
         seen.module = _Timed(module, self.mark, "forward", "backward")
@@ -64,8 +64,8 @@ class PhaseClock:
 
 @dataclass
 class _Timed:
-    """Wraps a callable. Each call is timed as the phase `name`, and the phase `then`
-    begins after it."""
+    """Wraps a callable. The phase `name` begins before each call, and the phase `then`
+    begins after each call."""
 
     inner: Any
     mark: Callable[[str], None]

@@ -1,9 +1,9 @@
 """Measure throughput in windows that consist of whole blocks of steps.
 
-The rules are the same for every trial in every mode. Each window represents all rows.
-At least `repeats` windows are measured, and `enough` decides when to stop. Windows in
-which something was compiled are discarded. The trial's throughput is that of the median
-window. Only trials of kind `again` measure fewer windows.
+The rules are the same for every trial in every mode. The rows of a window are typical
+of the split. At least `repeats` windows are measured, and `enough` decides when to
+stop. Windows in which something was compiled are discarded. The trial's throughput is
+that of the median window. Only trials of kind `again` measure fewer windows.
 """
 
 from __future__ import annotations
@@ -131,13 +131,15 @@ class WarmTraining:
 
 
 def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
-    """Return the number of steps for a block that fits into a window, at least two."""
+    """Return the number of steps of a block: as many as fit into a window, but at least
+    two and at most `steps_per_trial`."""
     return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
 def same_on_all_ranks(value: float, runtime: Runtime) -> float:
-    """Return the maximum of `value` over all ranks. The number of steps, which must be
-    the same on all ranks, is derived from this value."""
+    """Return the maximum of `value` over all ranks. Ranks must share measured values,
+    because they derive the number of steps from them, which must be the same on all
+    ranks."""
     if runtime.ranks.world_size == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)

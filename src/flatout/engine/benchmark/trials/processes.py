@@ -115,8 +115,8 @@ def run_isolated(
 
     The log is written to the same folder. It begins with the command that repeats the
     trial in a terminal. `variables` are added to the trial's environment. The trial is
-    stopped if its processes use more than `max_resident_bytes` of resident memory, or
-    once `stop`, which is polled, returns True.
+    stopped after `timeout_s`, if its processes use more than `max_resident_bytes` of
+    resident memory, or once `stop` returns True. `stop` is called every POLL_S seconds.
     """
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -168,8 +168,8 @@ def wait_for(
     max_resident_bytes: int | None,
     stop: Callable[[], bool] | None,
 ) -> tuple[str, str] | None:
-    """Wait for the process to end. If it has to be stopped, return the trial's status
-    and note; otherwise return None. The caller ends the process."""
+    """Wait for the process to end, and return None. If the process has to be stopped,
+    return the trial's status and note instead. The caller must then end the process."""
     deadline = time.perf_counter() + timeout_s
     while process.poll() is None:
         if time.perf_counter() > deadline:
@@ -196,7 +196,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def end_groups(process: subprocess.Popen[bytes]) -> None:
-    """Kill the trial, its workers and its ranks. Each has its own process group."""
+    """Kill the process groups of the trial, its workers and its ranks."""
     groups = {process.pid}
     with suppress(psutil.NoSuchProcess):  # the trial has ended, so its ranks will end
         below = psutil.Process(process.pid).children(recursive=True)

@@ -85,7 +85,7 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
 
 def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
     """Train like the `train` pipeline and return the report. If an earlier run in the
-    same folder was killed, its newest checkpoint is resumed."""
+    same folder was killed, training continues from its newest checkpoint."""
     from flatout.engine.launch.launch import collect
 
     return collect(job.in_folder(folder / TRAINING)).report.as_dict()

@@ -95,8 +95,8 @@ SETTING_BY_COLUMN = {
     "gradient_checkpointing": "train.gradient_checkpointing",
     "bucket_mib": "train.distributed.bucket_mib",
 }
-"""Maps a column to the setting that it shows. A metric of the same name, if there is
-one, is the setting's resolved value."""
+"""Maps a column to the setting that it shows. If a trial has a metric of the same name,
+the column shows this metric, which is the resolved value of the setting."""
 COLUMNS = (
     *("trial_id", "mode"),
     *(name for name in SETTING_BY_COLUMN if name != "bucket_mib"),
@@ -124,7 +124,7 @@ COLUMNS = (
 @dataclass(frozen=True)
 class TrialResult:
     """The specification and result of a trial, stored as a row of benchmark_trials.csv.
-    Every column is also an attribute, which is None if it was not measured."""
+    Every column is also an attribute. It is None if the value was not measured."""
 
     trial_id: str
     spec: TrialSpec

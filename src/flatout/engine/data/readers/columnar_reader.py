@@ -1,7 +1,7 @@
 """Read Parquet and Arrow files.
 
-pyarrow.dataset is not used because it cannot read Arrow streams, and because it needs
-five options to use as little memory as `ParquetFile`.
+pyarrow.dataset is not used because it cannot read Arrow streams. It also needs five
+options to use as little memory as `ParquetFile`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class ArrowReader(FileReader):
             raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        """Yield batches of `columns`. Raises RawTextsError if an offset points outside
-        the values. pyarrow does not check offsets when it reads a file."""
+        """Return an iterator over batches of `columns`. Raises RawTextsError if an
+        offset points outside the values. pyarrow does not check offsets when it reads a
+        file."""
         table = self._table().select(columns)
         with self.errors(_BROKEN_ARROW):
             for chunk in (chunk for column in table.columns for chunk in column.chunks):
@@ -68,8 +69,9 @@ class ArrowReader(FileReader):
 
 
 def _check_offsets(array: Any) -> None:
-    """Raise ArrowInvalid if buffers are corrupt. Invalid UTF-8, which pyarrow checks
-    last, is accepted because only the affected rows are rejected later."""
+    """Raise ArrowInvalid if the buffers of an Arrow array are corrupt. Invalid UTF-8 is
+    accepted, because only the affected rows are rejected later. (pyarrow checks UTF-8
+    last, so an error about UTF-8 means that all other checks have passed.)"""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:

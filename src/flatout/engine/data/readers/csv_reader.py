@@ -136,8 +136,8 @@ class CsvReader(FileReader):
         )
 
     def _note(self, row: Any, broken: list[BrokenRow]) -> str:
-        """Record a row with a wrong number of fields. Each line becomes a broken
-        row."""
+        """Append a row with a wrong number of fields to `broken`, one BrokenRow per
+        line of the row. Return "skip", which tells pyarrow to continue."""
         # str.splitlines also splits at U+2028, for example, which does not end a row.
         lines = re.split(r"\r\n|\r|\n", row.text)
         reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
@@ -150,9 +150,9 @@ class CsvReader(FileReader):
 
 
 def _whole_records(batch: Any, pattern: str) -> int:
-    """Count the fields that seem to contain a whole row, which happens if a quote
-    inside a text opens a quoted field: it then contains all rows up to the next
-    quote."""
+    """Return the number of fields that seem to contain a whole row (that match
+    `pattern`). A quote inside a text may open a quoted field, which then contains all
+    rows up to the next quote."""
     count = 0
     for column in batch.columns if pattern else ():
         lines = pc.match_substring(column, "\n")
@@ -163,8 +163,9 @@ def _whole_records(batch: Any, pattern: str) -> int:
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
-    """Return the row numbers (count,) of the parsed rows, starting at `start`, and the
-    number of the row that follows them. The numbers of broken rows are skipped."""
+    """Return the row numbers (count,) of a batch of `count` parsed rows, and the number
+    of the row that follows the batch. Numbers begin at `start`, and the numbers of
+    broken rows are skipped."""
     gaps = sorted({fault.row for fault in broken if fault.row >= start})
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]

@@ -59,8 +59,9 @@ def _is_one_mark(value: Any) -> bool:
 
 
 class Utf8:
-    """A stream that is converted to UTF-8. `marks` counts how often `mark` has occurred
-    in the stream so far."""
+    """A stream that is converted from `encoding` to UTF-8. `marks` is the number of
+    times that the text `mark` has occurred in the stream so far. If `as_is` is True,
+    the bytes are not changed and nothing is counted."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0
@@ -90,8 +91,8 @@ class FileReader(ABC):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
     def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
-        """Open the file as UTF-8. If `keep_bad` is True, bytes that are not valid UTF-8
-        are kept."""
+        """Open the file as a stream of UTF-8. If `keep_bad` is True, bytes of a UTF-8
+        file that are not valid are kept. Otherwise, reading them raises an error."""
         encoding = codecs.lookup(self.form.encoding).name
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
@@ -117,7 +118,8 @@ class FileReader(ABC):
             raise self.fail(error, self.advice_for(error, advice)) from error
 
     def advice_for(self, error: Exception, advice: str) -> str:
-        """Return the advice for `error`, which is `advice` by default."""
+        """Return the advice for `error`. Subclasses may return other text than
+        `advice`."""
         return advice
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:
@@ -155,8 +157,8 @@ def add_bytes(state: Any, file: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Context manager that turns errors when opening a file or folder into a
-    RawTextsError, which contains its name and a suggested fix."""
+    """Context manager that turns FileNotFoundError and PermissionError into a
+    RawTextsError. The message contains `path` and suggests a fix."""
     try:
         yield
     except FileNotFoundError as error:

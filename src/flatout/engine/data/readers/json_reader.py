@@ -1,5 +1,5 @@
 """Read JSON Lines files, which contain one object per line. An invalid line is rejected
-and reported without affecting the others."""
+and reported without affecting the other lines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class JsonReader(FileReader):
                 yield rest
 
     def _parsed(self, block: bytes, columns: list[str], start: int) -> RawBatch:
-        """Parse a block line by line, so that an invalid line rejects only itself."""
+        """Return the rows of a block as a batch. Rows are numbered from `start`. Each
+        line is parsed separately, so that an invalid line does not affect others."""
         rows, values, broken = [], [], []
         for row, line in enumerate(_lines(block), start):
             value = _parsed(line)
@@ -92,7 +93,8 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | tuple[str, str]:
-    """Return the object in a line, or why the line is rejected and an excerpt of it."""
+    """Return the JSON object in a line. If the line is invalid, return the reason and
+    an excerpt of the line instead."""
     reason, detail = "not a JSON object", ""
     try:
         value = json.loads(line)

@@ -29,7 +29,8 @@ STAMPS = ".stamps.json"
 """File in the download folder that stores a hash of each file's remote metadata."""
 CHECK = "check the address, the network and the entry's credentials"
 TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial"})
-"""Metadata fields that may stay the same when the contents of a file change."""
+"""Metadata fields that may stay the same when the contents of a file change. A file
+with only these fields has no stamp."""
 
 
 def shown(url: str) -> str:
@@ -56,9 +57,9 @@ class RemoteFiles:
         return self.cache / f"{name}-{xxhash.xxh3_64_hexdigest(self.url.encode())}"
 
     def fetch(self) -> Path:
-        """Download new and changed files. Return the local folder, or the path of the
-        file if the URL is that of a single file. Raises RawTextsError if the download
-        fails."""
+        """Download new and changed files, and remove local files that no longer exist
+        remotely. Return the local folder, or the local file if the URL is that of a
+        single file. Raises RawTextsError if the download fails."""
         with self._errors():
             store, found, is_file = self._find()
             known, stamps = self.fetched_stamps(), _stamps(store, found)
@@ -81,7 +82,8 @@ class RemoteFiles:
             return _stamps(store, found)
 
     def fetched_stamps(self) -> dict[str, str | None]:
-        """Return the result of `stamps` at the time of the last download."""
+        """Return the result of `stamps` at the time of the last download, or {} if
+        nothing has been downloaded."""
         try:
             return dict(json.loads((self.folder / STAMPS).read_text(encoding="utf-8")))
         except (OSError, ValueError):

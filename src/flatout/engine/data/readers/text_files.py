@@ -74,7 +74,7 @@ class TextFiles:
 
     @cached_property
     def _columns(self) -> dict[Path, list[str]]:
-        """Column names by shard. They are read for all shards before the first row."""
+        """Column names by shard. On first access, the names of all shards are read."""
         return {shard: self._columns_of(shard) for shard in self.files}
 
     def _check_shards(self, wanted: Sequence[str]) -> None:

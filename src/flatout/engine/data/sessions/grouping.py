@@ -27,16 +27,17 @@ NORMAL, ABNORMAL = "normal", "abnormal"
 NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
 """Labels of normal sessions and lines in logs. loghub uses Normal, and BGL uses -."""
 SEED = 1
-"""Seed for hashing session names. Splits hash the same names without this seed, so the
-part of a session (`train` or `rest`) does not determine its split."""
+"""Seed for hashing session names. Splits hash the same names without this seed, so that
+the split of a session does not depend on its part (`train` or `rest`)."""
 COLUMNS = ("session", "text", "label")
 Part = Literal["all", "train", "rest"]
 
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """Selects sessions by a hash of their names. The part `train` contains the normal
-    sessions of a random fraction `share`, and `rest` contains all other sessions."""
+    """Selects sessions by a hash of their names. A random fraction `share` of all
+    sessions is chosen. The part `train` contains the normal sessions among them, and
+    `rest` contains all other sessions."""
 
     part: Part = "all"
     share: float = 0.8
@@ -60,9 +61,9 @@ def label_of(value: str) -> str:
 
 
 def read_labels(path: Path) -> dict[str, str]:
-    """Read a file with two columns, session name and label. Return a dict from session
-    name to `normal` or `abnormal`. Raises RawTextsError if the file does not have
-    exactly two columns."""
+    """Read a file with two columns, the session name and the label. Return a dict from
+    each session name to `normal` or `abnormal`. Raises RawTextsError if the file does
+    not have exactly two columns."""
     reader = TextFiles(path)
     columns = reader.column_names
     if len(columns) != 2:
@@ -98,9 +99,9 @@ class LogColumns:
 
 def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
     """Return a DataFrame of sessions in the order of their first lines, and the
-    unusable lines. The DataFrame has the columns `session`, `row` (of the first line),
-    `text` and `label`. Raises RawTextsError if a column is missing or no line has a
-    session."""
+    unusable lines. The DataFrame has the columns `session`, `row` (the row number of
+    the session's first line), `text` and `label`. Raises RawTextsError if a column is
+    missing or no line has a session."""
     reader = TextFiles(file)
     _check_columns(reader, columns)
     lines, broken = _lines(reader, columns)
@@ -155,7 +156,7 @@ def _texts(batch: RawBatch, name: str) -> list[str]:
 
 
 def _sessions(source: str, find: re.Pattern[str] | None) -> list[str]:
-    """Return the distinct session names in the session column of a line."""
+    """Return the distinct session names in `source`, the session column of a line."""
     found = [source.strip()] if find is None else [m[0] for m in find.finditer(source)]
     return list(dict.fromkeys(name for name in found if name))
 

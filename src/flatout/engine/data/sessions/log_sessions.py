@@ -35,8 +35,8 @@ from flatout.engine.data.sessions.grouping import (
 
 @dataclass(frozen=True)
 class LogSessions:
-    """A raw text source of log sessions. If the file `abnormal` is given, all sessions
-    in it are abnormal, and all sessions in `path` are normal."""
+    """A raw text source of log sessions. If `abnormal` is set, all sessions in this
+    file are abnormal, and all sessions in `path` are normal."""
 
     path: Path
     abnormal: Path | None = None
@@ -61,7 +61,8 @@ class LogSessions:
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Yield the sessions in the order of their first lines."""
+        """Yield the selected sessions of each file, in the order of their first
+        lines."""
         if self.abnormal is None:
             yield from self._of(self.path, None, columns)
         else:
@@ -91,7 +92,8 @@ class LogSessions:
             yield RawBatch(file.name, rows, arrays, broken=broken)
 
     def _labelled(self, sessions: Any, labels: Path) -> tuple[Any, list[BrokenRow]]:
-        """Look up labels by session name. Sessions without a label are rejected."""
+        """Return the sessions that have a label in the file `labels`, with this label,
+        and the other sessions as broken rows."""
         sessions["label"] = sessions["session"].map(read_labels(labels))
         missing = sessions["label"].isna()
         lost = zip(*(sessions.loc[missing, n] for n in ("row", "session")), strict=True)
@@ -115,8 +117,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
-    """Read a file that has the keys of one session per line. Return the same types as
-    `group_lines`. A session is named after the file and its line number."""
+    """Read a file that contains the keys of one session per line. Return a DataFrame of
+    sessions and the unusable lines, like `group_lines`. A session is named after the
+    file and its line number."""
     import pandas as pd
 
     found, broken = [], []

@@ -149,7 +149,8 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return the targets. For rows of words, return one target per token."""
+        """Return the targets of a part's rows. For rows of words, convert targets per
+        word to targets per token."""
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)
@@ -186,8 +187,9 @@ class TokensRecipe(ArrowRecipe):
             raise TokensError(f"{self.name}: {fault}")
 
     def _targets(self, start: int, stop: int) -> Any | None:
-        """Return the targets of rows `start` to `stop`, or None if there are no labels.
-        All targets together could exceed the maximum size of an Arrow array."""
+        """Return the encoded labels of rows `start` to `stop` as an Arrow array, or
+        None if there are no labels. Labels are encoded in parts, because all of them
+        together could exceed the maximum size of an Arrow array."""
         if "label" not in self.rows.column_names:
             return None
         label = self.rows.data.table.column("label").slice(start, stop - start)
@@ -219,11 +221,11 @@ def _words_fault(texts: Any, tags: Any) -> str | None:
 def _spread_words(
     targets: Any, lengths: npt.NDArray[np.int32], marks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:
-    """Convert `targets`, N lists of one number per word, to one number per token (T,).
+    """Return a label for each token (T,), given N lists `targets` of a label per word.
 
-    The first token of a word gets the word's number, and all other tokens get IGNORED.
-    `marks` (T,) is the word's index at the first token of a word, and -1 at all other
-    tokens.
+    The first token of a word gets the word's label, and all other tokens get IGNORED.
+    `lengths` (N,) are the numbers of tokens in the rows. `marks` (T,) contains the
+    index of the word at the first token of each word, and -1 at all other tokens.
     """
     chosen = marks >= 0
     rows = np.repeat(np.arange(len(lengths)), lengths)[chosen]
@@ -234,7 +236,8 @@ def _spread_words(
 
 
 def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
-    """Divide `values` (T,) into lists of the given `lengths` (N,) without copying."""
+    """Return `values` (T,) as an Arrow array of N lists with the given `lengths` (N,).
+    The values are not copied."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -36,13 +36,15 @@ class Encoded:
     type_ids: npt.NDArray[np.int8] | None = None
     """Token type ids (T,), only for pairs of texts."""
     marks: Ids | None = None
-    """Mark of each token (T,): the word's index for the first token of a word, 0 for
-    target tokens of completions and messages, and -1 for all other tokens."""
+    """Mark of each token (T,). For rows of words, the first token of a word is marked
+    with the index of the word. For completions and messages, target tokens are marked
+    with 0. All other tokens are marked with -1."""
 
 
 def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
-    """Concatenate lists into an array. The tokenizers library only returns lists, and
-    this conversion is the fastest: it takes 4 % of the encoding time."""
+    """Return the concatenated lists as a NumPy array of int32 (or int8 if `typecode` is
+    `b`). The tokenizers library only returns lists, and this is the fastest conversion.
+    It takes 4 % of the encoding time."""
     joined = array(typecode)
     for row in rows:
         joined.fromlist(row)
@@ -61,8 +63,8 @@ their sum. Attention and labels must not cross document boundaries."""
 
 
 def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
-    """Yield RecordBatches of blocks with `block_size` tokens. The last block may be
-    shorter.
+    """Concatenate the rows of `encoded`, and yield them as RecordBatches of blocks with
+    `block_size` tokens. The last block may be shorter.
 
     With blocks of 4, documents [1 2 3] and [4 5 6] give
     [1 2 3 4] with lengths [3 1] and [5 6] with lengths [2].
@@ -82,7 +84,8 @@ def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
 
 
 def _cut_documents(lengths: Ids, at: int) -> tuple[Ids, Ids]:
-    """Divide document lengths at token `at`. A document may be cut in two."""
+    """Return the lengths of the documents before token `at`, and of those after it. A
+    document that contains tokens of both parts is cut in two."""
     ends = np.cumsum(lengths, dtype=np.int64)
     last = int(np.searchsorted(ends, at, side="left"))
     head, tail = lengths[: last + 1].copy(), lengths[last:].copy()
@@ -92,7 +95,8 @@ def _cut_documents(lengths: Ids, at: int) -> tuple[Ids, Ids]:
 
 
 def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
-    """Divide `ids` (T,) into blocks. `lengths` are the documents' token counts."""
+    """Return `ids` (T,), divided into blocks, as a RecordBatch of JOINED_SCHEMA.
+    `lengths` are the token counts of the documents."""
     document_ends = np.cumsum(lengths, dtype=np.int64)
     block_ends = np.append(np.arange(block_size, len(ids), block_size), len(ids))
     cuts = np.union1d(document_ends, block_ends)
@@ -111,7 +115,8 @@ def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
 
 
 PASSAGES = "passages"
-"""Name of the column with a row's positive text, followed by its negatives."""
+"""Name of the column that lists the positive text of a row, followed by the
+negatives."""
 PAIRS_SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int32())),
@@ -123,7 +128,8 @@ PAIRS_SCHEMA = pa.schema(
 
 
 def texts_of(table: Any) -> Any:
-    """Return the texts (S,) of N samples, each anchor followed by its passages."""
+    """Return all texts of N samples as one Arrow array (S,), in which the passages of a
+    sample follow its anchor."""
     anchors = table.column("text").to_pylist()
     passages = table.column(PASSAGES).to_pylist()
     pairs = zip(anchors, passages, strict=True)
@@ -142,7 +148,8 @@ SCORED_SCHEMA = PAIRS_SCHEMA.append(pa.field("labels", pa.float64()))
 
 
 def pair_batch(part: Encoded, counts: npt.NDArray[np.int32], scores: Any | None) -> Any:
-    """Return a RecordBatch of N samples with `counts` (N,) sequences. Its schema is
+    """Return a RecordBatch of N samples. `part` contains the sequences of all samples,
+    and `counts` (N,) the number of sequences in each sample. The schema is
     PAIRS_SCHEMA, or SCORED_SCHEMA if `scores` (N,) are given."""
     ends = np.append(0, np.cumsum(counts)).astype(np.int32)
     starts = np.append(0, np.cumsum(part.lengths)).astype(np.int32)[ends]
@@ -157,6 +164,7 @@ def pair_batch(part: Encoded, counts: npt.NDArray[np.int32], scores: Any | None)
 
 
 def num_cut(part: Encoded, counts: npt.NDArray[np.int32]) -> int:
-    """Return the number of samples that contain a truncated text."""
+    """Return the number of samples that contain a truncated text. `counts` (N,) are the
+    numbers of texts in the samples."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return len(np.unique(rows[part.cut]))

@@ -23,12 +23,13 @@ from flatout.engine.tokenizing.encoders.encoded import (
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 MOST_CHARACTERS = 1_000
-"""Maximum number of characters to read per token, to limit memory for huge texts."""
+"""Maximum number of characters to read per token. Longer texts are shortened before
+encoding, to limit memory use."""
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """Options that determine the token ids together with the text and the tokenizer."""
+    """Options that affect the token ids of texts."""
 
     max_length: int
     has_pair: bool = False
@@ -97,16 +98,17 @@ class Encoder:
         return replace(_encoded(rows, cut), marks=flat(marks))
 
     def _encode_words(self, texts: Any) -> Encoded:
-        """Encode each text word by word. `marks` contains the word's index at the first
-        token of each word."""
+        """Encode texts of words separated by spaces. `marks` contains the index of the
+        word at the first token of each word, and -1 at all other tokens."""
         words = [text.split(" ") for text in texts.to_pylist()]
         encodings = self._tokenizer.encode_batch(words, is_pretokenized=True)
         marks = [_first_pieces(encoding.word_ids) or [-1] for encoding in encodings]
         return replace(self._collect(encodings), marks=flat(marks))
 
     def _collect(self, encodings: Sequence[Any]) -> Encoded:
-        """Collect rows. A row without any token gets `empty_id`, because a model needs
-        at least one token. Raises ValueError if `empty_id` is not set."""
+        """Return encodings of the tokenizers library as an Encoded. A row without any
+        token gets the token `empty_id`, because a model needs at least one token.
+        Raises ValueError if `empty_id` is needed but not set."""
         full = self.options.max_length
         rows = [encoding.ids[:full] for encoding in encodings]
         cut = [
@@ -134,15 +136,16 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Return, for each token, the index of the word that it starts, or else -1."""
+    """Return a number for each token: the index of its word if the token is the first
+    one of the word, or else -1. `words` contains the index of each token's word."""
     before = [None, *words]
     pairs = zip(words, before, strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the ids of the special tokens that are added before and after a text, or
-    None if they cannot be determined."""
+    """Return the ids of the special tokens that `tokenizer` adds before and after a
+    text, or None if they cannot be determined."""
     found = set()
     for probe in ("a", "0 1", "The"):
         bare = tokenizer.encode(probe, add_special_tokens=False).ids
@@ -209,8 +212,8 @@ class ChatEncoder:
         return found["input_ids"], found["assistant_masks"]
 
     def _check_end(self, ids: list[int], mask: list[int], row: int) -> None:
-        """Raise TokensError if no end token is a target, because generation would never
-        stop (trl#5988)."""
+        """Raise TokensError if the assistant's last message does not end with a special
+        token as a target. The model would then never learn to stop (trl#5988)."""
         last = int(np.flatnonzero(mask)[-1]) if any(mask) else -1
         # A line break may follow the token that ends a message.
         end = {ids[n] for n in range(max(0, last - 2), last + 1) if mask[n]}
@@ -225,7 +228,8 @@ class ChatEncoder:
 
 
 RowEncoder = Callable[[Any, int], Encoded]
-"""Encodes a table of rows. The second argument is the number of its first row."""
+"""A function that encodes a table of rows. The second argument is the number of the
+table's first row."""
 
 
 def row_encoder(tokenizer: TokenizerFile, options: EncodeOptions) -> RowEncoder:

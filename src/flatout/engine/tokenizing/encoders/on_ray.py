@@ -1,4 +1,4 @@
-"""Encode rows on a Ray cluster, with one task per part. Results are in row order."""
+"""Encode rows on a Ray cluster, with one Ray task per part of the rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def encode_on_ray(
 def encode_part(
     files: Files, options: EncodeOptions, wanted: dict[str, str], table: Any, start: int
 ) -> Encoded:
-    """Encode a part on a worker, whose package versions must match `wanted`."""
+    """Encode the rows of `table` on a worker. `start` is the number of the first row.
+    Raises TokensError if the package versions of the worker differ from `wanted`."""
     if wanted != VERSIONS:
         raise TokensError(
             f"tokenize.engine: a worker of the Ray cluster has {VERSIONS}, and this "
