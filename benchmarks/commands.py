@@ -5,8 +5,8 @@
 
 The job trains on about 13,000 short texts for 5 epochs at batch size 32. The checkpoint
 has 6 layers of width 384 and random weights. In the cold case, only the texts and the
-checkpoint exist. In the warm case, the tokens and the compiled code of an earlier
-command with another seed exist, too.
+checkpoint exist. In the warm case, an earlier command with another seed has already
+created the tokens and the compiled code.
 """
 
 from __future__ import annotations

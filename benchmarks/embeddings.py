@@ -3,8 +3,8 @@
     python -m benchmarks.embeddings
     python -m benchmarks.embeddings --small --turns 1
 
-Both train with the same loss on the same pairs: a question of about 24 tokens and a
-passage of about 92. The negatives are all other passages in the global batch. The
+Both libraries train with the same loss on the same pairs: a question of about 24 tokens
+and a passage of about 92. The negatives are all other passages in the global batch. The
 trainer of sentence-transformers tokenizes in its loader's workers, as it always does.
 It trains on rows in random order and without micro-batches, because smaller batches
 have fewer negatives. A reranker reads a question and a passage as one row.

@@ -39,7 +39,7 @@ SHAPES = {
     MODERNBERT_ROWS: Shape(
         MODERNBERT, 32, 1_200, 2_048, token_budget=65_536, steps=10, warm_steps=12
     ),
-    # For machines without a GPU. The first is the default model of `kedro run`.
+    # These cases suit CPUs. The first one trains the default model of `kedro run`.
     "2 layers of size 128, batch 16": Shape(bert(128, 2, 2), 16, steps=20),
     "6 layers of size 384, batch 16": Shape(bert(384, 6, 12), 16, steps=8),
 }

@@ -47,7 +47,7 @@ class Script:
     checkouts: Mapping[str, str] = field(default_factory=dict)
     """Maps a side to the argument with the checkout from which it imports flatout."""
     small_cases: tuple[str, ...] = ()
-    """Cases that are run with `--small`; all cases if empty."""
+    """Cases that are run with `--small`. If there are none, all cases are run."""
 
 
 def parser_of(script: Script) -> argparse.ArgumentParser:

@@ -3,8 +3,8 @@
     python -m benchmarks.quality --data FOLDER --model FOLDER --parallel 6
 
 Both train on the same tokens with the same settings and several seeds. The data folder
-contains files like STS-B-train.csv without a header. Each record has two texts and a
-label.
+contains CSV files such as STS-B-train.csv, which have no header. Each record has two
+texts and a label.
 """
 
 from __future__ import annotations

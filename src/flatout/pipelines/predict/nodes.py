@@ -1,5 +1,5 @@
-"""Nodes of the predict pipeline. They return recipes, which the catalog's dataset
-executes one window of rows at a time."""
+"""Nodes of the predict pipeline. They return lazy tables, which are computed one window
+of rows at a time while the catalog saves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reject parameters and catalog entries that no code reads, and impossible runs."""
+"""Reject runs that cannot work, and parameters and entries that no code reads."""
 
 from __future__ import annotations
 
