@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 MIN_WORDS = 3
-FILES_AT_A_TIME = 24
 _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -22,13 +21,6 @@ def docstrings(path: Path) -> list[str]:
     return [text for text in texts if text and len(text.split()) >= MIN_WORDS]
 
 
-def docstrings_of(files: list[str], wanted: int | None) -> list[str]:
-    """Return the docstrings of `files` in order. Parsing stops once there are `wanted`
-    distinct docstrings. If `wanted` is None, all files are parsed."""
-    texts: list[str] = []
-    for start in range(0, len(files), FILES_AT_A_TIME):
-        for file in files[start : start + FILES_AT_A_TIME]:
-            texts += docstrings(Path(file))
-        if wanted is not None and len(set(texts)) >= wanted:
-            break
-    return texts
+def docstrings_of(files: list[str]) -> list[str]:
+    """Return the docstrings of `files` in order."""
+    return [text for file in files for text in docstrings(Path(file))]

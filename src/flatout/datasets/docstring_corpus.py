@@ -43,6 +43,7 @@ PACKAGES = {
 """Maps modules to distributions. The first installed modules are used as labels."""
 FORMAT_VERSION = 1
 """Increase this if the code creates different rows from the same packages."""
+FILES_A_CHUNK = 24
 SURPLUS = 1.05
 """Texts collected per text needed. The surplus replaces duplicates between packages."""
 
@@ -142,12 +143,36 @@ def _hash(text: str) -> int:
 
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
-    """Parse the packages in parallel until each has `wanted` texts, and return the
-    texts of each package. If `wanted` is None, all files are parsed."""
-    files, counts = map(_files, packages), [wanted] * len(packages)
-    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
-        texts = processes.map(docstrings_of, files, counts)
-        return dict(zip(packages, texts, strict=True))
+    """Return the texts of each package, from its files in order. A package is complete
+    with the first chunk of files after which it has `wanted` distinct texts, or with
+    its last file. All processes parse chunks of the packages that are not complete."""
+    texts: dict[str, list[str]] = {package: [] for package in packages}
+    left, cores = {package: _chunks(package) for package in packages}, usable_cores()
+    with ProcessPoolExecutor(cores, get_context("spawn")) as processes:
+        while left:
+            width = -(-2 * cores // len(left))
+            wave = [
+                (package, chunk) for package in left for chunk in left[package][:width]
+            ]
+            parsed = processes.map(docstrings_of, [chunk for _, chunk in wave])
+            for (package, _), found in zip(wave, parsed, strict=True):
+                if not _is_complete(texts[package], wanted):
+                    texts[package] += found
+            left = {
+                package: chunks[width:]
+                for package, chunks in left.items()
+                if chunks[width:] and not _is_complete(texts[package], wanted)
+            }
+    return texts
+
+
+def _is_complete(texts: list[str], wanted: int | None) -> bool:
+    return wanted is not None and len(set(texts)) >= wanted
+
+
+def _chunks(package: str) -> list[list[str]]:
+    files = _files(package)
+    return [files[n : n + FILES_A_CHUNK] for n in range(0, len(files), FILES_A_CHUNK)]
 
 
 def _files(package: str) -> list[str]:
