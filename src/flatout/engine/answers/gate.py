@@ -1,8 +1,9 @@
 """A gate for continuous integration that detects slower training or worse results.
 
-A few short runs, which differ only in their seed, are compared with a baseline file in
-git. On a CPU, the CPU time of one thread is measured relative to a fixed workload that
-runs between the steps, because other load on the machine slows down both.
+A few short runs, which differ only in their seed, are compared with a baseline file
+that is committed to git. On a CPU, the speed of training is measured in the CPU time of
+one thread and divided by the speed of a fixed workload that runs between the steps.
+Other load on the machine slows down both, so the ratio hardly changes.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from flatout.engine.train.setup.job import TrainJob
 RUNS = 3
 WINDOWS = 25
 LEAST_RATE, MOST_RATE = 0.1, 0.25
-"""The tolerated slowdown is the spread between the runs of a gate, but at least
-LEAST_RATE. If the spread exceeds MOST_RATE, the machine is too noisy to compare
-throughput."""
+"""The tolerated slowdown is the relative difference between the slowest and the fastest
+run of a gate, but at least LEAST_RATE. If the difference exceeds MOST_RATE, the machine
+is too noisy to compare throughput."""
 LEAST_LOSS = 0.01
 """The smallest tolerated relative increase in the validation loss."""
 COMPARABLE = ("device", "world_size", "token_key")
@@ -47,12 +48,12 @@ WINDOW, WORK = "gate_window_s", "gate_work_s"
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of one gate's runs."""
+    """The step count, throughput, losses, settings and versions of one gate's runs."""
 
     steps: PositiveInt
     rates: Annotated[list[PositiveFloat], Field(min_length=1)]
-    """The throughput of each run: the samples/s of the best window on a GPU, or the
-    steps per duration of the fixed workload on a CPU."""
+    """The throughput of each run. On a GPU, it is the samples/s of the fastest window,
+    and on a CPU, the number of steps in the time of one fixed workload."""
     losses: Annotated[list[float], Field(min_length=1)]
     """The validation loss at the end of each run."""
     params: dict[str, str]
@@ -60,7 +61,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """Read a baseline. Raises SettingsError if the file is missing or unusable."""
+        """Read a baseline file. Raises SettingsError if it is missing or invalid."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
@@ -75,7 +76,8 @@ class Measured:
 
 
 class Yardstick:
-    """Training callback that times each window and then a fixed workload."""
+    """Training callback that measures the CPU time of each logging window, and of a
+    fixed workload that it runs after the window."""
 
     def __init__(self) -> None:
         width = 128
@@ -101,7 +103,8 @@ class Yardstick:
 
 
 def measure(job: TrainJob, steps: int) -> Measured:
-    """Train and measure RUNS times for `steps` steps, each time with another seed."""
+    """Train `job` for `steps` steps, RUNS times with different seeds, and return the
+    throughput and validation loss of each run."""
     found = [_trained(job, steps, number) for number in range(RUNS)]
     report = found[0][0].report
     groups = job.settings.model_dump(mode="json", include={"runtime", "model", "train"})
@@ -152,8 +155,8 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
 
 
 def check_comparable(now: Measured, before: Measured) -> None:
-    """Raise SettingsError if the baseline was measured on another machine or with
-    another dataset or step count."""
+    """Raise SettingsError if `now` and `before` (the baseline) differ in the device,
+    the number of ranks, the dataset or the step count."""
     pairs = [(n, before.tags.get(n), now.tags.get(n)) for n in COMPARABLE]
     pairs.insert(0, ("--steps", str(before.steps), str(now.steps)))
     other = [f"{name}: {a} -> {b}" for name, a, b in pairs if a != b]
@@ -165,8 +168,9 @@ def check_comparable(now: Measured, before: Measured) -> None:
 
 
 def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
-    """Return a sentence about the throughput, and a list of problems: metrics that are
-    worse than the baseline by more than the noise, and settings that differ."""
+    """Compare the results `now` with the baseline `before`. Return a sentence about the
+    throughput, and a list of problems. If throughput or loss are worse by more than the
+    noise, the list also contains the settings and packages that differ."""
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     limit, faults = 1 - max(LEAST_RATE, noise), []

@@ -1,8 +1,8 @@
 """Reference losses, computed with the transformers model and PyTorch's loss functions.
 
 Rows of equal length share a forward pass, without padding or masks. If transformers
-lacks a counterpart of the task and model, flatout's own module is run in the same way.
-`Plain.described` describes the reference.
+lacks the task or model, flatout's own model class and loss are used without its
+optimisations. `Plain.described` describes the reference.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TYPES = "token_type_ids"
 OF_ROWS = ("sequence-classification", "regression", "multi-label-classification")
 OF_NEXT = ("causal-lm", "next-key")
 OF_TOKENS = (*OF_NEXT, "token-classification", "masked-lm")
-"""The token-level tasks with a counterpart in transformers."""
+"""The token-level tasks that transformers also supports."""
 
 
 @dataclass
 class Part:
-    """The loss and logits for some of a step's rows."""
+    """The summed loss and the logits of a group of rows, which is part of a step."""
 
     row_ids: Ints
     loss: Tensor
@@ -42,12 +42,12 @@ class Part:
     divisor: float
     """The divisor for the mean loss: the number of targets, or their total weight."""
     logits: Tensor
-    """The logits (K, ...) of the targets."""
+    """The logits (K, ...), one entry per target."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Computes the loss of `task` for `model` on `rows`, on the model's device."""
+    """Computes reference losses of `model` on `rows` for `task`, on its device."""
 
     model: Any
     task: Task
@@ -56,7 +56,7 @@ class Plain:
 
     @property
     def _has_counterpart(self) -> bool:
-        """Whether transformers has the model class and PyTorch has the task's loss."""
+        """Whether transformers has the model class, and PyTorch the task's loss."""
         own = type(self.model).__module__.startswith("transformers.")
         return own and self.task.settings.task in {*OF_ROWS, *OF_TOKENS}
 
@@ -77,8 +77,8 @@ class Plain:
         return self.task.whole_batch or family.samples.batch_statistics
 
     def parts(self, row_ids: Ints, epoch: int = 0) -> Iterator[Part]:
-        """Yield the loss and logits of the rows `row_ids` (N,), a few rows at a
-        time."""
+        """Yield the loss and logits of the rows `row_ids` (N,), in groups of a few
+        rows. The masks of masked-lm are those of `epoch`."""
         part = self._plain_part if self._has_counterpart else self._own_part
         with sdpa_kernel(SDPBackend.MATH):
             rows, ids = self.rows.sequences(row_ids)
@@ -146,7 +146,8 @@ class Plain:
     def _masked(
         self, rows: Rows, ids: Ints, tokens: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the inputs, in which the task has masked tokens, and their labels."""
+        """Return the inputs (B, T) for masked-lm, i.e. `tokens` with masks, and the
+        labels (B, T), which are ignored at unmasked positions."""
         drawn = self.task.targets(rows, ids, epoch, pools_last=False)
         inputs = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
         labels = torch.full_like(tokens, IGNORED)
@@ -155,7 +156,7 @@ class Plain:
         return inputs.to(tokens.device), labels
 
     def _own_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
-        """Compute the loss of equally long rows with the task's own module and loss."""
+        """Compute the loss of the rows `ids` (B,) with flatout's own model and loss."""
         task, family = self.task, family_of(self.model.config)
         pad = task.vocabulary.pad_token_id if task.vocabulary else 0
         layout = Layout(pad_token_id=pad, max_length=self.max_length)
@@ -187,7 +188,7 @@ class Plain:
 
 
 def by_length(rows: Rows, ids: Ints) -> Iterator[Ints]:
-    """Split `ids` (N,) into arrays (B,) of rows with equal length."""
+    """Group `ids` (N,) by row length. Yield arrays of at most ROWS_AT_ONCE ids."""
     lengths = rows.lengths(ids)
     for length in np.unique(lengths).tolist():
         own = ids[lengths == length]

@@ -1,4 +1,4 @@
-"""An optimizer step in plain PyTorch, with the losses of plain.py and torch.optim."""
+"""The first optimizer step of a run in plain PyTorch, with the losses of plain.py."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ Weights = dict[str, Tensor]
 
 @dataclass
 class Step:
-    """The results of a step, on the CPU."""
+    """The results of an optimizer step, with all tensors on the CPU."""
 
     loss: float
     """The mean loss over the targets of the global batch."""
     targets: tuple[int, ...]
     """The number of targets, counted in several ways. All counts must be equal."""
     gradients: Weights
-    """The gradients, before clipping, of all parameters that received a gradient."""
+    """The unclipped gradients, by name, of parameters that received a gradient."""
     weights: Weights = field(default_factory=dict)
-    """The weights, after the step, of the parameters that the optimizer updates."""
+    """The weights after the step, by name, of parameters that the optimizer updates."""
     ranks_agree: bool = True
 
 
 class PlainStep:
-    """The first step of `job` in plain PyTorch. `found` is the step in fp32, and
-    `rounded` is the step in the precision of the run."""
+    """The losses and gradients of the first step of `job` in plain PyTorch. The step is
+    computed twice: `found` in fp32, and `rounded` in the precision of the run."""
 
     def __init__(self, job: TrainJob, runtime: Runtime) -> None:
         """Compute both steps. Raises SettingsError if the model uses dropout."""
@@ -76,7 +76,8 @@ class PlainStep:
         return Step(loss / divisor, (targets,), gradients)
 
     def weights_after(self, gradients: Weights) -> Weights:
-        """Return the weights after a torch.optim step with the clipped `gradients`."""
+        """Return the weights after a step of a torch.optim optimizer with `gradients`,
+        which are clipped first if `train.max_grad_norm` is set."""
         train = self._job.settings.train
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -95,8 +96,8 @@ def _weights(model: nn.Module) -> Weights:
 
 
 def _started(job: TrainJob) -> Any:
-    """Return the model that training starts from, with parameters frozen as configured.
-    Raises SettingsError if the model uses dropout."""
+    """Return the model with which training begins, and freeze its parameters according
+    to `train.freeze`. Raises SettingsError if the model uses dropout."""
     model = seeded_model(job)
     freeze(model, job.settings.train.freeze)
     for name, module in model.named_modules():
@@ -110,7 +111,7 @@ def _started(job: TrainJob) -> Any:
 
 @torch.no_grad()
 def _change_last_bits(model: nn.Module) -> None:
-    """Multiply each weight by 1 plus or minus roughly the unit roundoff of fp32."""
+    """Multiply each weight randomly by 1 plus or minus twice fp32's unit roundoff."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for parameter in model.parameters():
@@ -119,7 +120,7 @@ def _change_last_bits(model: nn.Module) -> None:
 
 
 def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
-    """Return PyTorch's AdamW or SGD, or the run's custom optimizer."""
+    """Return PyTorch's AdamW or SGD, or an instance of a custom optimizer."""
     train = job.settings.train
     rate = train.peak_learning_rate
     if train.optimizer not in ("adamw", "sgd"):
@@ -141,7 +142,7 @@ def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
 
 
 def roundoff_of(runtime: Runtime) -> float:
-    """Return the unit roundoff of matmuls in the precision of the run."""
+    """Return the unit roundoff of matmuls in the run's precision, including TF32."""
     tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
     name = "tf32" if tf32 and runtime.precision == "fp32" else runtime.precision
     return ROUNDOFF[name]

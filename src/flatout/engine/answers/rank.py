@@ -1,8 +1,8 @@
-"""Entry point of one rank of a step comparison.
+"""Entry point of one rank of the distributed comparison that `verify` makes.
 
 Run it as `python -m flatout.engine.answers.rank FOLDER`. FOLDER/spec.json describes the
-run, as for `flatout.engine.launch.rank`. The main rank writes the verdict to
-FOLDER/verdict.json.
+training job in the same format as for `flatout.engine.launch.rank`. The main rank
+writes the verdict to FOLDER/verdict.json.
 """
 
 from __future__ import annotations

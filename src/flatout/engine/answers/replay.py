@@ -1,4 +1,4 @@
-"""The loss and gradient norm of single rows, computed with saved weights."""
+"""Recompute the loss and gradient norm of single rows with saved weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from flatout.engine.train.setup.job import TrainJob
 def replay(
     job: TrainJob, runtime: Runtime, rows: Sequence[int], step: int
 ) -> tuple[str, list[tuple[float, float]]]:
-    """Return the name of the saved weights nearest to `step`, and the mean loss and
-    gradient norm of each row, in fp32 and without dropout. Raises SettingsError if no
-    weights are saved, or if the task has no loss for a single row."""
+    """Load the saved weights whose step is nearest to `step`. Return the name of their
+    folder and a pair (mean loss, gradient norm) for each of `rows`, computed in fp32
+    and without dropout. Raises SettingsError if there are no saved weights, or if the
+    task has no loss for a single row."""
     if job.task.whole_batch:
         raise SettingsError(
             f"--replay: a row of {job.settings.model.task} has no separate loss, "
@@ -50,7 +51,8 @@ def _replayed(plain: Plain, row: int) -> tuple[float, float]:
 
 
 def _saved(folder: Path) -> dict[float, Path]:
-    """Return checkpoints and saved models by step (infinity for the final model)."""
+    """Return the folders of all checkpoints and saved models, with their steps as keys.
+    The key of the final model is infinity."""
     found = {float(path.name[len("best-") :]): path for path in folder.glob("best-*")}
     if (folder / "last" / "config.json").is_file():
         found[float("inf")] = folder / "last"
@@ -59,9 +61,9 @@ def _saved(folder: Path) -> dict[float, Path]:
 
 
 def _loaded(job: TrainJob, folder: Path) -> Any:
-    """Return the model of the run, including adapters and frozen parts, with the
-    weights from `folder`. Raises SettingsError if the weights belong to another
-    model."""
+    """Build the model of the run, including adapters and frozen parts, and load the
+    weights from `folder`. Raises SettingsError if `folder` has weights that the model
+    lacks."""
     model = seeded_model(job)
     if (folder / "config.json").is_file():
         trusted = job.settings.model.trust_remote_code

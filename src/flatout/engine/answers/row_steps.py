@@ -1,8 +1,8 @@
-"""Report which rows a step trains on and which steps train on a row, in any run.
+"""Report which rows a step trains on, and which steps train on a row.
 
-No log is needed, because the order of rows is a permutation whose elements, and those
-of its inverse, can be computed one by one. Steps are numbered from 1, as in the log and
-in the history.
+This works for any run, even without a log: the order of rows in an epoch is a
+permutation, and each element of the permutation and of its inverse can be computed
+separately. Steps are numbered from 1, as in the log and in the history.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DECIDE = (
 )
 """The keys of a run's identity that determine which rows a step trains on."""
 SHOWN = 60
-"""The number of characters of each text that are shown."""
+"""The number of characters to print of each text."""
 
 
 def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Return pairs (row, step) for all rows of `steps`. Raises SettingsError if one of
-    the steps is not part of the run."""
+    """Return pairs (row, step) for all rows of `steps`. Raises SettingsError if the run
+    has no such step."""
     total = job.total_steps
     if outside := [step for step in steps if not 1 <= step <= total]:
         raise SettingsError(
@@ -54,7 +54,8 @@ def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def steps_of_row(job: TrainJob, row: int) -> list[int]:
-    """Return the steps that train on `row`. Raises SettingsError if it is unknown."""
+    """Return the steps that train on `row`. Raises SettingsError if it does not exist.
+    """
     count = len(job.train)
     if not 0 <= row < count:
         raise SettingsError(
@@ -69,8 +70,8 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
 
 
 def differences(job: TrainJob) -> list[str]:
-    """Return the settings that determine the rows of a step and differ from those of
-    the last run recorded in the job's folder."""
+    """Compare the settings of `job` with those of the last run in its folder. Return a
+    description of each difference that affects which rows a step trains on."""
     now, before = result_identity(job), _last_identity(job.work_folder)
     names = [name for name in DECIDE if name in before]
     return differing({n: before[n] for n in names}, {n: now.get(n, []) for n in names})
@@ -87,8 +88,9 @@ def _last_identity(folder: Path) -> dict[str, Any]:
 
 
 def largest_rise(metrics_file: Path) -> tuple[range, str]:
-    """Return the steps over which the training loss rises most, and a description.
-    Raises SettingsError if the loss never rises."""
+    """Find the two successive points in `metrics_file` between which the training loss
+    rises most. Return the steps after the first point, up to and including the second
+    one, and a description. Raises SettingsError if the loss never rises."""
     found = read_points(metrics_file)
     losses = {p["step"]: p["metrics"].get("train_loss") for p in found}
     points = sorted((step, loss) for step, loss in losses.items() if loss is not None)
@@ -112,8 +114,11 @@ def largest_rise(metrics_file: Path) -> tuple[range, str]:
 def row_lines(
     job: TrainJob, *, step: int | None, row: int | None, replays: bool, most: int
 ) -> list[str]:
-    """Return lines that describe `step`, `row` or, if both are None, the largest rise
-    in the loss. Raises SettingsError if there is nothing to describe."""
+    """Return lines that describe the rows of `step`, or `row`. If both are None, the
+    rows at the largest rise in the loss are described. At most `most` rows are shown,
+    with recomputed losses and gradient norms if `replays` is true. Raises SettingsError
+    if there is nothing to show, or if the last run used other rows and its loss is
+    needed."""
     note = _other_rows(job, refused=replays or (step is None and row is None))
     head, rows, at = _select_rows(job, step, row)
     columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", [""] * len(rows)
@@ -139,7 +144,7 @@ def _select_rows(
     job: TrainJob, step: int | None, row: int | None
 ) -> tuple[str, list[tuple[int, int]], int]:
     """Return a headline, pairs (row, step), and the step whose weights are used for a
-    replay. In the pairs, step 0 represents all steps."""
+    replay. If `row` is given, the step in its pair is 0."""
     if row is not None:
         steps = steps_of_row(job, row)
         shown = f"steps {', '.join(map(str, steps))}"

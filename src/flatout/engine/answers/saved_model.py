@@ -33,9 +33,10 @@ ROWS = 200
 
 
 def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
-    """Compare the model's loss and outputs on the first ROWS rows of `tokens`, a
-    `datasets.Dataset`, with those of plain transformers. Raises ModelError if `folder`
-    has no model, or if the model cannot read the rows."""
+    """Compare the predictions of the saved model in `folder` with those of plain
+    transformers, on the first ROWS rows of the `datasets.Dataset` `tokens`. The losses
+    are compared, and also the outputs if there is one per row. Raises ModelError if
+    `folder` contains no model, or if the model cannot process the rows."""
     begin_s = time.perf_counter()
     if not (folder / "config.json").is_file():
         raise ModelError(f"--model: {folder} has no config.json: name a saved model")
@@ -79,7 +80,7 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
 
 @torch.no_grad()
 def _outputs(plain: Plain) -> tuple[float, Tensor]:
-    """Return the mean loss and the outputs (K, ...) in row order."""
+    """Return the mean loss and the outputs (K, ...), in row order if K counts rows."""
     parts = list(plain.parts(np.arange(len(plain.rows))))
     loss = sum(part.loss.item() for part in parts)
     logits = torch.cat([part.logits.float().cpu() for part in parts])

@@ -1,4 +1,4 @@
-"""Compare the first optimizer step of a run with the same step in plain fp32."""
+"""Compare the first optimizer step of a run with the same step in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ OVERFLOWS = 20
 
 
 def verify_job(job: TrainJob) -> Verdict:
-    """Compare the first step of `job`, in this process or in one process per device.
-    Raises SettingsError if several machines are configured, and any error raised
-    when a run starts."""
+    """Compare the first step of `job` with plain PyTorch, with one process per device.
+    Raises SettingsError if several machines are configured, and any error with which
+    the run fails to start."""
     distributed = job.settings.train.distributed
     if launched_from_outside() or distributed.num_machines > 1:
         raise SettingsError(
@@ -69,8 +69,9 @@ def verify(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> Verdict | None:
     """Compute the first step of `job` without dropout and compare it with the same step
-    in plain PyTorch. Return the verdict on the main rank, else None. No files are
-    written. Raises SettingsError and any other error raised when a run starts."""
+    in plain PyTorch. Return the verdict on the main rank and None on all others. No
+    files are written. Raises SettingsError if the plain step does not fit in memory,
+    and any error with which the run fails to start."""
     begin_s = time.perf_counter()
     job = without_dropout(job)
     plain = fault = None
@@ -100,8 +101,8 @@ def verify(
 
 
 def _change(plain: PlainStep, found: Step) -> Check:
-    """Compare the change in the weights with the change that a torch.optim optimizer
-    makes with the same gradients. fp32 rounding errors are tolerated."""
+    """Compare the weight change of the step `found` with the change that a torch.optim
+    optimizer makes with the same gradients, up to a few fp32 rounding errors."""
     after = plain.weights_after(found.gradients)
     before = {name: plain.before[name] for name in found.weights}
     own = [found.weights[name] - w for name, w in before.items()]
@@ -113,7 +114,7 @@ def _change(plain: PlainStep, found: Step) -> Check:
 
 
 def without_dropout(job: TrainJob) -> TrainJob:
-    """Return `job` with resuming and the dropout in the model's config turned off."""
+    """Return `job` without dropout in the model's config, and without resuming."""
     config = build_model(job, empty=True).config.to_dict()
     off = {
         name: 0.0
@@ -132,8 +133,8 @@ def without_dropout(job: TrainJob) -> TrainJob:
 
 
 class NotedUpdater:
-    """Wraps an updater and keeps copies of the gradients that the updater receives,
-    even if a CUDA graph replays the update."""
+    """Wraps an updater and copies the gradients that are passed to it. The copies are
+    also made if the update is replayed as part of a CUDA graph."""
 
     def __init__(self, inner: Updater, named: Mapping[str, Tensor]) -> None:
         self.inner, self.named = inner, named
@@ -152,8 +153,8 @@ class NotedUpdater:
 
 
 def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
-    """Run the first step of `trainer` at the peak learning rate. All ranks must call
-    this function."""
+    """Run the first step of `trainer` at the peak learning rate and return its results.
+    All ranks must call this function."""
     held = {id(p) for p in trainer.stepper.updater.parameters}
     trained = {
         name.replace("_orig_mod.", ""): parameter
@@ -180,8 +181,9 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
 
 
 def _launch(trainer: Trainer, batch: StepBatch) -> None:
-    """Run the step, by replaying a graph if CUDA graphs are used. In fp16, the step is
-    repeated until the loss scale causes no overflow."""
+    """Run the step on `batch`. If CUDA graphs are used, the step is captured with a
+    learning rate of 0 and then replayed. In fp16, the step is repeated while gradients
+    overflow, at most OVERFLOWS times."""
     stepper, optimizer = trainer.stepper, trainer.optimizer
     if trainer.resolved.cuda_graphs:  # each shape runs once before it is captured
         set_learning_rate(optimizer, 0.0)

@@ -1,4 +1,4 @@
-"""Compare a step with its reference, and show the result as a table and a sentence."""
+"""Compare a training step or predictions with a reference, and format the result."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from flatout.engine.answers.plain_step import PlainStep, Step
 
 ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""The unit roundoff of each precision: half the gap between 1 and the next number."""
+"""The unit roundoff of each precision: half the distance from 1 to the next number."""
 LEAST = 1e-4
-"""The smallest tolerance for fp32 gradients, whose sums may be computed in another
-order. The smallest tolerance for a loss is a tenth of this value."""
+"""The smallest relative tolerance for gradients and outputs, whose sums may be computed
+in another order. The smallest tolerance for a loss is a tenth of this value."""
 TIMES = 4
-"""The tolerated error, as a multiple of the unit roundoff and the reference's error."""
+"""The ratio of the tolerated error to the unit roundoff or to the reference's error."""
 SMALL = 1e-3
-"""Errors are divided by the norm of the module's gradient, or by this fraction of the
-norm of all gradients if that is larger."""
+"""The error of a module's gradient is divided by the norm of this gradient, or by SMALL
+times the norm of all gradients if that is larger."""
 SHOWN = 5
 UNSURE = 0.5
-"""The largest useful tolerance. Above it, a wrong gradient would go unnoticed."""
+"""The highest tolerance at which a check is meaningful. With a higher tolerance, a
+wrong gradient would not be detected."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A value of the run compared with the reference value."""
+    """The comparison of a value of the run (`found`) with the reference (`plain`)."""
 
     name: str
     found: str
@@ -50,7 +51,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a comparison, which can be stored as JSON."""
+    """The result of a comparison. All fields can be stored as JSON."""
 
     step: str
     reference: str
@@ -73,7 +74,7 @@ class Verdict:
         return f"Verdict: NOT sound, {self.faults[0]}{rest}."
 
     def lines(self) -> list[str]:
-        """Return the lines to print on a console."""
+        """Return the verdict as lines of text for a console."""
         width = max((len(row.name) for row in self.checks), default=0)
         head = f"  {'':{width}}  {'flatout':>12}  {'plain':>12}  "
         table = [
@@ -107,9 +108,10 @@ def compared(
     size: float = 0.0,
     times: float = TIMES,
 ) -> Check:
-    """Compare tensors by the norm of their difference. `rounded` are the plain tensors
-    in the precision of the run. The tolerance is `times` the error of `rounded`, but at
-    least `least`. Errors are relative to the larger of `size` and the plain norm."""
+    """Compare the tensors `found` and `plain` by the norm of their difference, divided
+    by the norm of `plain` or by `size` if that is larger. `rounded` is the reference
+    computed in the precision of the run. Its error times `times` is the tolerance,
+    which is at least `least`."""
     norm = _norm(plain)
     size = max(norm, size) or 1.0
     tolerance = max(least, times * _distance(rounded, plain) / size)
@@ -120,7 +122,8 @@ def compared(
 def compared_loss(
     losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
-    """Compare the losses (found, plain, rounded) in the same way as `compared`."""
+    """Compare the first loss with the second. The third is the reference in the
+    precision of the run. The tolerance is computed as in `compared`."""
     found, plain, rounded = (
         [torch.tensor(loss, dtype=torch.float64)] for loss in losses
     )
@@ -131,7 +134,8 @@ def compared_loss(
 def compare(
     plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
-    """Return checks, problems and notes about a step. `change` checks the update."""
+    """Compare the step `found` with the reference `plain`. `change` is the check of the
+    weight update. Return the checks, the problems, and notes."""
     expected = plain.found.targets[0]
     apart = max(abs(count - expected) for count in found.targets)
     shown = " and ".join(sorted({str(count) for count in found.targets}))
@@ -159,8 +163,9 @@ def wrong(checks: list[Check]) -> list[str]:
 
 
 def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
-    """Describe gradients that cannot reveal an error because they are zero or mostly
-    rounding errors, e.g. in an adapter's first matrix while the second one is zero."""
+    """Describe gradients in which no error can be detected, because they are zero or
+    consist mostly of rounding errors. An example is the first matrix of an adapter,
+    whose gradient is zero while the second matrix is zero."""
     if unsure := [c.name.partition(" ")[2] for c in modules if c.tolerance > UNSURE]:
         yield (
             f"a fault would not be seen in {len(unsure)} of {len(modules)} modules, "
@@ -194,7 +199,7 @@ def _some(names: list[str]) -> str:
 def _modules(
     plain: PlainStep, found: Step, least: float, times: float
 ) -> Iterator[Check]:
-    """Compare the gradients of each module."""
+    """Yield one check per module, which compares its gradients with the reference."""
     exact = plain.found.gradients
     size = SMALL * _norm(exact.values())
     modules: dict[str, list[str]] = {}

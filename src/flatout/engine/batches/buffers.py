@@ -1,5 +1,5 @@
-"""Store all arrays of a step in one buffer. A single operation can then send it to
-another process, pin it, or copy it to the device."""
+"""Store all arrays of a step in one buffer. The whole step can then be sent to another
+process, pinned, or copied to the device in a single operation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from torch import Tensor
 from flatout.engine.rows.layout import Arrays, LateArray, round_up
 
 ALIGNMENT = 64
-"""Alignment of each tensor's first byte, in bytes."""
+"""The offset of each tensor in the buffer is a multiple of this number of bytes."""
 Shapes = tuple[tuple[tuple[str, str, tuple[int, ...]], ...], ...]
 """The name, dtype and shape of each tensor in the buffer, per micro-batch."""
 Place = tuple[int, int, torch.dtype, tuple[int, ...]]
-"""The first byte, end byte (exclusive), dtype and shape of a tensor in the buffer."""
+"""A tensor's first byte in the buffer, its end byte (exclusive), dtype and shape."""
 
 
 def in_one_buffer(
     parts: Sequence[Arrays], memory: Tensor | None = None
 ) -> tuple[Tensor, Shapes]:
-    """Copy the arrays of all micro-batches into one buffer (bytes,), and return it with
-    its layout. If `memory` is large enough, its start is used as the buffer."""
+    """Copy the arrays of all micro-batches into one buffer (bytes,). Return the buffer
+    and the shapes that `views` needs to find the arrays in it. The buffer is the start
+    of `memory` if that is given and large enough, else newly allocated."""
     shapes = tuple(
         tuple((n, np.dtype(a.dtype).str, tuple(a.shape)) for n, a in arrays.items())
         for arrays in parts
@@ -49,7 +50,7 @@ def in_one_buffer(
 
 @lru_cache(maxsize=1_024)
 def places(shapes: Shapes) -> tuple[int, list[dict[str, Place]]]:
-    """Return the buffer size in bytes, and the place of each tensor per micro-batch."""
+    """Return the buffer size in bytes, and the places of each micro-batch's tensors."""
     found, size = [], 0
     for part in shapes:
         own: dict[str, Place] = {}
@@ -67,7 +68,7 @@ def _torch_type(dtype: str) -> torch.dtype:
 
 
 def views(buffer: Tensor, shapes: Shapes) -> list[dict[str, Tensor]]:
-    """Return views of the tensors of each micro-batch in the buffer (bytes,)."""
+    """Return the tensors of each micro-batch by name, as views of `buffer` (bytes,)."""
     return [
         {
             name: buffer[begin:end].view(dtype).view(shape)

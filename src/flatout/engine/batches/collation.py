@@ -74,7 +74,7 @@ class StepBatch:
     num_samples: int
     """The number of rows in the global batch."""
     num_sequences: int
-    """The number of sequences in the global batch, which are rows or parts of rows."""
+    """The number of sequences (rows, or parts of long rows) in the global batch."""
     num_targets: int
     """The number of targets in the global batch."""
     divisor: float
@@ -84,7 +84,8 @@ class StepBatch:
     rank_tokens: list[int]
     """The number of tokens that each rank processes, including padding."""
     attention_pairs: int
-    """The number of token pairs that attend to each other, summed over all layers."""
+    """The number of pairs of tokens in which one attends to the other, summed over all
+    layers. It is 0 if FLOPs are not needed."""
 
     @property
     def num_padded_tokens(self) -> int:
@@ -97,8 +98,8 @@ class StepBatch:
         return views(self.buffer, self.layout)
 
     def pin_memory(self) -> StepBatch:
-        """Pin the buffer. The DataLoader's pinning thread calls this method. The buffer
-        is empty if the batch was written to a slot of the ring."""
+        """Return a copy with a pinned buffer, for the DataLoader's pinning thread. An
+        empty buffer, whose batch is in a slot of the ring, is not pinned."""
         if not len(self.buffer):
             return self
         return replace(self, buffer=self.buffer.pin_memory())
@@ -110,7 +111,8 @@ class StepBatch:
 @dataclass
 class StepRun:
     """Consecutive steps in one buffer, which is sent, pinned and copied to the device
-    as a whole. For small batches, each of these takes longer than collation."""
+    as a whole. For small batches, each of these takes longer than building the batch.
+    """
 
     buffer: Tensor
     """The bytes of all steps, a uint8 tensor of shape (bytes,)."""
@@ -121,7 +123,7 @@ class StepRun:
 
     @classmethod
     def of(cls, batches: Sequence[StepBatch]) -> StepRun:
-        """Join `batches` into one run. A single batch is not copied."""
+        """Join `batches` into one run. The buffer of a single batch is not copied."""
         facts = [dict(vars(batch)) for batch in batches]
         buffers = [own.pop("buffer") for own in facts]
         buffer = buffers[0] if len(buffers) == 1 else torch.cat(buffers)
@@ -133,7 +135,7 @@ class StepRun:
             yield StepBatch(buffer=buffer, **own)
 
     def pin_memory(self) -> StepRun:
-        """Pin the buffer. The DataLoader's pinning thread calls this method."""
+        """Return a copy with a pinned buffer, for the DataLoader's pinning thread."""
         return replace(self, buffer=self.buffer.pin_memory())
 
     def to(self, device: torch.device) -> StepRun:
@@ -142,18 +144,20 @@ class StepRun:
 
 @dataclass(frozen=True)
 class Collator:
-    """Converts rows to tensors for one task and layout."""
+    """Converts rows to the tensors of micro-batches, for one task and layout."""
 
     task: Task
     layout: Layout
     pools_last: bool = False
-    """Whether the last token represents a row (decoders) instead of the first one."""
+    """Whether the last token represents a row (in decoders) instead of the first one.
+    """
     names_rows: bool = False
     """Whether micro-batches contain `target_row`, for tasks with one target per row."""
 
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
-        """Return the tensors for `row_ids` (B,). If there are no rows, return a single
-        padding token without a loss, so that the rank can still join collectives."""
+        """Return the micro-batch with the rows `row_ids` (B,). If `row_ids` is empty,
+        the micro-batch is a single padding token without a loss, so that the rank can
+        still take part in collective operations."""
         buffer, layout = self.collate_step(rows, [row_ids], epoch)
         return views(buffer, layout)[0]
 
@@ -166,11 +170,12 @@ class Collator:
         places: Sequence[Ints] = (),
         count: int = 0,
     ) -> tuple[Tensor, Shapes]:
-        """Build one micro-batch for each of `parts` (row numbers), all in one buffer.
+        """Build one micro-batch for each of `parts` (row numbers), and return their
+        buffer and its layout.
 
-        The buffer is part of `memory` (bytes,) if it fits. `places` contains the
-        positions of each part's rows in the global batch of `count` rows. If it is
-        given, the field `target_place` is added.
+        The buffer is part of `memory` (bytes,) if it fits. `places` contains, for each
+        of `parts`, the positions of its rows in the global batch, which has `count`
+        rows. If `places` is given, the micro-batches have the field `target_place`.
         """
         found = [self._arrays(rows, ids, epoch) for ids in parts]
         for arrays, own in zip(found, places, strict=False):
@@ -191,17 +196,18 @@ class Collator:
         return found
 
     def _leave_padding(self, rows: Rows, row_ids: Ints, targets: Targets) -> None:
-        """Move each target to the last token that is not the padding token, because the
-        decoders in transformers use that token, even if a text ends with padding
-        tokens."""
+        """Move each target in `targets` from the last token to the last token that is
+        not padding. A text can itself end with padding tokens, and the decoders in
+        transformers skip these too."""
         pad = self.layout.pad_token_id
         for place, ids in zip(targets.places, rows.views(row_ids), strict=True):
             if ids[place[0]] == pad:
                 place[0] = max(np.flatnonzero(ids != pad), default=0)
 
     def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
-        """Return the positions of all targets in the batch (K,) and their labels
-        (K, ...), padded to a small number of shapes if the layout requires it."""
+        """Return the positions of all targets in the flattened batch (K,) and their
+        labels (K, ...). In packed layouts, both are padded to limit the number of
+        shapes."""
         counts = [len(own) for own in targets.places]
         task, layout = self.task, self.layout
         ignored = ignored_label(task.label_dtype)
@@ -228,8 +234,9 @@ class Collator:
 def with_all_positions(
     index: Ints, labels: npt.NDArray[Any], size: int, ignored: float
 ) -> tuple[Ints, npt.NDArray[Any]]:
-    """Return all `size` positions in order, so that a model need not gather its hidden
-    states, and labels (size, ...) that are ignored except at the positions `index`."""
+    """Return all positions `range(size)`, so that a model need not select hidden
+    states, and labels (size, ...), which are `ignored` except at the positions `index`.
+    """
     found = np.full((size, *labels.shape[1:]), ignored, labels.dtype)
     found[index] = labels
     return np.arange(size), found
@@ -245,21 +252,22 @@ class StepRows:
     collator: Collator
     rank: int = 0
     count_pairs: Callable[[Ints], int] | None = None
-    """Counts the attention pairs of rows with the given lengths, if FLOPs are
-    needed."""
+    """A function that counts the attention pairs of rows with the given lengths. It is
+    None if FLOPs are not needed."""
 
     def __getitem__(self, step: int) -> StepBatch:
         return self.made(step)
 
     def made(self, step: int, memory: Tensor | None = None) -> StepBatch:
-        """Return the batch of `step`, stored in `memory` (bytes,) if it fits."""
+        """Return the batch of `step`. It is stored in `memory` (bytes,) if it fits."""
         row_ids = self.batches.rows(step)
         return self.cut(row_ids, step, self.batches.epoch(step), memory)
 
     def cut(
         self, row_ids: Ints, step: int, epoch: int, memory: Tensor | None = None
     ) -> StepBatch:
-        """Return this rank's part of the global batch with the rows `row_ids` (N,)."""
+        """Return the part of this rank of the global batch that consists of the rows
+        `row_ids` (N,). It is stored in `memory` (bytes,) if it fits."""
         rows, ids = self.rows.sequences(row_ids)
         lengths = rows.lengths(ids)
         plan = self.planner.plan(lengths)

@@ -1,8 +1,8 @@
 """Choose the rows of each global batch, and split them into micro-batches.
 
 All functions are pure functions of row numbers and lengths. The rows of a step depend
-only on the seed, the epoch, the step and the data size. How they are split over ranks
-and micro-batches changes the speed and the memory use, but never the gradient.
+only on the seed, the epoch, the step and the number of rows. The split into ranks and
+micro-batches affects the speed and the memory use, but never the gradient.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
 BLOCK = 4096
-"""The number of positions to permute per call. Permuting 13 takes as long as 1,000."""
+"""The number of positions to permute per call. 13 positions take as long as 1,000."""
 
 
 @dataclass(frozen=True)
 class GlobalBatches:
-    """The sequence of global batches, a pure function of the seed and the data size.
+    """The sequence of global batches, which depends only on the fields below.
 
-    Each epoch is a pseudo-random permutation of the rows. It is computed point by point
-    (a Feistel network with cycle walking, Black & Rogaway 2002), so the cost of a step
-    does not depend on the size of the data. The last batch of an epoch contains the
-    remaining rows.
+    Each epoch is a pseudo-random permutation of the rows (a Feistel network with cycle
+    walking, Black & Rogaway 2002). Elements of the permutation are computed when they
+    are needed, so the cost of a step does not depend on the number of rows. The last
+    batch of an epoch contains the remaining rows.
     """
 
     num_rows: int
     batch_size: int
     seed: int
     skipped: tuple[int, ...] = ()
-    """Rows to leave out. Only batches that contain them change, and get smaller."""
+    """Row numbers to leave out. Only the batches that contain them become smaller."""
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
     def total_steps(self, epochs: float, max_steps: int | None = None) -> int:
-        """Return `max_steps`, or the number of steps in `epochs` epochs, rounded up."""
+        """Return `max_steps` if given, else the number of steps in `epochs`, rounded
+        up."""
         if max_steps is not None:
             return max_steps
         return math.ceil(epochs * self.steps_per_epoch - 1e-9)
@@ -73,14 +74,15 @@ class GlobalBatches:
         return np.unique(np.array(self.skipped, dtype=np.int64))
 
     def steps_of(self, rows: Ints, epoch: int) -> Ints:
-        """Return the steps (N,) of `rows` (N,) in `epoch`, including skipped rows."""
+        """Return the steps (N,) of `epoch` whose positions belong to `rows` (N,). Rows
+        in `skipped` also have a step, although its batch does not contain them."""
         positions = unpermute(rows, self.num_rows, self.seed, epoch)
         return epoch * self.steps_per_epoch + positions // self.batch_size
 
 
 @lru_cache(maxsize=2)
 def _block(number: int, size: int, seed: int, epoch: int) -> Ints:
-    """Return the rows of one block of an epoch. Small batches share a cached block."""
+    """Return the row numbers of one block of an epoch, cached for small batches."""
     begin = number * BLOCK
     return permute(np.arange(begin, min(begin + BLOCK, size)), size, seed, epoch)
 
@@ -105,7 +107,8 @@ def _walk(
     epoch: int,
     bijection: Callable[[Numbers, int, Numbers], Numbers],
 ) -> Ints:
-    """Apply `bijection` to `numbers` (N,) repeatedly until all are below `size`."""
+    """Apply `bijection` to each of `numbers` (N,), and repeat this for results that are
+    not below `size` (cycle walking)."""
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     sequence = np.random.SeedSequence([seed, epoch])
     keys = sequence.generate_state(FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
@@ -148,16 +151,16 @@ run once per micro-batch; a micro-batch may be empty."""
 
 
 class BudgetError(ValueError):
-    """Raised if a row is longer than the token budget of a micro-batch."""
+    """Raised if a row has more tokens than the token budget of a micro-batch."""
 
 
 @dataclass(frozen=True)
 class Planner:
     """Splits global batches into micro-batches that fit the token budget.
 
-    `overhead_tokens` and `launch_tokens` are the extra time that each micro-batch costs
-    the device and the host, expressed as the number of tokens that the device could
-    process in that time. The strategy `grouped` weighs these costs against padding.
+    Each micro-batch has a fixed cost for the device and for the host. `overhead_tokens`
+    and `launch_tokens` express these costs as the number of tokens that the device
+    could process in the same time. The strategy `grouped` weighs them against padding.
     """
 
     strategy: Strategy
@@ -168,7 +171,7 @@ class Planner:
     launch_tokens: int = 0
 
     def plan(self, lengths: Ints) -> Plan:
-        """Return the plan for rows of the given lengths (N,), in tokens.
+        """Return the plan for a global batch whose rows have `lengths` (N,) in tokens.
 
         Raises BudgetError if a row is longer than the token budget.
         """
@@ -196,7 +199,7 @@ class Planner:
         )
 
     def _padded(self, lengths: Ints) -> Plan:
-        """Group rows into slots of one row per rank, and slots into micro-batches."""
+        """Form slots of one row per rank, and micro-batches of consecutive slots."""
         order, budget = np.arange(len(lengths)), self.token_budget
         if self.strategy == "grouped":
             order = np.argsort(-lengths, kind="stable")
@@ -213,8 +216,9 @@ class Planner:
         return tuple(tuple(self._rank_rows(order, c, r) for c in cuts) for r in ranks)
 
     def _rank_rows(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
-        """Return the rows of `rank` in the slots of `cut`. The order of the ranks
-        alternates between slots, so that no rank always gets the longest row."""
+        """Return the positions of the rows of `rank` in the slots of `cut`. The order
+        of the ranks alternates, so that no rank always gets the longest row of a slot.
+        """
         slots = np.arange(*cut)
         back = self.world_size - 1 - rank
         places = slots * self.world_size + np.where((slots - cut[0]) % 2, back, rank)
@@ -243,7 +247,8 @@ def even_cuts(count: int, most: int) -> list[tuple[int, int]]:
 
 
 def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
-    """Cut `lengths` (S,) into maximal ranges [a, b) that fit `budget` when padded."""
+    """Cut `lengths` (S,) into successive ranges [a, b). Each range is as long as
+    possible while its padded size does not exceed `budget`."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -254,14 +259,15 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 MOST_PLACES = 256
-"""The maximum number of candidate cuts. Without it, planning 1,408 rows took 40 ms."""
+"""The maximum number of positions for cuts. Planning 1,408 rows took 40 ms without it.
+"""
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
-    """Cut descending `lengths` (S,) into ranges [a, b) with the lowest total cost.
+    """Cut descending `lengths` (S,) into the ranges [a, b) with the lowest total cost.
 
-    The cost is the number of padded tokens plus `overhead` per range, and each range
-    must fit `budget`. The solution uses dynamic programming over the range ends.
+    The cost of a range is its number of tokens including padding, at most `budget`,
+    plus `overhead`. The solution uses dynamic programming over the ends of the ranges.
     """
     tokens = len(lengths) * int(lengths[0])
     if tokens <= budget and tokens - int(lengths.sum()) <= overhead:
@@ -288,8 +294,8 @@ def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, 
 
 def _places(lengths: Ints, budget: int) -> Ints:
     """Return the positions (P,) at which descending `lengths` (S,) may be cut,
-    including both ends. If there are many rows, positions are skipped at regular
-    intervals, but at least eight positions per micro-batch remain."""
+    including both ends. If there are many rows, only every k-th position is returned,
+    with k small enough to leave about eight positions per micro-batch."""
     few = min(-(-len(lengths) // MOST_PLACES), budget // (8 * int(lengths[0])))
     return np.append(np.arange(0, len(lengths), max(1, few)), len(lengths))
 
@@ -298,8 +304,8 @@ def quickest_cuts(
     lengths: Ints, budget: int, overhead: int, launch: int
 ) -> list[tuple[int, int]]:
     """Return the cheapest cuts of descending `lengths` (S,), or fewer cuts if the
-    device would otherwise wait for the host. Host and device work in parallel. For each
-    range, the host needs the time in which the device processes `launch` tokens."""
+    device would otherwise wait for the host, which works in parallel. The host needs as
+    long per range as the device needs for `launch` tokens."""
 
     def sides(cuts: list[tuple[int, int]]) -> tuple[int, int]:
         device = sum((b - a) * int(lengths[a]) + overhead for a, b in cuts)

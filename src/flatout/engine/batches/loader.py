@@ -1,7 +1,7 @@
-"""Load steps in persistent workers and copy them to the device.
+"""Load steps in worker processes and copy them to the device.
 
-The loader is indexed by step. One DataLoader therefore serves the whole run without a
-pause between epochs, and a resumed run reaches its first step in constant time.
+The dataset is indexed by the step. One DataLoader therefore serves the whole run
+without a pause between epochs, and a resumed run need not skip earlier batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings
 
 BATCHES_A_WORKER = 2
-"""The estimate is too noisy if a worker has loaded fewer batches than this."""
+"""The minimum number of batches per worker for a sufficiently precise estimate."""
 RUN_BYTES = 2**20
 """The maximum size in bytes of the steps in one message. Sending a message takes about
 1 ms regardless of its size, but building a batch of 13 short rows takes only 0.2 ms."""
@@ -35,10 +35,10 @@ BYTES_A_TOKEN = 40
 class WorkerTimes:
     """Counts the batches of each worker, and the time spent on them, in shared memory.
 
-    Workers keep loading during evaluations and checkpoints, when the clock is stopped,
-    and while the first step compiles. The next steps find their batches ready and run
-    faster than the loader can sustain. The time that a worker needs per batch does not
-    depend on such pauses, so it sets an upper limit on the reported throughput.
+    Workers keep loading while training pauses for evaluations, checkpoints or
+    compilation. The next steps then find their batches ready and run faster than the
+    loader can sustain. The time that a worker spends on a batch does not depend on such
+    pauses, so it provides an upper limit on the reported throughput.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -50,12 +50,12 @@ class WorkerTimes:
         self._batch_s = 0.0
 
     def add(self, worker: int, batches: int, seconds: float) -> None:
-        """Record the batches of one message. The worker processes call this method."""
+        """Record the batches of one message. Worker processes call this method."""
         self._sums[worker] += (batches, seconds)
 
     def batch_s(self) -> float:
-        """Return the seconds between two batches when no worker has to wait, or 0 if
-        this is unknown. The estimate is updated whenever enough new batches exist."""
+        """Return the average seconds per batch if all workers are always busy, or 0 if
+        it is unknown. The estimate is updated whenever there are enough new batches."""
         made, busy_s = self._sums.sum(axis=0) - self._counted
         if made and (made >= self._least or not self._batch_s):
             self._batch_s = float(busy_s / made / self._workers)
@@ -69,9 +69,9 @@ MAX_AUTO_WORKERS = 4
 def resolve_workers(
     settings: LoaderSettings, is_cuda: bool, ranks_here: int, *, decodes: bool = False
 ) -> int:
-    """Return the number of workers. On a CPU, `auto` is 0, because a worker would take
-    a core from the step (collation takes under 1 % of the time). On a GPU, `auto` is up
-    to half of the rank's cores, or all of them if rows are decoded."""
+    """Return the number of workers per rank. On a CPU, `auto` is 0, because a worker
+    would take a core from the training step. On a GPU, `auto` is half of the rank's
+    cores, at most MAX_AUTO_WORKERS, or all of its cores if rows have to be decoded."""
     if settings.num_workers != "auto":
         return settings.num_workers
     if not is_cuda:
@@ -85,16 +85,17 @@ def resolve_workers(
 def shared_memory_bytes(
     settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
 ) -> int:
-    """Return how many bytes of /dev/shm the workers need for rows of `max_length`."""
+    """Return how many bytes of /dev/shm the workers need at most, for batches of
+    `batch_size` rows with `max_length` tokens."""
     batch = BYTES_A_TOKEN * batch_size * max_length
     return batch * num_workers * settings.prefetch_factor
 
 
 @dataclass
 class StepLoader:
-    """Iterates over the batches of steps `range(start, stop)`, on the device.
+    """Iterates over the batches of the steps `range(start, stop)`, on the device.
 
-    `wait_s` is the time in seconds for which the last `next` call blocked the host.
+    `wait_s` is the number of seconds for which training waited for the latest batch.
     """
 
     data: StepRows
@@ -143,8 +144,8 @@ class StepLoader:
             yield from run
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
-        """Yield groups of consecutive steps. `copies` is the CUDA stream on which they
-        are copied to the GPU."""
+        """Yield groups of consecutive steps in host memory. `copies` is the CUDA stream
+        on which the caller copies them to the GPU."""
         # Without workers, training would wait until all steps of a group are built.
         size = run_steps(self.data) if self.num_workers else 1
         # Batches of a fixed size reach the GPU through shared, page-locked memory.
@@ -211,8 +212,9 @@ def run_steps(data: StepRows) -> int:
 
 
 def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
-    """Split `steps` into ranges of `size` steps. The first `alone` ranges have a single
-    step, because training waits for them and they fill the workers' caches."""
+    """Split `steps` into ranges of `size` steps. The first `alone` ranges contain a
+    single step each, because the workers are slow at first and training waits for them.
+    """
     first = steps[:alone]
     for step in first:
         yield range(step, step + 1)
@@ -252,7 +254,7 @@ class _Timed:
 def _prefetch_to_device(
     runs: Iterator[StepRun], device: torch.device, side: torch.cuda.Stream
 ) -> Generator[StepRun]:
-    """Copy the tensors of the next run on the stream `side` during the current run."""
+    """Yield `runs` on the device. Each run is copied ahead on the stream `side`."""
     ahead: tuple[StepRun, Any] | None = None
     for run in runs:
         with torch.cuda.stream(side):
@@ -265,8 +267,8 @@ def _prefetch_to_device(
 
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
-    """Make the current stream wait for the copy of this run, but not of the next run.
-    The run's memory is kept until the stream has used it."""
+    """Make the current stream wait until `run` is copied, but not until the next run is
+    copied. The memory of `run` is not reused until the stream has finished with it."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)

@@ -1,8 +1,8 @@
 """Shared memory in which workers write batches for direct copies to the GPU.
 
 A batch of images from a DataLoader worker is normally copied four times: out of Arrow,
-into the batch's buffer, through shared memory and into page-locked memory. Here it is
-copied once, because the forked workers share the pages, which the host has locked.
+into the batch's buffer, through shared memory and into page-locked memory. With the
+ring, workers copy it once, directly into page-locked shared memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPARE = 3
 """Extra slots for the batch in use, the batch that is being copied to the device, and
 the batch that is requested next."""
 EXTRA_BYTES = 128
-"""Extra bytes per row for targets, labels and crops. A batch that does not fit into its
+"""Extra bytes per row for targets, labels and crops. A batch that does not fit in its
 slot is sent as an ordinary DataLoader batch."""
 
 
@@ -58,7 +58,8 @@ class Ring:
         return self._memory[number]
 
     def numbered(self, steps: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Yield each step with its slot number once the slot can be reused."""
+        """Yield pairs (step, slot number). Each pair is yielded after the previous
+        batch in this slot has been copied to the device."""
         for count, step in enumerate(steps):
             number = count % len(self)
             if self._read[number] is not None:
@@ -68,9 +69,9 @@ class Ring:
     def batches(
         self, made: Iterable[StepBatch], copies: Any = None
     ) -> Generator[StepBatch]:
-        """Yield the batches with their buffers, in the order of `numbered`. Before the
-        consumer requests the next batch, it must have started to copy the current one
-        on the stream `copies`."""
+        """Yield the batches in the order of `numbered`. A batch that was written to the
+        ring gets its slot as its buffer. Before the consumer requests the next batch,
+        it must have started to copy the current one on the stream `copies`."""
         for count, batch in enumerate(made):
             if len(batch.buffer):
                 yield batch
@@ -82,8 +83,8 @@ class Ring:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Context manager that page-locks the memory for copies to the GPU. Enter it
-        only after all workers have been forked."""
+        """Context manager that page-locks the ring's memory, so that copies to the GPU
+        do not block. Enter it only after all workers have been forked."""
         start, size = self._memory.data_ptr(), self._memory.nbytes
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         failed = int(runtime.cudaHostRegister(start, size, 0))
@@ -107,8 +108,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class RingDataset:
-    """A map-style dataset of batches, indexed by a step and its slot. If a batch fits
-    into the slot, it is sent to the main process without its buffer."""
+    """A map-style dataset of batches, indexed by a pair (step, slot number). If a batch
+    fits in the slot, only its metadata is sent to the main process."""
 
     data: StepRows
     ring: Ring

@@ -1,9 +1,9 @@
 """Write, verify and remove checkpoint folders.
 
-A checkpoint is written under a hidden name. Its manifest, which contains the size and
-hash of each file, is written last. The folder is then flushed to disk and renamed, so a
-folder named `step-...` is always complete. This module does not import torch, so that
-Kedro hooks can use it to check for an interrupted run.
+A checkpoint is written to a folder with a hidden name. The manifest, which contains the
+size and hash of each file, is written last. The folder is then flushed to disk and
+renamed, so a folder named `step-...` is always complete. This module does not import
+torch, so that Kedro hooks can quickly check for an interrupted run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ MANIFEST = "manifest.json"
 RESULT = "result.json"
 """The file that contains the result of a finished run until the caller has saved it."""
 FINISHED = "finished.json"
-"""The same file after the caller saved the result. Repeated runs return the result."""
+"""The new name of RESULT after the caller has saved the result. If the same run is
+repeated, the result is returned from this file."""
 FORMAT = 1
 
 
 class CheckpointError(ValueError):
-    """Raised if a checkpoint cannot be used, or a folder cannot store checkpoints."""
+    """Raised if a checkpoint cannot be used or a folder cannot store checkpoints."""
 
     exit_code = 2
 
@@ -54,12 +55,12 @@ class Manifest:
     total_steps: int
     world_size: int
     identity: dict[str, Any]
-    """The settings and data keys that determine the result, by name."""
+    """The settings and dataset keys that determine the result of the run, by name."""
     best: str | None
-    """The folder name of the best model up to this step."""
+    """The folder name of the best model up to this step, or None if there is none."""
     versions: dict[str, str] = field(default_factory=dict)
     accelerated: dict[str, Any] = field(default_factory=dict)
-    """The optimisations that the run used, and the device on which it ran."""
+    """The optimisations that the run used, and the device that it ran on."""
     saved_s: float = field(default_factory=time.time)
     """The time at which the checkpoint was written, as a Unix timestamp."""
     files: dict[str, list[Any]] = field(default_factory=dict)
@@ -72,7 +73,8 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Parse the output of the `text` method. Raises ValueError if it is invalid."""
+        """Parse a manifest that was written with the `text` method. Raises ValueError
+        if it has been changed or has an unknown format."""
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
             raise ValueError("it was changed after it was written")
@@ -137,8 +139,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
-    """Return the path of `name` in `folder`. Raises CheckpointError if the path is
-    outside `folder`. The message refers to the `file` and `key` that contain `name`."""
+    """Return the path of the file `name` in `folder`. Raises CheckpointError if this
+    path is outside `folder`. `file` and `key` say where `name` comes from."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -190,14 +192,14 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def is_interrupted(folder: Path) -> bool:
-    """Return whether `folder` contains a run that `train.resume: auto` would resume."""
+    """Return whether `train.resume: auto` would resume a run in `folder`."""
     return bool(step_folders(folder)) or (folder / RESULT).is_file()
 
 
 def prune(folder: Path, keep: int, best: str | None) -> None:
-    """Keep the newest `keep` checkpoints and the best models that they refer to, and
-    remove all others. The best model `best` and newer models are also kept, because the
-    checkpoint that refers to them may not have been written yet."""
+    """Remove old checkpoints and best models. The newest `keep` checkpoints are kept
+    with their best models. The best model `best` and newer ones are also kept, because
+    the checkpoint that refers to them may not be written yet."""
     kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
     named = {_best_of(path) for path in kept}
     old_best = [
@@ -218,7 +220,7 @@ def _best_of(folder: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Hide a folder, so that no process sees an incomplete one, and remove it."""
+    """Hide a folder, so that no process uses it while incomplete, and remove it."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 
@@ -233,20 +235,20 @@ def clear_all_leftovers(folder: Path) -> None:
 
 
 def _remove_discarded(folder: Path) -> None:
-    """Complete interrupted removals, and remove checkpoints that were set aside."""
+    """Remove folders that `set_aside` hid or whose removal was interrupted."""
     for path in folder.glob(".old-*"):
         remove(path)
 
 
 def set_aside(paths: list[Path]) -> None:
-    """Hide checkpoints, so that later runs ignore them. The next write removes them."""
+    """Hide checkpoints from later runs. Writing the next checkpoint removes them."""
     for path in paths:
         _hide(path)
 
 
 def finish(folder: Path) -> None:
-    """Remove the checkpoints once the results of a run are saved. The best model and
-    the last model are kept, in case the same run is repeated."""
+    """Remove the checkpoints in `folder` after the result of the run has been saved.
+    The best model and the last model are kept, in case the same run is repeated."""
     path = folder / RESULT
     best = None
     if path.is_file():
@@ -257,11 +259,11 @@ def finish(folder: Path) -> None:
 
 
 def forget_finished(folder: Path) -> None:
-    """Remove the result of an earlier run, because a new run begins."""
+    """Remove the results of earlier runs from `folder`, because a new run begins."""
     for name in (RESULT, FINISHED):
         (folder / name).unlink(missing_ok=True)
 
 
 def was_trained_now(folder: Path) -> bool:
-    """Return whether `folder` has a new result that the caller has not saved yet."""
+    """Return whether `folder` has a result that the caller has not saved yet."""
     return (folder / RESULT).is_file()

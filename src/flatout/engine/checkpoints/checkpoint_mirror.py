@@ -1,7 +1,7 @@
 """Upload checkpoints to a mirror in the background, and download the newest one.
 
-The file OWNER in the mirror identifies the run that writes to it. A run that finds
-another owner stops uploading, so that a new machine can take over from a lost one.
+The file OWNER in the mirror identifies the run that writes to it. A new machine can
+replace the file to take over from a lost one. The earlier run then stops uploading.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ PARAMETER = "train.checkpoint.mirror"
 OWNER = "owner.json"
 STEP, BEST = "step-", "best-"
 END_S = 60.0
-"""How long failed uploads are retried at the end of a run."""
+"""The number of seconds for which failed uploads are retried at the end of a run."""
 LONGEST_PAUSE_S = 30.0
 POLL_S = 0.2
 
 
 class CheckpointMirror:
-    """Uploads the newest checkpoint as soon as the previous upload has ended. Failed
-    uploads are retried and never stop the training run."""
+    """Uploads the newest checkpoint whenever the previous upload has ended, in a
+    background thread. Failed uploads are retried and never stop the training run."""
 
     def __init__(self, url: str, folder: Path, keep: int) -> None:
-        """Mirror the checkpoints in `folder` to `url`, keeping the newest `keep`."""
+        """Mirror the checkpoints in `folder` to `url` and keep `keep` of them there."""
         self._mirror = Mirror(url, PARAMETER)
         self._folder, self._keep = folder, keep
         self._run = uuid.uuid4().hex
@@ -53,9 +53,9 @@ class CheckpointMirror:
         self._reason = ""
 
     def claim(self, identity: dict[str, Any], step: int) -> None:
-        """Make this run, which begins at `step`, the owner of the mirror, and remove
-        incomplete copies and copies of later steps. Raises MirrorError if the mirror
-        belongs to a run with other settings or data."""
+        """Make this run the owner of the mirror. Remove incomplete copies, and copies
+        of steps after `step`, at which the run begins. Raises MirrorError if the mirror
+        belongs to a run with a different `identity` (settings and data)."""
         check_owner(self._mirror, identity)
         self._mirror.with_retries(lambda: self._claim(identity, step))
 
@@ -68,8 +68,8 @@ class CheckpointMirror:
                 self._mirror.remove(name)
 
     def offer(self, checkpoint: Checkpoint) -> None:
-        """Queue a complete checkpoint and its best model for upload. They replace any
-        checkpoint that is still queued."""
+        """Queue a complete checkpoint and its best model for upload. A checkpoint that
+        is still waiting in the queue is replaced."""
         # Use hard links, which remain valid when old checkpoints are removed.
         linked = hidden_path(self._folder / "mirror")
         try:
@@ -92,9 +92,9 @@ class CheckpointMirror:
             remove(replaced)
 
     def wait(self, beat: Callable[[], None]) -> str:
-        """Wait for the current upload to end, and call `beat` repeatedly until then.
-        Return why the newest checkpoint could not be uploaded, or an empty string on
-        success."""
+        """Wait until all uploads have ended, calling `beat` repeatedly. Return an empty
+        string if the newest checkpoint was uploaded, else the reason why it was not. If
+        uploads keep failing, give up after END_S seconds."""
         begin_s = time.monotonic()
         with self._turn:
             self._turn.notify()
@@ -120,8 +120,8 @@ class CheckpointMirror:
                 remove(linked)
 
     def _deliver(self, linked: Path) -> None:
-        """Retry the upload until it succeeds, a newer checkpoint is queued, or another
-        run has taken over the mirror."""
+        """Upload the folder `linked`. Retry failed uploads until one succeeds, a newer
+        checkpoint is queued, or another run has taken over the mirror."""
         pause_s = 1.0
         while self._waiting is None:
             try:
@@ -139,7 +139,7 @@ class CheckpointMirror:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _note(self, error: Exception) -> None:
-        """Log the reason for a failure, unless it was the last reason logged."""
+        """Log the reason for a failed upload, unless it equals the previous reason."""
         if self._reason != (reason := first_line(error)):
             self._reason = reason
             text = "%s: no upload to %s (%s); the training continues"
@@ -187,9 +187,9 @@ def _manifest(mirror: Mirror, name: str) -> Manifest:
 
 
 def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
-    """Download the newest valid checkpoint to `folder`, unless `folder` already has
-    that checkpoint or a newer one. Raises MirrorError if the mirror belongs to another
-    run."""
+    """Download the newest valid checkpoint from the mirror to `folder`, unless `folder`
+    has that checkpoint or a newer one. Raises MirrorError if the mirror belongs to a
+    run with a different `identity` (settings and data)."""
     mirror = Mirror(url, PARAMETER)
     check_owner(mirror, identity)
     local = find_checkpoint("auto", folder)
@@ -208,7 +208,7 @@ def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
-    """Download a checkpoint, after the best model that it refers to."""
+    """Download the checkpoint `name`, after the best model that it refers to."""
     best = mirror.with_retries(lambda: _manifest(mirror, name)).best
     if best and mirror.with_retries(mirror.copies).get(best):
         mirror.with_retries(partial(mirror.download, best, folder / best))
@@ -216,7 +216,8 @@ def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
 
 
 def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
-    """Raise MirrorError if the mirror belongs to a run with other settings or data."""
+    """Raise MirrorError if the mirror belongs to a run with a different `identity`
+    (settings and data)."""
     owner = mirror.with_retries(lambda: mirror.read_json(OWNER)).get("identity")
     if owner and (faults := identity_faults(owner, identity)):
         raise MirrorError(

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes each checkpoint in a background thread. If the disk fails or is full, the
-    run logs a warning and continues without this checkpoint. Older ones are kept."""
+    """Writes checkpoints in a background thread. If a write fails (e.g. on a full
+    disk), the run logs a warning and continues. Earlier checkpoints are kept."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class CheckpointWriter:
         sealed: Callable[[Checkpoint], None] = lambda _: None,
     ) -> None:
         """Keep the newest `keep` checkpoints in `folder`. `sealed` is called with each
-        checkpoint after it was written."""
+        checkpoint after it has been written."""
         self._folder = folder
         self._sealed = sealed
         self._keep = keep
@@ -42,8 +42,9 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
-        """Start to write a checkpoint. `write` writes the files to a folder and returns
-        their names. The previous write must have ended, as both use the same memory."""
+        """Start to write a checkpoint. `write` writes the files to a given folder and
+        returns their names. If the previous checkpoint is still being written, wait for
+        it first, because both use the same memory."""
         self.wait()
         # On a second Ctrl-C, the process exits without waiting for a daemon thread.
         self._thread = threading.Thread(

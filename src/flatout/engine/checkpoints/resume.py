@@ -1,4 +1,4 @@
-"""Choose the checkpoint that a run resumes from, and check that it fits the run."""
+"""Choose the checkpoint from which a run resumes, and check that it fits the run."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from flatout.engine.parameters.other_names import REMOVED
 logger = logging.getLogger(__name__)
 
 LENGTHS = ("train.epochs", "train.max_steps")
-"""The settings that may be increased when a stopped run is resumed."""
+"""The settings that may be increased before a stopped run is resumed."""
 
 
 def resume_from(
     wanted: str, folder: Path, identity: dict[str, Any]
 ) -> Checkpoint | None:
-    """Return the checkpoint to resume from, if any. `wanted` is the value of
-    `train.resume`, and `folder` contains the run's checkpoints. Checkpoints of later
-    steps are set aside, so that no run resumes from them. Raises CheckpointError if the
-    checkpoint cannot be used or belongs to a run with other settings or data."""
+    """Return the checkpoint from which the run resumes, or None. `wanted` is the value
+    of `train.resume`, and `folder` contains the run's checkpoints. Checkpoints of later
+    steps are hidden, so that later runs do not resume from them. Raises CheckpointError
+    if the checkpoint cannot be used or belongs to a run with a different `identity`."""
     found, newest, best = _choose(wanted, folder), "", ""
     if found is not None:
         check_identity(found.folder, found.manifest, identity)
@@ -73,7 +73,7 @@ def _choose(wanted: str, folder: Path) -> Checkpoint | None:
 
 
 def _fetch_best(found: Checkpoint, folder: Path) -> None:
-    """Copy the best model so far to `folder` if the checkpoint is in another folder."""
+    """Copy the best model of the checkpoint `found` to `folder` unless it is there."""
     name = found.manifest.best
     if name is None or (folder / name).is_dir():
         return
@@ -93,9 +93,9 @@ def _fetch_best(found: Checkpoint, folder: Path) -> None:
 def check_identity(
     folder: Path, found: Manifest, identity: dict[str, Any], *, log: bool = True
 ) -> None:
-    """Raise CheckpointError if the manifest `found` in `folder` has an identity that
-    differs from `identity`. If `log` is true, log the differences that are permitted.
-    """
+    """Raise CheckpointError if the identity in the manifest `found` differs from
+    `identity` and resuming is therefore impossible. Differences that are permitted are
+    logged if `log` is true. `folder` is used in messages."""
     if differences := identity_faults(found.identity, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
@@ -111,9 +111,9 @@ def check_identity(
 
 
 def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str]:
-    """Return the differences between `identity` and the identity `found`. A larger
-    number of steps is permitted. For settings that an older version did not have,
-    `identity` is compared with the default."""
+    """Describe the differences between the identity `found` in a checkpoint and
+    `identity`. A larger number of steps is permitted. If `found` lacks a setting
+    because an older version of flatout wrote it, the default is assumed."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
     # Earlier versions did not store a digest of a custom task's code.
@@ -125,8 +125,8 @@ def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str
 
 
 def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
-    """Return advice on how to resume the run with the identity `found`. A run that uses
-    removed settings can only be resumed with the earlier version of flatout."""
+    """Return advice on how to resume the run with the identity `found`. If the run uses
+    settings that have been removed, it can only be resumed with the earlier version."""
     removed = {
         name: REMOVED.get(name) or REMOVED.get(f"{name}={value}")
         for name, value in found.items()
@@ -138,7 +138,7 @@ def remedy(found: dict[str, Any], identity: dict[str, Any]) -> str:
 
 
 def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings in LENGTHS whose values have been increased."""
+    """Return the settings in LENGTHS that are larger in `identity` than in `before`."""
     raised = {}
     for name in LENGTHS:
         earlier, now = before.get(name), identity[name]
@@ -148,7 +148,7 @@ def _raised(before: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
-    """Return the checkpoint that `train.resume: <wanted>` would resume from, if any.
+    """Return the checkpoint from which `train.resume: <wanted>` would resume, or None.
     Unlike `resume_from`, this neither verifies the files nor logs messages."""
     if wanted == "never":
         return None
@@ -162,8 +162,8 @@ def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
 
 
 def open_named(wanted: str) -> Checkpoint:
-    """Open the checkpoint at the path `wanted`. If the path is a folder of checkpoints,
-    open the newest one. Raises CheckpointError if it is missing or damaged."""
+    """Verify and return the checkpoint at the path `wanted`, or the newest one in it.
+    Raises CheckpointError if there is no checkpoint or it is damaged."""
     folder = Path(wanted)
     if not folder.is_dir():
         raise CheckpointError(
@@ -184,7 +184,8 @@ def resume_line(found: Checkpoint) -> str:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe each name whose value differs, for example `train.epochs: 3 -> 4`."""
+    """Describe each name whose values in `before` and `now` differ, for example
+    `train.epochs: 3 -> 4`."""
     names = sorted({*before, *now})
     return [
         f"{name}: {before.get(name, 'absent')!r} -> {now.get(name, 'absent')!r}"

@@ -1,8 +1,8 @@
 """Load the tensors of checkpoints, and convert tensors that are sharded over ranks.
 
 Checkpoints contain whole tensors in safetensors files. In version 0.1, each rank wrote
-its shards to a separate file, whose name contains the rank. Such shards are joined when
-they are loaded, in the order of the ranks.
+its shards to a separate file with the rank in its name. When such a checkpoint is
+loaded, the shards are concatenated in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ Named = dict[str, Tensor]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether `tensor` is a DTensor, without importing the class (about 1 s)."""
+    """Return whether `tensor` is a DTensor. The class is not imported, because that
+    takes about 1 s."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, detached. All ranks must call this if it is sharded."""
+    """Return the whole tensor, detached from the graph. If `tensor` is sharded, all
+    ranks must call this function."""
     tensor = tensor.detach()
     if not is_sharded(tensor):
         return tensor
@@ -44,7 +46,8 @@ def load_whole(folder: Path, name: str) -> Named:
 
 @torch.no_grad()
 def fill_own_part(target: Any, whole: Tensor) -> None:
-    """Copy this rank's part of `whole` into `target`. All ranks must have `whole`."""
+    """Copy `whole` into `target`, or only the part that belongs to this rank if
+    `target` is sharded. Each rank must pass the complete tensor as `whole`."""
     if not is_sharded(target):
         target.copy_(whole)
         return
