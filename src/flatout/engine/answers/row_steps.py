@@ -54,8 +54,8 @@ def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def steps_of_row(job: TrainJob, row: int) -> list[int]:
-    """Return the steps that train on `row`. Raises SettingsError if it does not exist.
-    """
+    """Return the steps that train on `row`. Raises SettingsError if no such row
+    exists."""
     count = len(job.train)
     if not 0 <= row < count:
         raise SettingsError(

@@ -1,9 +1,8 @@
-"""Model families. Everything that depends on the model type is in the file of its
-family.
+"""Model families. Code that depends on the model type is in the file of its family.
 
-A model type without a family runs as in transformers, as a whole and on padded rows. To
-add your own family, subclass `Family` in a module and set `model.family` to the name of
-that module. Importing the module registers the family.
+A model type without a family runs as in transformers: padded rows pass through the
+whole model. To add your own family, subclass `Family` in a module and set
+`model.family` to the name of that module. Importing the module registers the family.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ def __getattr__(name: str) -> Any:
 
 
 def families() -> list[Family]:
-    """Return flatout's families and the families that imported modules registered."""
+    """Return one instance of each registered family: flatout's own families, and those
+    in modules that have been imported."""
     for module in iter_modules(__path__):
         if not module.name.startswith("_"):
             import_module(f"{__name__}.{module.name}")
@@ -41,14 +41,14 @@ OWN_CODE = "flatout_own_code"
 
 
 def family_of(config: Any) -> Family:
-    """Return the family for a model config, or the plain family for unknown types."""
+    """Return the family for a model config, or the plain `Family` for unknown types."""
     own_code = bool(getattr(config, OWN_CODE, False))
     return family_of_type(getattr(config, "model_type", None), own_code=own_code)
 
 
 def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
-    """Return the family for a model type. User-defined families take precedence over
-    flatout's own families, which are never used for models with custom code."""
+    """Return the family for the model type `kind`. User-defined families take
+    precedence over flatout's own, which are not used for custom code (`own_code`)."""
     from flatout.engine.families._family import Family
 
     found = [family for family in families() if kind in family.model_types]
@@ -57,8 +57,8 @@ def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
 
 
 def note_own_code(model: Any) -> None:
-    """Mark the config of a model whose classes are custom code. Such a model may have a
-    known model type, for example `bert`."""
+    """Set OWN_CODE in the config of a model whose classes are custom code. Such a model
+    may have a type that flatout knows, for example `bert`."""
     from flatout.engine.ops.plain import is_plain
 
     family = family_of(model.config)
@@ -88,21 +88,21 @@ def import_own(settings: ModelSettings) -> None:
 
 
 def first_type(head: HeadKind, *, causal: bool) -> str | None:
-    """Return the model type to train from scratch for tasks with this head, or None if
-    the model type in conf/base is suitable for them."""
+    """Return the model type with which to train from scratch for this head, or None if
+    the model type in conf/base is suitable. `causal` selects families of decoders."""
     fitting = (f for f in families() if head in f.heads and f.causal == causal)
     return next((f.first_type for f in fitting if f.first_type), None)
 
 
 def packable() -> list[str]:
-    """Return the model types that can run without padding, sorted by name."""
+    """Return the model types that can run on rows without padding, sorted by name."""
     return sorted(
         t for family in families() if family.packs for t in family.model_types
     )
 
 
 def model_class(architecture: str) -> Any | None:
-    """Return the model class with this name that a family provides, or None. These are
-    classes that transformers does not have."""
+    """Return the class with the name `architecture` from the families, or None.
+    Families list only classes that transformers does not have."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

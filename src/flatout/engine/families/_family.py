@@ -14,7 +14,7 @@ from flatout.engine.ops.dropout import Noise
 from flatout.engine.tasks import HeadKind
 
 ATTENTION = "joined query, key and value"
-"""The name under which fused attention layers are counted in reports."""
+"""The name of fused attention layers in reports."""
 Head = Callable[[Any, Tensor], Tensor]
 """A function that maps a model and hidden states (K, hidden) to logits (K, ...)."""
 
@@ -25,7 +25,7 @@ class FusePlan:
 
     noise: Noise
     joined: bool
-    """Whether attention receives query, key and value as one tensor
+    """Whether query, key and value are passed to attention as one tensor
     (`joined_attention`)."""
     residual_bf16: bool
     """Whether blocks return their outputs in bf16."""
@@ -37,24 +37,24 @@ class Schedule:
     """Options for compiling and launching the training steps of a family's models."""
 
     compiles: bool = True
-    """Whether `train.compile: auto` may compile the model. Recurrent layers already run
-    as cuDNN kernels, which cause graph breaks in Dynamo. If this is False, the fused
-    kernels are always used."""
+    """Whether `train.compile: auto` may compile the model. Recurrent layers should not
+    be compiled: they already run as cuDNN kernels, at which Dynamo breaks the graph. If
+    this is False, flatout's fused kernels are always used."""
     records_padded: bool = False
-    """Whether steps on padded rows may be captured as CUDA graphs. This requires that a
-    forward pass never synchronises the device, and that `tests/engine/test_gpu.py`
-    compares the results."""
+    """Whether steps on padded rows may be captured as CUDA graphs. Set this only if a
+    forward pass never synchronises the device, and if `tests/engine/test_gpu.py`
+    compares the results with and without a graph."""
     records_unasked: bool = True
     """Whether `train.cuda_graphs: auto` may capture steps on padded rows. A graph keeps
     a second copy of the activations, which are large for images."""
     launches_by_place: bool = False
-    """Whether layers launch separate kernels for every position of a row. If they do,
-    kernel launches may be the bottleneck in steps of any size."""
+    """Whether layers launch separate kernels for each position of a row. In that case,
+    kernel launches can limit the speed even for large micro-batches."""
 
 
 class Samples:
-    """Samples of a fixed shape, such as images or numeric arrays, that models accept
-    instead of tokens. The defaults of this class are for models that accept tokens."""
+    """Samples of a fixed shape, such as images or numeric arrays, that some models
+    accept instead of tokens. These defaults are for models that accept tokens."""
 
     one_shape: ClassVar[bool] = False
     """Whether all samples have one shape. If so, the model is compiled as a whole."""
@@ -63,55 +63,56 @@ class Samples:
     so, splitting a batch would change the results, so each step has one micro-batch."""
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Return the config keys for the shape of the samples. `facts` describes the
-        samples of the train split."""
+        """Return the config keys and values for the shape of the samples. `facts`
+        contains the statistics of the train split."""
         return {}
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Return the config keys for the means and standard deviations that standardise
-        samples. A checkpoint keeps its own values instead."""
+        """Return the config keys and values for the means and standard deviations with
+        which samples are standardised. A checkpoint keeps its own values."""
         return {}
 
     def checkpoint_statistics(
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
-        """Return the `statistics_keys` of a checkpoint that stores them outside its
-        config. `where` contains options of `from_pretrained`. Raises OSError if the
-        file cannot be loaded and ValueError if it cannot be parsed."""
+        """Return the keys and values of `statistics_keys` for a checkpoint that stores
+        them in a separate file. `where` contains options of `from_pretrained`. Raises
+        OSError if the file cannot be loaded and ValueError if it cannot be parsed."""
         return {}
 
     def fault(self, config: Any) -> str | None:
-        """Return the reason why a model with this config cannot accept samples of the
-        shape that it specifies, or None if it can."""
+        """Return why a model with this config cannot process samples of the configured
+        shape, or None if it can."""
         return None
 
     def shape(self, config: Any) -> tuple[int, ...] | None:
-        """Return the shape of one sample, or None for tokens. Raises ValueError if the
-        config does not give the shape."""
+        """Return the shape of a sample, or None for tokens. Raises ValueError if the
+        config lacks the shape."""
         return None
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the fields of a micro-batch after random augmentation. The task has
-        drawn the augmentation parameters from (seed, epoch, row)."""
+        already drawn the random parameters from (seed, epoch, row), as further fields.
+        """
         return batch
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Return the contents of JSON files, keyed by file name, to save next to the
-        weights for other programs."""
+        """Return JSON files that other programs need in the model's folder, by file
+        name."""
         return {}
 
     def count_products(self, model: Any) -> int | None:
         """Return the number of multiplications in the forward pass of one sample, or
-        None if every weight matrix is applied once per position."""
+        None if each weight matrix is applied once per position."""
         return None
 
 
 class Family:
-    """The plain family, which runs the whole model on padded rows.
+    """The plain family, in which padded rows pass through the whole model.
 
     A transformers model applies its head to every token, including padding, and most of
-    the result goes unused. A family with `heads` passes only the states of the targets
-    to its head.
+    the result goes unused. In a family with `heads`, only the hidden states of the
+    targets are passed to the head.
     """
 
     known: ClassVar[list[type[Family]]] = []
@@ -119,14 +120,15 @@ class Family:
     model_classes: ClassVar[tuple[type, ...]] = ()
     """The model classes of this family that transformers does not provide."""
     heads: ClassVar[Mapping[HeadKind, Head]] = {}
-    """Maps each kind of head to a function from the targets' states to logits."""
+    """The functions that compute logits from the targets' hidden states, by head
+    kind."""
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
-    """The kinds of heads that consist of a single matrix, the output embedding."""
+    """The kinds of heads that consist only of the output embedding matrix."""
     packs: ClassVar[bool] = False
-    """Whether rows can be packed without padding. This requires a parity test."""
+    """Whether rows can be packed without padding. A parity test must confirm this."""
     causal: ClassVar[bool] = False
-    """Whether tokens attend only to earlier tokens. If so, the last token of a row
-    represents the row."""
+    """Whether tokens attend only to earlier tokens. If so, a row is represented by its
+    last token."""
     attends: ClassVar[bool] = True
     """Whether the model has attention layers, for which a kernel can be chosen."""
     samples: ClassVar[Samples] = Samples()
@@ -140,7 +142,8 @@ class Family:
         Family.known.append(cls)
 
     def head(self, kind: HeadKind) -> Head | None:
-        """Return the head for `kind`, or None if the model can only run as a whole."""
+        """Return the head function of this kind, or None if only the model's own
+        forward method can compute the logits."""
         return self.heads.get(kind)
 
     def packing_fault(
@@ -162,7 +165,8 @@ class Family:
         return 0
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Return the overhead of one micro-batch on a CPU, expressed in tokens."""
+        """Return the fixed cost of a micro-batch on a CPU, as the number of tokens that
+        the CPU could process in that time."""
         return 16
 
     def num_layers(self, config: Any) -> int:
@@ -171,8 +175,8 @@ class Family:
         return int(getattr(config, "num_hidden_layers", 0) or 0)
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
-        """Return whether the mean over a row's tokens represents the row. Otherwise, a
-        single token represents it."""
+        """Return whether a row is represented by the mean over its tokens, instead of
+        by a single token."""
         return False
 
     def inputs(
@@ -196,13 +200,14 @@ class Family:
         return inputs
 
     def narrow(self, model: Any) -> Sequence[nn.Module]:
-        """Restrict the last layer to the targets of a forward pass. Return the modules
-        that read `target_index` (K,), or () if the layer cannot be restricted."""
+        """Change the last layer so that it computes only the targets of a forward pass.
+        Return the modules whose attribute `target_index` must be set to the targets
+        (K,) before each pass, or () if the layer cannot be changed."""
         return ()
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
-        """Replace parts of the model with equivalent fused kernels for training. Return
-        the number of replaced layers per part. Customised layers are skipped."""
+        """Replace parts of the model, unless customised, with equivalent fused kernels
+        for training. Return the number of replaced layers, by name of the part."""
         return {}
 
 
@@ -214,18 +219,18 @@ class Recurrent(Family):
 
 
 def lm_head(model: Any, hidden: Tensor) -> Any:
-    """Apply the output projection, which most models call `lm_head`."""
+    """Return the logits of the output projection, which most models call `lm_head`."""
     return model.lm_head(hidden)
 
 
 def tag_tokens(model: Any, hidden: Tensor) -> Any:
-    """Apply the token classification head of BERT and most other models: dropout, then
-    a linear layer."""
+    """Return the logits of the token classification head that most models have, i.e.
+    dropout and a linear layer."""
     return model.classifier(model.dropout(hidden))
 
 
 def row_means(hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the fp32 mean (K, N) of the hidden states (B, T, N) over each row."""
+    """Return the mean of the hidden states (B, T, N) over each row, as fp32 (K, N)."""
     hidden = hidden.float()
     if "cu_seqlens" not in batch:
         mask = batch["attention_mask"]  # (B, T)

@@ -51,8 +51,8 @@ class Bert(Family):
 
 
 class Roberta(Bert):
-    """The family of `roberta` models. They differ from BERT in their heads and in their
-    positions, which start after the padding id."""
+    """The family of `roberta` models. Unlike BERT's, their position ids start after the
+    padding id, and their classification head has no pooler."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {

@@ -1,4 +1,4 @@
-"""Bidirectional LSTM language models: two stacks that share embedding and softmax."""
+"""The family of bidirectional LSTM language models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AutoModelForPreTraining.register(BilmConfig, BilmForPreTraining, exist_ok=True)
 
 class Bilm(Recurrent):
     """The family of `bilm` models. Their hidden states have shape (K, 2, output_size),
-    with one state per direction."""
+    with one state for each direction."""
 
     model_types = frozenset({"bilm"})
     first_type = "bilm"

@@ -36,14 +36,15 @@ class Gpt2(_Decoder):
 
 
 class Llama(_Decoder):
-    """Models with rotary embeddings, gated feed-forward and grouped-query attention."""
+    """The family of decoders with rotary embeddings, gated feed-forward layers and
+    grouped-query attention."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Join the gate and up projections, and join query, key and value. A fused
-        kernel applies norms and rotary embeddings before attention."""
+        """Join the gate and up projections, and the query, key and value projections. A
+        fused kernel applies norms and rotary embeddings."""
         fused = {"joined gate and up": fuse_gates(model)}
         if plan.joined:
             fused[ATTENTION] = fuse_decoder(model)

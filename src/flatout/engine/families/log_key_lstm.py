@@ -1,5 +1,5 @@
-"""LSTMs over sessions of log keys. Importing this module registers the model type with
-transformers' AutoConfig and AutoModelForCausalLM."""
+"""The family of LSTMs over sessions of log keys. Importing this module registers the
+model type with transformers' AutoConfig and AutoModelForCausalLM."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ class LogKeyLstm(Recurrent):
     causal = True
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Return the overhead of one micro-batch in tokens. For whole sessions, 256 was
-        the fastest value between 16 and 1,024. With windows, duplicates are computed
-        only once and padding is skipped, so a single large micro-batch is fastest."""
+        """Return the fixed cost of a micro-batch in tokens. For whole sessions, 256 was
+        the fastest of the values from 16 to 1,024. With windows, equal windows are
+        computed only once, so a single large micro-batch is fastest."""
         share = config.window_keys and not config.dropout
         return 2**30 if share else 256
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Add the targets' positions, so that only windows of targets are computed."""
+        """Return the model's inputs with the positions of the targets as `places`. With
+        windows, only the windows of these positions are computed."""
         inputs = super().inputs(config, batch, max_length)
         return {**inputs, "places": batch["target_index"]}
 

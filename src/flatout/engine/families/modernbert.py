@@ -35,5 +35,5 @@ class ModernBert(Family):
         return narrow_last_gated_layer(model)
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Apply rotary embeddings with a fused kernel before attention."""
+        """Replace attention layers to apply rotary embeddings with a fused kernel."""
         return {ATTENTION: fuse_encoder(model)} if plan.joined else {}

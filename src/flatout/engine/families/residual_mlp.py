@@ -1,7 +1,7 @@
 """A residual multilayer perceptron for numeric samples of a fixed shape.
 
 A sample is flattened and standardised with the statistics of the train split, which the
-model's config stores. It then passes through `num_hidden_layers` residual blocks of
+model's config contains. It then passes through `num_hidden_layers` residual blocks of
 width `hidden_size`, each with a LayerNorm, two linear layers and a GELU (the ResNet for
 tabular data of Gorishniy et al. 2021).
 """
@@ -60,7 +60,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
-    """A classifier that maps inputs (B, ...) to logits (B, num_labels)."""
+    """A classifier that maps samples (B, ...) to logits (B, num_labels)."""
 
     config_class = ResidualMlpConfig
     base_model_prefix = "residual_mlp"
@@ -87,16 +87,16 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
     def forward(
         self, inputs: Tensor, labels: Tensor | None = None, **_: Any
     ) -> SequenceClassifierOutput:
-        """Return the logits for `inputs` (B, ...). `labels`, which transformers may
-        pass, are ignored."""
+        """Return the logits for `inputs` (B, ...). `labels` is ignored, but accepted
+        because transformers may pass it."""
         states = self.embedding(self._standardised(inputs.flatten(1)))
         for layer in self.layers:
             states = layer(states)
         return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
 
     def _standardised(self, flat: Tensor) -> Tensor:
-        """Standardise `flat` (B, size) and return it as fp32. For fp64 inputs, the
-        mean is subtracted in fp64, because fp32 may be too coarse for differences."""
+        """Standardise `flat` (B, size) and return it in fp32. The mean of fp64 inputs
+        is subtracted in fp64, because rounding them first could remove differences."""
         if flat.dtype is not torch.float64:
             return (flat.float() - self.mean) / self.deviation
         if self._exact_mean is None or self._exact_mean.device != flat.device:
@@ -127,7 +127,7 @@ class Tables(Samples):
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
         """Return one mean and one standard deviation per value of a sample. For images,
-        the statistics of the channels are repeated for every pixel."""
+        whose statistics are per channel, they are repeated for every pixel."""
         size = math.prod(facts.shape)
         return {
             "input_mean": np.resize(facts.mean, size).tolist(),

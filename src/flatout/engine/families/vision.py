@@ -1,7 +1,6 @@
-"""Image models: ViT, ConvNeXt and ResNet.
+"""The families of image models: ViT, ConvNeXt and ResNet.
 
-Pixels are copied as bytes to the device, where they are cropped, flipped and
-standardised.
+Pixels are copied to the device as bytes, and then cropped, flipped and standardised.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
-"""The largest value of a byte. transformers' image processors divide bytes by it."""
+"""The largest value of a byte, by which transformers' image processors divide bytes."""
 
 
 class _Images(Samples):
@@ -57,9 +56,9 @@ class _Images(Samples):
     def checkpoint_statistics(
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
-        """Return the statistics in `preprocessor_config.json`, rescaled to bytes. The
-        result is empty if a model does not have this file. Raises ValueError if the
-        file cannot be parsed."""
+        """Return the statistics in `preprocessor_config.json`, rescaled to bytes, or an
+        empty dict if there is no such file. Raises ValueError if it cannot be parsed.
+        """
         from transformers.utils import cached_file
 
         absent_is_none = {"_raise_exceptions_for_missing_entries": False}
@@ -79,10 +78,10 @@ class _Images(Samples):
         }
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Return the config of a transformers image processor that matches flatout's
-        decoder: it scales the shorter side, crops the centre and standardises channels.
-        Greyscale images get no config, as transformers' pipelines pass three
-        channels."""
+        """Return the config of a transformers image processor that gives the same
+        pixels as flatout: it scales the shorter side, crops the centre and standardises
+        channels. For greyscale images, return nothing, because transformers' pipelines
+        always pass three channels."""
         if config.num_channels != len("RGB"):
             return {}
         size = config.image_size
@@ -103,14 +102,14 @@ class _Images(Samples):
         return {PREPROCESSOR: processor}
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Crop and flip `inputs` (B, H, W, C) as given by `crops` (B, 5)."""
+        """Apply the field `crops` (B, 5), if present, to `inputs` (B, H, W, C)."""
         if "crops" not in batch:
             return batch
         return {**batch, "inputs": cropped(batch["inputs"], batch["crops"])}
 
     def count_products(self, model: Any) -> int:
-        """Count multiplications with FlopCounterMode, because a convolution is applied
-        at many positions."""
+        """Count the multiplications of one image with FlopCounterMode. They cannot be
+        counted from the weights, because a convolution is applied at many positions."""
         config, was_training = model.config, model.training
         shape = (1, config.num_channels, config.image_size, config.image_size)
         pixels = torch.zeros(shape, device=model.device)
@@ -130,7 +129,7 @@ class _Images(Samples):
 
 class _Patches(_Images):
     def fault(self, config: Any) -> str | None:
-        """Return a message if the image size is not a multiple of the patch size."""
+        """Return an error if the image size is not a multiple of the patch size."""
         if config.image_size % config.patch_size == 0:
             return None
         return (
@@ -142,7 +141,7 @@ class _Patches(_Images):
 
 class _Stages(_Images):
     def fault(self, config: Any) -> str | None:
-        """Return a message if images are too small for the number of stages. Each stage
+        """Return an error if images are too small for the number of stages. Each stage
         except the first halves the image size."""
         least = config.patch_size * 2 ** (config.num_stages - 1)
         if config.image_size >= least:
@@ -170,8 +169,8 @@ class _Vision(Family):
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Standardise bytes (B, H, W, C) and return them as (B, C, H, W), with channels
-        last in memory."""
+        """Standardise the bytes `inputs` (B, H, W, C). Return them as (B, C, H, W) with
+        the memory format channels_last."""
         pixels = batch["inputs"].float()
         known = tuple(config.image_mean), tuple(config.image_std)
         mean, deviation = statistics(known, pixels.device)
@@ -186,9 +185,10 @@ class _Vision(Family):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    """Return the means and standard deviations (2, C) on `device`. They are created
-    only once, because otherwise the host would wait for a copy at every step, compiled
-    or not. Dynamo allows one such call per graph."""
+    """Return the means and standard deviations (2, C) on `device`. The tensor is
+    cached, because otherwise the host would wait for a copy at every step. In a
+    compiled graph, Dynamo treats the result as a constant, and allows one such call per
+    graph."""
     return _made_once(known, device)
 
 
@@ -232,7 +232,8 @@ class ResNet(_Vision):
     attends = False
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Compute the first convolution on four times as many channels."""
+        """Replace patch convolutions, and fold the first convolution
+        (folded_convolution.py)."""
         super().fuse(model, plan)
         fold(model.base_model.embedder.embedder.convolution)
         return {}

@@ -1,5 +1,5 @@
-"""Select the parameters to train: the parameters of LoRA adapters (peft), or all
-parameters that are not frozen.
+"""Select the parameters to train: LoRA adapters (peft), or all parameters that are not
+frozen.
 
 LoRA adds two small trainable matrices to each target layer and freezes the layer's own
 weights.
@@ -42,16 +42,17 @@ TASK_TYPES = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
-"""The task type in peft of each Auto class. For other models, peft needs the class."""
+"""The task type in peft for each Auto class. For other classes, peft needs the name of
+the model's class instead."""
 
 
 def add_adapter(
     model: Any, settings: ModelSettings, task: Task, new: Sequence[str] = ()
 ) -> None:
-    """Add an adapter to `model` and freeze everything except the adapter and the head.
-    If `model.lora` is off, do nothing. `new` lists the weights that the checkpoint
-    lacks. Raises SettingsError if a target matches no layer, or if the model cannot
-    have an adapter."""
+    """Add an adapter to `model`, and freeze everything except the adapter and the head.
+    Do nothing if `model.lora` is off. `new` lists weights that the checkpoint lacks.
+    Raises SettingsError if a target matches no layer, or if the model cannot have an
+    adapter."""
     lora = settings.lora
     if lora.rank is None:
         return
@@ -87,10 +88,10 @@ def add_adapter(
 
 
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Convert the weight matrices of frozen linear layers to `dtype`, to which autocast
-    casts them anyway. Results do not change, and the forward pass needs no copies.
-    Matrices tied to embeddings keep their dtype, and so do all matrices with DoRA,
-    which needs their norms."""
+    """Convert the weight matrices of frozen linear layers to `dtype`. This saves a copy
+    in each forward pass and does not change results, because autocast would convert
+    them too. Matrices that are tied to embeddings are not converted. With DoRA, no
+    matrix is converted, because the fp32 norms are needed."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:
@@ -103,7 +104,7 @@ def round_frozen(model: Any, dtype: torch.dtype) -> None:
 
 
 def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:
-    """Return the config of the adapter in a local folder, or None if there is none."""
+    """Return the adapter config in a local folder, or None if there is no adapter."""
     file = Path(folder or "", CONFIG)
     if not folder or not file.is_file():
         return None
@@ -144,8 +145,8 @@ def adapter_faults(settings: ModelSettings) -> list[str]:
 
 
 def _targets(model: Any, lora: LoraSettings) -> list[str]:
-    """Return the names of the layers that `lora.targets` match. Raises SettingsError
-    if a target matches no layer, or if the model has no attention blocks."""
+    """Return the names of the layers that match `lora.targets`. Raises SettingsError if
+    a target matches no layer, or if the model has no attention blocks."""
     layers = _linear_layers(model)
     if not (family_of(model.config).attends and any(layers.values())):
         raise SettingsError(
@@ -166,7 +167,7 @@ def _targets(model: Any, lora: LoraSettings) -> list[str]:
 
 
 def _linear_layers(model: Any) -> dict[str, bool]:
-    """Return a mapping from the name of each linear layer below the head to whether the
+    """Return the names of all linear layers below the head, each mapped to whether the
     layer is part of a block."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
@@ -186,8 +187,8 @@ def _ends(name: str, target: str) -> bool:
 
 
 def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
-    """Return the names of modules that are trained without an adapter: the head, except
-    in language models, and modules that the checkpoint lacks."""
+    """Return the names of modules that are trained without an adapter: the head (except
+    in language models) and modules that the checkpoint lacks."""
     if task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS):
         if new:
             raise SettingsError(
@@ -208,7 +209,7 @@ def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
 
 
 def name_in_file(name: str) -> str:
-    """Return the name of a model's parameter in the adapter file."""
+    """Return the name that the model's parameter `name` has in an adapter file."""
     for ours, theirs in (
         (".modules_to_save.default", ""),
         (".lora_magnitude_vector.default.weight", ".lora_magnitude_vector"),
@@ -219,23 +220,24 @@ def name_in_file(name: str) -> str:
 
 
 def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the `weights` of an adapter file to the names that transformers uses."""
+    """Rename the `weights` of an adapter file to the model's parameter names."""
     return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
 
 
 def save_model(model: Any, folder: Path, weights: Any = None) -> None:
-    """Save `model` with `save_pretrained`. For an adapter, also save the model's
-    config, which contains the labels, because peft does not save it. `weights` is the
-    gathered state dict of a sharded model."""
+    """Save `model` with `save_pretrained`. If it has an adapter, also save the model's
+    config with the label names, which peft does not save. `weights` is the gathered
+    state dict of a sharded model, or None."""
     model.save_pretrained(folder, state_dict=weights)
     if has_adapter(model):
         model.config.save_pretrained(folder)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters whose dotted name has a part that matches one of the regex
-    `patterns`. Autograd then stops at the lowest trained parameter. Raises
-    SettingsError if a pattern matches nothing, or if all parameters would be frozen."""
+    """Freeze parameters for which one of the regex `patterns` matches a part of the
+    dotted name. The backward pass ends at the lowest parameter that is not frozen.
+    Raises SettingsError if a pattern matches nothing or all parameters would be frozen.
+    """
     for pattern in patterns:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         found = [p for name, p in model.named_parameters() if fits(name)]

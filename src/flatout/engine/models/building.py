@@ -52,10 +52,11 @@ def build(
 ) -> Any:
     """Build a model with fp32 weights on the CPU.
 
-    If `attn_implementation` is None, transformers chooses an implementation. If `empty`
-    is true, the model is built on the meta device, for a rank that receives its weights
-    later. `facts` describes the train rows. Raises ModelError if the model cannot be
-    built, and SettingsError if the settings do not fit the model."""
+    If `attn_implementation` is None, transformers chooses it. If `empty` is true, the
+    model is on the meta device, for a rank that receives its weights later. `facts`
+    contains statistics of the train rows. Raises ModelError if the model cannot be
+    built, and SettingsError if the settings do not fit the model.
+    """
     transformers = _quiet_transformers()
     attention.register()
     families()  # registers their model types with transformers
@@ -78,8 +79,8 @@ def build(
 
 
 def _stop_at(end_id: int, model: Any) -> None:
-    """Make generation also stop at the tokenizer's end token, as the Trainer does. The
-    checkpoint's own generation config may list only other tokens."""
+    """Make generation also stop at the tokenizer's end token, as transformers' Trainer
+    does. The checkpoint's generation config may list only other tokens."""
     known = model.generation_config.eos_token_id
     ids = known if isinstance(known, list) else [known]
     if end_id not in ids:
@@ -141,11 +142,12 @@ def _from_scratch(
 def load_pretrained(
     folder: Path, *, trust_remote_code: bool = False, merge: bool = True, **options: Any
 ) -> Any:
-    """Load a model that `save_pretrained` saved, with its saved class, on the CPU.
+    """Load a model that `save_pretrained` saved to `folder`, on the CPU.
 
-    An adapter is loaded together with its base model, and merged into it if `merge` is
-    true. Raises ModelError if the class is untrusted code from the folder, or if the
-    base of an adapter cannot be loaded."""
+    An adapter is loaded with its base model, and merged into it if `merge` is true.
+    Raises ModelError if the model's class is unknown or is code that is not trusted, or
+    if the base model of an adapter cannot be loaded.
+    """
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)
@@ -167,8 +169,8 @@ def load_pretrained(
 def _with_adapter(
     kind: Any, folder: Path, adapter: Any, options: dict[str, Any], *, merge: bool
 ) -> Any:
-    """Load the adapter in `folder` and its base model, of class `kind`. Raises
-    ModelError if the base cannot be loaded."""
+    """Load the adapter in `folder` on top of its base model, which has the class
+    `kind`. Raises ModelError if the base model cannot be loaded."""
     name = str(adapter["base_model_name_or_path"])
     where = {"revision": adapter.get("revision"), **where_to_look(name)}
     try:
@@ -201,8 +203,8 @@ def _with_adapter(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """Return the class named in `config`, the Auto class that loads custom code from
-    the folder, or None if there is neither."""
+    """Return the class that `config` names. For custom code in the folder, return the
+    Auto class that loads it. Return None if the class is not found."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own
@@ -214,7 +216,7 @@ def _saved_class(
 
 
 def _quiet_transformers() -> Any:
-    """Import transformers without its progress bars, which would clutter the log."""
+    """Import transformers, turn off its progress bars and return the module."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -251,7 +253,8 @@ def _config(
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
-    """Add missing statistics to the config, and check that samples match its shape."""
+    """Add missing statistics to `config`. Raises ModelError if the samples do not have
+    the shape that the config requires."""
     samples = family_of_type(config.model_type).samples
     name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):
@@ -290,8 +293,8 @@ def _fit_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
 def _special_tokens(
     kind: str, vocabulary: Vocabulary, vocab_size: int, transformers: Any
 ) -> dict[str, int | None]:
-    """Return config keys for the tokenizer's special token ids. A default id that is
-    beyond the vocabulary, such as GPT-2's end of text (50,256), becomes None."""
+    """Return the config keys of the tokenizer's special tokens. A default id beyond the
+    vocabulary, such as GPT-2's end of text (50,256), is replaced with None."""
     defaults = transformers.AutoConfig.for_model(kind)
     start, end = vocabulary.start_token_id, vocabulary.end_token_id
     known = {"bos_token_id": start, "cls_token_id": start}
@@ -361,7 +364,8 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
 
 
 def _check_rope(config: Any, max_length: int) -> None:
-    """Raise SettingsError if position encodings depend on a batch's longest row."""
+    """Raise SettingsError if position encodings depend on the longest row of a
+    batch."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
     limit = known or getattr(config, "max_position_embeddings", None)

@@ -1,9 +1,9 @@
 """Apply torch.compile to the blocks of a model.
 
-Identical blocks share a graph, so the compilation time of the first step does not grow
-with the number of layers. 28 layers of Qwen3-0.6B's shape took over 240 s to compile as
-one graph, and 20 s to compile as blocks (16 cores, H200). On several devices, the
-gradients of a block are reduced while the next blocks still compute theirs.
+Identical blocks share a graph, so the compilation time does not grow with the number of
+layers. For the shape of Qwen3-0.6B with 28 layers, one graph took over 240 s to
+compile, and separate blocks took 20 s (16 cores, H200). On several devices, the
+gradients of a block can be reduced while the backward pass of other blocks runs.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from flatout.engine.families import family_of
 
 MOST_VARIANTS = 16
-"""The maximum number of graphs for all blocks together. Embeddings, the first layer
-and the last layer have their own graphs, and so do batches of a single row or token."""
+"""The maximum number of compiled graphs of all blocks. There are separate graphs for
+embeddings, the first layer, the last layer, and batches of a single row or token."""
 
 LAYERS_A_PART = 3
-"""The number of layers whose compilation for one shape takes as long as that of one
-block for all shapes. ViT-S/16 (12 layers) took 77 s for one shape and 34 s as blocks,
-and ResNet-50 (16 layers) took 101 s and 139 s. The times include imports, the first
-step and ten parallel compilations (H200, 2026-11-24)."""
+"""The number of layers that take as long to compile for one shape as one block takes
+for all shapes. ViT-S/16 (12 layers) took 77 s for one shape and 34 s as blocks.
+ResNet-50 (16 layers) took 101 s and 139 s. The times include imports, the first step
+and ten parallel compilations (H200, 2026-11-24)."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
-    """Compile the model's blocks in place. Identical blocks share one dynamic graph,
-    because the number of tokens differs from step to step. A model that lists no
-    blocks, or whose samples all have the same shape, is compiled as a whole."""
+    """Compile the model's blocks in place and return the model. Identical blocks share
+    one graph with dynamic shapes. A model that lists no blocks, or whose samples all
+    have the same shape, is compiled as a whole."""
     _configure()
     if model.family.samples.one_shape:
         return OneShape(model, backend)
@@ -44,28 +44,29 @@ def compiled(model: Any, backend: str = "inductor") -> nn.Module:
 
 
 def _outside_blocks(base: nn.Module) -> list[nn.Module]:
-    """Return the modules outside the blocks, such as a decoder's final norm."""
+    """Return norms and dropouts outside the blocks, such as a decoder's final norm."""
     found = base.children()
     return [m for m in found if type(m).__name__.endswith(("Norm", "Dropout"))]
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile only the blocks, for models whose weights are sharded per block."""
+    """Compile only the model's blocks, because the weights are sharded per block."""
     _configure()
     for module in blocks(model):
         module.compile(dynamic=True)
 
 
 def blocks(model: Any) -> list[nn.Module]:
-    """Return the layers, plus the embeddings if the model lists them as a block."""
+    """Return the modules that the model lists as blocks: layers, sometimes
+    embeddings."""
     names = set(getattr(model.model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def distinct_parts(model: Any) -> int:
-    """Return how many distinct parts of a Hugging Face model are compiled: its kinds of
-    blocks, or its layers if it lists no blocks and is compiled as one graph. In a graph
-    for a single shape, LAYERS_A_PART layers count as one part."""
+    """Return how many different parts of a transformers model are compiled. These are
+    its kinds of blocks, or all layers if the model lists no blocks. If samples have one
+    shape, LAYERS_A_PART layers count as one part."""
     family = family_of(model.config)
     if family.samples.one_shape:
         return max(2, family.num_layers(model.config) // LAYERS_A_PART)
@@ -102,10 +103,10 @@ def _configure() -> None:
 
 
 def _find_graphs_again() -> None:
-    """Add a digest of flatout's sources to the key of cached graphs. PyTorch's own key
-    covers only the kernels of the forward pass, so a new version of flatout would reuse
-    an old backward pass. With the digest, it is also safe to cache graphs with custom
-    gradients, which PyTorch does not cache by default."""
+    """Add a digest of flatout's sources to the cache key of compiled graphs. PyTorch's
+    own key covers only the kernels of the forward pass, so a new version of flatout
+    would reuse an old backward pass. The digest also makes it safe to cache graphs with
+    custom gradients, which PyTorch does not cache by default."""
     own = f"flatout-{sources_digest()}"
     config: Any = torch.compiler.config
     if own not in config.cache_key_tag:
@@ -115,9 +116,9 @@ def _find_graphs_again() -> None:
 
 
 def _avoid_slow_reductions() -> None:
-    """Compute the two reductions of LayerNorm's backward pass in one kernel. On an H200
-    with inputs of 69,000 x 768, the reductions take 1.46 ms with the default split of
-    PyTorch 2.11 and 0.15 ms with 32 rows per program."""
+    """Configure Inductor to compute the reductions of LayerNorm's backward pass faster.
+    On an H200 with inputs of 69,000 x 768, they take 1.46 ms with PyTorch 2.11's
+    default split, and 0.15 ms with 32 rows per program."""
     import torch._inductor.config as inductor
 
     if hasattr(inductor.triton, "mix_order_reduction_split_size"):
@@ -130,9 +131,9 @@ Shapes = tuple[torch.Size, ...]
 
 
 class OneShape(nn.Module):
-    """A model that is compiled for the shape of the first batch, and for any shape that
-    occurs twice in succession. Batches of other shapes, e.g. the last batch of an
-    epoch, run uncompiled, because compilation is slow."""
+    """A model that is compiled for the shape of the first batch, and for any other
+    shape that occurs twice in succession. Batches of other shapes, e.g. the last batch
+    of an epoch, run without compilation, which would take too long."""
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
         super().__init__()
@@ -142,7 +143,8 @@ class OneShape(nn.Module):
         self._last: Shapes | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Run the compiled model, or the uncompiled model for an unusual shape."""
+        """Run the compiled model, or the original model if the shape is not
+        compiled."""
         shapes = tuple(tensor.shape for tensor in batch.values())
         if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)

@@ -5,13 +5,13 @@ the matrix multiplications of the forward and backward pass. A multiply-add coun
 two floating-point operations (FLOPs):
 
 - Every layer matrix counts 6 FLOPs per weight and non-padding token (2 forward, 4
-  backward; PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the
-  others, although flatout computes parts of it only for targets (narrowing.py).
-- The head and a pooler count only at targets. The head counts only once even if it is
-  tied to the embedding.
+  backward; PaLM, Chowdhery et al. 2022, appendix B). This includes the last layer,
+  although flatout computes parts of it only for targets (narrowing.py).
+- The head and the pooler count only for targets. A head that is tied to the embedding
+  counts as a head, and the embedding does not count.
 - Attention counts 12 x heads x head_dim for each pair of a token and a token that it
-  attends to: only earlier tokens in causal layers, only the window in local layers, and
-  always within the same row or document.
+  attends to. Pairs are within a row or document. Causal layers have only pairs with
+  earlier tokens, and local layers only pairs within the window.
 - Gradients of frozen parameters (`train.freeze`) do not count. Neither do gradients of
   the layers below them if those layers have no trained parameters.
 - Padding, embedding lookups, biases, norms, softmax, rotary embeddings, activation
@@ -50,21 +50,22 @@ PEAK_BF16_TFLOPS = {
     "V100": 125.0,
     "T4": 65.0,
 }
-"""Dense bf16 peaks (fp16 for GPUs without bf16) from NVIDIA's data sheets."""
+"""Peak TFLOP/s in dense bf16 (fp16 for GPUs without bf16) from NVIDIA's data sheets."""
 
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """Callable that counts the pairs of tokens that attend to each other, in all
-    layers."""
+    """Callable that counts the pairs of tokens in which one attends to the other,
+    summed over all layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
-    """The number of layers by attention distance. None means the whole row."""
+    """The number of layers by attention distance in tokens (None for whole rows)."""
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
-        """Read a config. If `causal` is true, tokens attend only to earlier tokens."""
+        """Read the layers in `config`. If `causal` is true, tokens attend only to the
+        past."""
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
         if kinds is None:
@@ -124,9 +125,9 @@ class ModelFlops:
 
 
 def _operations(model: nn.Module) -> dict[nn.Module, int]:
-    """Return the FLOPs per input of each module's own matrices. A weight needs 2 FLOPs
-    in the forward pass, 2 for its gradient if it is trained, and 2 for the gradient of
-    the input if any layer below is trained."""
+    """Return the FLOPs per input vector of each module's own matrices. A weight needs 2
+    FLOPs in the forward pass, 2 for its own gradient if it is trained, and 2 for the
+    gradient of the input if any layer below it is trained."""
     below, found = next(model.parameters()).requires_grad, {}
     for module in model.modules():
         own = list(module.parameters(recurse=False))
@@ -138,7 +139,7 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _passes(model: nn.Module) -> float:
-    """Return the mean number of matmuls per weight matrix (3 if all are trained)."""
+    """Return the mean number of matmuls per weight (3 if all weights are trained)."""
     weights = sum(map(_product_weights, model.modules()))
     return sum(_operations(model).values()) / (2 * weights)
 
@@ -169,17 +170,17 @@ def _product_weights(module: nn.Module) -> int:
 
 
 HOST_S_PER_BLOCK = 2.2e-3
-"""The host time in seconds to launch the forward and backward pass of a compiled block.
-The 12 blocks of BERT-base take 25 to 33 ms."""
+"""The time in seconds that the host needs to launch the forward and backward pass of a
+compiled block. The 12 blocks of BERT-base take 25 to 33 ms."""
 USED_SHARE = 0.5
 """The fraction of the data-sheet peak that an efficient step reaches."""
 
 
 def launch_tokens(width: int, runtime: Runtime) -> int:
-    """Return how many tokens a GPU can process while the host launches a micro-batch.
-    The result is 0 on a CPU, in fp32 (where the host is seldom the bottleneck), and if
-    the GPU's peak is unknown. A block of hidden size `width` has 12 x width^2 weights,
-    and the number of blocks cancels out."""
+    """Return how many tokens a GPU can process in the time in which the host launches a
+    micro-batch. The result is 0 on a CPU, in fp32 (where the host is seldom the
+    bottleneck), and if the GPU's peak is unknown. A block of hidden size `width` has 12
+    x width^2 weights. The result does not depend on the number of blocks."""
     peak = peak_tflops(runtime.device_name) if runtime.is_cuda else None
     if peak is None or not width or runtime.precision == "fp32":
         return 0
@@ -188,7 +189,7 @@ def launch_tokens(width: int, runtime: Runtime) -> int:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Return a device's data-sheet peak, or None if the device is not in the table."""
+    """Return the bf16 peak of a device in TFLOP/s, or None if the table lacks it."""
     for name, peak in PEAK_BF16_TFLOPS.items():
         if name in device_name:
             return peak
@@ -196,13 +197,15 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""The fraction of the data-sheet peak reached by torch.mm (790 of 989.5 on an H200)."""
+"""The fraction of the data-sheet peak that torch.mm reaches (790 / 989.5 on an
+H200)."""
 TRIED_S = 0.1
 
 
 def sheet_tflops(runtime: Runtime) -> float | None:
-    """Return a GPU's peak TFLOP/s from its data sheet, or None without a GPU. For fp32
-    and for GPUs that are not in the table, the peak is estimated by timing matmuls."""
+    """Return a GPU's peak TFLOP/s in the run's precision, or None without a GPU. The
+    peak is from the data sheet. For fp32 and for unknown GPUs, it is estimated from the
+    speed of matmuls."""
     known = peak_tflops(runtime.device_name)
     if known is not None and runtime.precision != "fp32":
         return known

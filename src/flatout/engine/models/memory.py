@@ -1,6 +1,5 @@
-"""Compute the memory that a training run needs. The result is based either on the
-model's config alone, or on allocated tensors and measured forward and backward
-passes."""
+"""Compute the memory that a training run needs, either from the model's config alone,
+or from allocated tensors and measured forward and backward passes."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATION_BYTES = 125
-"""Bytes per token, layer and hidden unit if the feed-forward size is 4 x hidden size.
-This is what BERT-base reserves on an H200 (28.0 GiB at 24,600 tokens). Of these bytes,
-90 are kept for the backward pass in fp32, or 79 with bf16 autocast."""
+"""Bytes of activations per token, layer and hidden unit if the feed-forward size is 4 x
+hidden size, as BERT-base reserves on an H200 (28.0 GiB at 24,600 tokens). 90 of these
+bytes are kept for the backward pass in fp32, or 79 with bf16 autocast."""
 STATE_BYTES, WEIGHT_BYTES = 16, 4
-"""Bytes per trained weight (with its gradient and Adam's two moments) and per frozen
-weight, all in fp32."""
+"""Bytes per trained weight, including its gradient and Adam's two moments, and bytes
+per frozen weight. All are in fp32."""
 GIB = 2**30
 STEPS_AN_OCTAVE = 8
-"""The number of token budgets between two powers of two. Budgets are rounded down to
-one of these numbers, so that a small change in free memory gives the same
+"""The number of possible token budgets between two powers of two. Budgets are rounded
+down to one of them, so that a small change in free memory does not change the
 micro-batches."""
 
 
@@ -39,7 +38,7 @@ class Estimate:
     states: int
     """The bytes of weights, gradients and Adam's moments."""
     activations: int
-    """The bytes of a micro-batch's activations, and of a language model's logits."""
+    """The bytes of a micro-batch's activations, including a language model's logits."""
     tokens: int
     """The number of tokens in the micro-batch."""
 
@@ -50,38 +49,40 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Demand:
-    """The memory that a run needs on one device, depending on the micro-batch size."""
+    """The memory in bytes that a run needs on one device, as a function of the number
+    of tokens per micro-batch."""
 
     held: int
-    """Bytes in use between two steps: weights, buffers and library workspaces."""
+    """Bytes in use between two steps, without moments: weights, buffers, workspaces."""
     gradients: int
     moments: int
     """Bytes of the optimizer's moments."""
     update: int
     """Temporary bytes during the optimizer's update."""
     fixed: float
-    """Bytes that every pass needs regardless of size: weights in the compute dtype."""
+    """Bytes of a pass for any number of tokens, e.g. weights in the compute dtype."""
     per_token: float
-    """Bytes per token of a pass: activations and temporary kernel memory."""
+    """Bytes of a pass per token: activations and temporary memory of kernels."""
 
     @property
     def states(self) -> int:
-        """Bytes in use during an optimizer step, which do not depend on the rows."""
+        """Bytes in use during an optimizer step, whatever the number of tokens."""
         return self.held + self.gradients + self.moments + self.update
 
     def passes(self, tokens: int) -> float:
-        """Return the bytes of a forward and backward pass over `tokens` tokens, without
-        the fp32 weights and gradients."""
+        """Return the bytes of a forward and backward pass over `tokens` tokens, in
+        addition to the fp32 weights and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
 
     def peak(self, tokens: int) -> float:
-        """Return the peak bytes of steps with up to `tokens` tokens per micro-batch."""
+        """Return the peak memory of steps whose micro-batches have up to `tokens`
+        tokens."""
         kept = self.held + self.moments + self.gradients
         return kept + max(self.passes(tokens), self.update)
 
     def most_tokens(self, room: float) -> int:
-        """Return the largest number of tokens per micro-batch with which a step stays
-        within `room` bytes, or 0 if no number fits."""
+        """Return the largest number of tokens per micro-batch for which a step fits in
+        `room` bytes, or 0 if there is none."""
         own = room - self.held - self.moments - self.gradients
         if own < self.update or own < self.fixed:
             return 0
@@ -89,8 +90,9 @@ class Demand:
 
 
 def line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return the intercept and slope (fixed and per-token bytes) of the line through
-    the last two `points` (tokens, bytes), or through the origin and a single point."""
+    """Return the intercept and slope (fixed bytes and bytes per token) of the line
+    through the last two `points` (tokens, bytes). If there is only one point, the line
+    passes through the origin."""
     high, high_bytes = points[-1]
     low, low_bytes = points[-2] if len(points) > 1 else (0, 0.0)
     slope = max(0.0, (high_bytes - low_bytes) / (high - low))
@@ -106,8 +108,8 @@ def rounded_down(tokens: int, least: int = 1) -> int:
 
 
 def moment_bytes(groups: list[dict[str, Any]]) -> int:
-    """Return the bytes that a torch.optim optimizer will keep for parameter `groups`:
-    two copies with Adam, one with momentum, and hardly any with Adafactor."""
+    """Return the bytes of the moments that an optimizer will store for `groups`: two
+    copies of the parameters with Adam, one with momentum, and none otherwise."""
     kept = 0
     for group in groups:
         copies = 2 if "betas" in group else int(bool(group.get("momentum")))
@@ -116,8 +118,9 @@ def moment_bytes(groups: list[dict[str, Any]]) -> int:
 
 
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
-    """Estimate the memory of a run. `budget` is the maximum number of tokens per
-    micro-batch, and `shards` is the number of ranks that share the states."""
+    """Estimate the memory of a run from the model's config. `budget` is the maximum
+    number of tokens per micro-batch, and `shards` is the number of ranks among which
+    the weights and optimizer states are divided."""
     train = settings.train
     model = without_weights(config, settings.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -138,9 +141,9 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
 def guessed_tokens(
     settings: Settings, config: Any, room: float, shards: int = 1
 ) -> int | None:
-    """Return the number of tokens in a micro-batch that fits in `room` bytes according
-    to `estimate`. The result is None if the config lacks a required size, or if rows do
-    not consist of tokens."""
+    """Return how many tokens per micro-batch fit in `room` bytes according to
+    `estimate`. Return None if the config lacks a size, or if rows do not consist of
+    tokens."""
     if settings.train.rows != "tokens":
         return None
     try:
@@ -151,8 +154,8 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Return the number of weights in a model with its task's head. If the model has an
-    adapter, only the trained weights count."""
+    """Return the number of weights of a model, including its task's head. If the model
+    has an adapter, return only the number of trained weights."""
     model = without_weights(config, settings)
     every = not settings.lora.is_on
     return sum(p.numel() for p in model.parameters() if every or p.requires_grad)
@@ -170,7 +173,7 @@ def _state_bytes(settings: Settings, model: nn.Module) -> int:
 
 
 def without_weights(config: Any, settings: ModelSettings) -> Any:
-    """Build the model for `config`, with its adapter, on the meta device. Raises
+    """Return the model for `config`, with its adapter, on the meta device. Raises
     SettingsError if the model cannot have this adapter."""
     import torch
     import transformers

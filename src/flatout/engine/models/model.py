@@ -18,12 +18,12 @@ from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, has_custom_head
 
 GRADIENT = "logits_gradient"
-"""The batch field with the gradient (K, ...) of the logits. If this field is present,
-it replaces the task's loss."""
+"""The batch field with the gradient (K, ...) of the loss with respect to the logits. If
+it is present, it is used instead of the task's loss."""
 LOGITS_AT_ONCE = 2**27
-"""The maximum number of logits that are in memory at a time (512 MiB in fp32). All
-logits of 65,536 tokens and a vocabulary of 151,936 would need 37 GiB, and the loss
-makes a copy."""
+"""The maximum number of logits in memory at a time (512 MiB in fp32). For comparison,
+the logits of 65,536 tokens over a vocabulary of 151,936 need 37 GiB, and the loss makes
+a copy."""
 
 
 class TaskModel(nn.Module):
@@ -37,8 +37,8 @@ class TaskModel(nn.Module):
     def __init__(
         self, model: Any, task: Task, max_length: int, *, whole: bool = False
     ) -> None:
-        """If `whole` is true, the model runs as in transformers, with its head applied
-        to all tokens."""
+        """If `whole` is true, the model's own forward method computes the logits of all
+        tokens, as in transformers."""
         super().__init__()
         self.model = model
         self.task = task
@@ -54,7 +54,8 @@ class TaskModel(nn.Module):
         self.fused_head = False
         """Whether the loss is computed without storing the logits (linear_loss.py)."""
         self.fused_layers: Mapping[str, int] = {}
-        """Maps each fused part to the number of layers that use it (`Family.fuse`)."""
+        """The number of layers that use each fused part, by its name
+        (`Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
         self.pools_mean = task.pooling == "mean" if task.pooling else usual
         one_state = self.head is not None and not self.pools_mean
@@ -93,7 +94,7 @@ class TaskModel(nn.Module):
         self, batch: dict[str, Tensor], take: Callable[[Tensor, Tensor], None]
     ) -> None:
         """Call `take` repeatedly with the logits (k, classes or vocabulary) and labels
-        (k,) of a few targets at a time, so that evaluation needs less memory."""
+        (k,) of a few targets at a time, to reduce the memory that evaluation needs."""
         # Rows whose tags are evaluated together must stay in one part.
         pieces = getattr(self.model.config, "vocab_size", 1)
         several = pieces * math.prod(self.task.label_shape)
@@ -119,7 +120,7 @@ class TaskModel(nn.Module):
         return linear_cross_entropy(hidden, weight, labels, trained)[0]
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the targets' last hidden states (K, hidden), or their row means."""
+        """Return the targets' last hidden states or row means, of shape (K, hidden)."""
         inputs = self._inputs(batch)
         for module in self.narrow_points:
             module.target_index = batch["target_index"]
@@ -152,7 +153,7 @@ class TaskModel(nn.Module):
 
 
 def forget_failed_pass(model: nn.Module) -> None:
-    """Drop the state that layers saved for later layers in a failed forward pass."""
+    """Drop the tensors that layers stored for other layers in a failed forward pass."""
     for module in model.modules():
         forget = getattr(module, "forget", None)
         if callable(forget):
@@ -163,7 +164,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` means out of memory, also during CUDA graph capture."""
+    """Return whether `error` or an error that caused it means out of memory."""
     if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

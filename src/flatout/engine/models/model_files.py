@@ -1,5 +1,5 @@
-"""Save additional files next to a model's weights: files that other libraries need, and
-the merged model of an adapter."""
+"""Save additional files next to a model's weights: files for other libraries, and the
+merged model of an adapter."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import Settings
 
 MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken"}
-"""Maps flatout's pooling modes to the names of sentence-transformers."""
+"""The names of flatout's pooling modes in sentence-transformers."""
 PREFIX = "sentence_transformers.models."
 RANKER = "reranking"
-"""The task whose models `CrossEncoder` loads."""
+"""The task whose models can be loaded with `CrossEncoder`."""
 MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-"""Maps sentence-transformers module classes to their folders, in execution order."""
+"""The folders of sentence-transformers modules, by class and in execution order."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Additional files of `model`, saved to its folder with `save_pretrained`. For an
-    adapter, they include the config, which peft does not save, and the merged model."""
+    """The additional files of `model`. If the model has an adapter, they include the
+    model's config, which peft does not save, and the merged model."""
 
     model: Any
     parts: Sequence[Any]
-    """Objects that are also saved next to the merged model, such as the tokenizer."""
+    """Objects to save next to the merged model too, such as the tokenizer."""
     settings: Settings
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save the additional files next to the model's weights."""
+        """Save the additional files to `folder`, which already contains the weights."""
         config, lora = self.model.config, self.settings.model.lora
         save_sample_files(config, Path(folder))
         save_sentence_files(config, Path(folder), self.settings.tokenize.max_length)
@@ -91,8 +91,8 @@ def _of_vectors(pooling: str, width: int, max_length: int) -> dict[str, Any]:
 
 
 def _of_scores(max_length: int) -> dict[str, Any]:
-    """Return the files for a reranker. sentence-transformers before version 6 ignores
-    these files and reads only the model and its tokenizer."""
+    """Return the names and contents of the files for a reranker. sentence-transformers
+    before version 6 ignores these files, and reads only the model and its tokenizer."""
     text = {"method": "forward", "method_output_name": "logits"}
     return {
         "modules.json": _modules({"Transformer": ""}),

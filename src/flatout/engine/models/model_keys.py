@@ -34,22 +34,22 @@ INHERITED = frozenset(
         "max_position_embeddings",
     }
 )
-"""Keys that conf/base sets for every model. Model types that lack a key ignore it."""
+"""Keys that conf/base sets for all models. Models that lack a key ignore it."""
 OLDER = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
-"""Keys of earlier versions, which transformers 5 translates for models from scratch."""
+"""Keys of older versions of transformers, which transformers 5 converts."""
 COMMON = frozenset({"model_type", "num_labels"})
 
 
 def check_model_keys(settings: ModelSettings) -> None:
-    """Raise SettingsError with a message for each wrong key, if there are any."""
+    """Raise SettingsError if there are wrong keys, with one message per key."""
     faults = model_key_faults(settings)
     if faults:
         raise refusal(faults)
 
 
 def model_key_faults(settings: ModelSettings) -> list[str]:
-    """Return one message per wrong key, or a single message for a missing folder.
-    Remote checkpoints are checked after loading (`override_faults`)."""
+    """Return one message per wrong key, or only one for a missing folder. Remote
+    checkpoints are checked later by `override_faults`, after loading."""
     try:
         task_class(settings.task)
     except SettingsError as error:
@@ -75,7 +75,7 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
 
 
 def is_of_transformers(kind: str) -> bool:
-    """Return whether transformers has this model type, without importing it."""
+    """Return whether transformers has the model type `kind`, without importing it."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return False
@@ -92,7 +92,7 @@ def override_faults(settings: ModelSettings, config: Any) -> list[str]:
 
 
 def inherited_names(config_class: Any) -> frozenset[str]:
-    """Return the keys of conf/base that models of this type do not have."""
+    """Return the keys in INHERITED that models with this config class do not have."""
     given = inspect.signature(config_class).parameters
     return INHERITED - _names(config_class) - given.keys()
 
@@ -115,7 +115,7 @@ def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
 
 
 def _target_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Return the problems with `model.lora` for a model with this config."""
+    """Return messages for errors in `model.lora` for a model with this config."""
     try:
         without_weights(config, settings)
     except SettingsError as error:
@@ -138,7 +138,7 @@ def _faults(
 
 
 def _switches(kind: str) -> frozenset[str]:
-    """Return keys that transformers reads although no config class declares them."""
+    """Return valid keys that no config class declares but transformers reads."""
     family = family_of_type(kind)
     return frozenset({"is_causal"} if family.causal and family.attends else ())
 

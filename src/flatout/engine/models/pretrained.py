@@ -1,8 +1,9 @@
-"""Load a checkpoint for a task, and keep its head if the labels match.
+"""Load a checkpoint for a task, and keep its head if the label names match.
 
-transformers keeps the order of a head's rows but reads their names from the config, so
-`positive, negative` can silently become `negative, positive`. This module reorders the
-rows to match the label names. A head with other labels is trained from scratch.
+transformers keeps the order of the head's outputs but takes the label names from the
+new config, so `positive, negative` can silently become `negative, positive`. This
+module reorders the outputs to match the label names. If the label names differ, the
+head is trained from scratch.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class BodyMismatch(ValueError):
-    """Raised if weights below the head do not have the shape given by the config."""
+    """Raised if weights below the head do not have the shapes that the config gives."""
 
 
 def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
-    """Call `auto.from_pretrained` with the labels of `options["config"]`. `saved` is
-    the checkpoint's own config. Weights that start from scratch are logged and listed
-    in the model's attribute `new_weights`. Raises BodyMismatch if weights below the
-    head do not fit. Errors of transformers are passed on."""
+    """Load a model with `auto.from_pretrained` for the labels of `options["config"]`.
+    `saved` is the config in the checkpoint. Weights that start from scratch are logged
+    and listed in the model's attribute `new_weights`. Raises BodyMismatch if weights
+    below the head do not fit, and any error of transformers."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     places: list[int] | None = list(range(len(now)))
@@ -57,8 +58,8 @@ def load_with_new_head(
 
 
 def saved_labels(saved: Mapping[str, Any]) -> list[str]:
-    """Return a checkpoint's label names in class order. If it has none, the names
-    default to LABEL_0, LABEL_1 and so on."""
+    """Return the label names in a checkpoint's config, in class order. If there are
+    none, they are LABEL_0, LABEL_1 and so on."""
     named = saved.get("id2label")
     if named:
         return [str(named[key]) for key in sorted(named, key=int)]
@@ -69,7 +70,8 @@ def saved_labels(saved: Mapping[str, Any]) -> list[str]:
 def _places(
     then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
 ) -> list[int] | None:
-    """Return the index in `then` of each label in `now`, or None if labels differ."""
+    """Return the index in `then` of each label in `now`, or None if the labels do not
+    match. `then` are the checkpoint's labels, and `now` those of the data."""
     kind, same = config.problem_type, list(range(len(now)))
     # transformers treats a single output without a problem type as regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)
@@ -90,9 +92,9 @@ def _places(
 def label_dimensions(
     auto: Any, config: Any, options: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Map the name of each tensor whose shape depends on the number of labels to the
-    dimension that depends on it. The dimension is found by comparison with a model that
-    has one more label. Both models are built on the meta device."""
+    """Return the names of all tensors whose shape depends on the number of labels, each
+    mapped to the dimension with that size. They are found by comparing the model with
+    one that has one more label. Both models are built on the meta device."""
     shapes = []
     for more in (0, 1):
         own = deepcopy(config)
@@ -117,7 +119,7 @@ def _move_rows(model: Any, sized: Mapping[str, int], places: Sequence[int]) -> N
 
 
 def _initialise_layers(model: Any, sized: Mapping[str, int]) -> None:
-    """Initialise the layers that own these tensors with the model's own method."""
+    """Initialise the layers of the tensors `sized` with the model's own method."""
     for path in {key.rpartition(".")[0] for key in sized}:
         layer = model.get_submodule(path)
         for parameter in layer.parameters(recurse=False):
@@ -134,7 +136,7 @@ def _warn(name: str, then: Sequence[str], now: Sequence[str]) -> None:
 
 
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
-    """Load the model. Also return the names of weights that the checkpoint lacks."""
+    """Return the loaded model and the names of weights that the checkpoint lacks."""
     kind, source = auto, cast("str | None", name)
     if "state_dict" in options:  # Auto classes accept it only with a name
         with torch.device("meta"):
@@ -157,7 +159,8 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
 
 @contextmanager
 def no_notes() -> Iterator[None]:
-    """Hide transformers' table of new weights, which flatout logs in one line."""
+    """Context manager that hides transformers' table of new weights. flatout logs their
+    names in one line instead."""
     from transformers.utils import logging as library
 
     before = library.get_verbosity()

@@ -1,9 +1,9 @@
-"""Find rows that a transformers model cannot read, before the first training step.
+"""Find rows that a transformers model cannot process, before the first training step.
 
-Classifiers such as BART's read the state of a text at its end token. If a text contains
-a literal `</s>`, it has two end tokens, and transformers fails during a step. Model
-types without a family in flatout run on padded rows. The outputs of some of them depend
-on the padding, which is detected by running rows with and without padding.
+Classifiers such as BART's use the state of a text at its end token. A text that
+contains a literal `</s>` has two end tokens, and transformers fails during a step.
+Model types without a family in flatout run on padded rows. For some of them, outputs
+depend on the padding. This is detected by running rows with and without padding.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
-"""Lengths, in tokens, of the rows that are run singly and then as one batch."""
+"""Lengths of the test rows, which are run one by one and then as one padded batch."""
 TOLERANCE = 1e-4
-"""Accepted difference relative to the largest output, ten times fp32's rounding."""
+"""The tolerated difference, relative to the largest output (ten times fp32
+rounding)."""
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
-    """Return a mapping from the number of each unreadable row to the reason. The
-    smallest number of end tokens in any row is taken as the expected number."""
+    """Return the row numbers of rows with an unusual number of end tokens, each mapped
+    to a message. The expected number is the smallest number in any row, but at least
+    one."""
     end = getattr(model.config, "eos_token_id", None)
     if end is None or not _reads_ends(model):
         return {}
@@ -50,7 +52,8 @@ def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
 
 
 def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
-    """Raise ModelError, which reports the first unreadable row, if there is any."""
+    """Raise ModelError for the first row with an unusual number of end tokens, if
+    any."""
     for name, rows in splits.items():
         faults = end_faults(model, rows)
         if faults:
@@ -63,14 +66,14 @@ def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
 
 
 def _reads_ends(model: Any) -> bool:
-    """Return whether the model reads end tokens, judging by a variable name in
-    transformers' code."""
+    """Return whether the model uses the states at end tokens. This is recognised by a
+    variable name in transformers' code."""
     forward = inspect.unwrap(type(model).forward)
     return "eos_mask" in forward.__code__.co_varnames
 
 
 def check_padding(model: Any, task: Task) -> None:
-    """Raise ModelError if a longer row in the same batch changes a row's output."""
+    """Raise ModelError if the output for a row changes when the row is padded."""
     kind = model.config.model_type
     reads_tokens = "input_ids" in inspect.signature(model.forward).parameters
     is_empty = next(model.parameters()).is_meta

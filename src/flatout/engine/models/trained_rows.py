@@ -1,8 +1,8 @@
-"""Record which rows a saved model was trained on, for later evaluations.
+"""Record on which rows a saved model was trained, for later evaluations.
 
-A split with a different seed can move train rows into the test split. Because the
-hashes of the train rows are saved with the model, flatout can report how many of the
-evaluated rows the model has seen before.
+If data is split again with a different seed, train rows can move to the test split. The
+hashes of the train rows are saved with the model, so that flatout can report how many
+of the evaluated rows were train rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flatout.engine.rows.token_facts import SEQUENCES
 
 FACTS, HASHES = "trained_on.json", "trained_rows.npy"
 MOST_BYTES = 2**32
-"""The maximum size in bytes of train data that is hashed, because hashing reads the
-data again. For larger data, only the key is stored."""
+"""The maximum size in bytes of train data to hash, because hashing reads all data
+again. For larger data, only the key is stored."""
 ROWS_AT_ONCE = 2**16
 Hashes = npt.NDArray[np.uint64]
 
@@ -34,16 +34,17 @@ class TrainedRows:
     """A record of a model's train rows, saved to the model's folder."""
 
     key: str
-    """The key of the train rows, which also identifies the other splits."""
+    """The key of the train rows, which is also the key of the other splits."""
     seed: int
     """The value of `runtime.seed` in the training run."""
     num_rows: int
     hashes: Hashes | None
-    """The distinct row hashes in ascending order, or None for large data."""
+    """The distinct hashes of the rows in ascending order, or None for large data."""
 
     @classmethod
     def of(cls, train: Any, key: str, seed: int) -> TrainedRows:
-        """Record the train rows, a `datasets.Dataset`. `key` is their `token_key`."""
+        """Create a record of the `datasets.Dataset` `train` with the `token_key`
+        `key`."""
         rows = rows_from_dataset(train)
         small = rows.table.nbytes <= MOST_BYTES
         hashes = np.unique(row_hashes(rows)) if small else None
@@ -51,7 +52,7 @@ class TrainedRows:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> TrainedRows | None:
-        """Read the record in a saved model's folder, or return None if none exists."""
+        """Read the record from a saved model's folder. Return None if there is none."""
         path = Path(folder or "") / FACTS
         if not path.is_file():
             return None
@@ -73,16 +74,16 @@ class TrainedRows:
             np.save(Path(folder, HASHES), self.hashes, allow_pickle=False)
 
     def count(self, rows: SplitRows) -> int | None:
-        """Return how many of `rows` the model was trained on, or None if not known."""
+        """Return how many of `rows` are train rows, or None if there are no hashes."""
         if self.hashes is None:
             return None
         return int(np.isin(row_hashes(rows), self.hashes).sum())
 
 
 def row_hashes(rows: SplitRows) -> Hashes:
-    """Return the hashes (N,) of the rows' model inputs, without labels. Texts
-    concatenated in one row are hashed separately. For images stored as files, the files
-    are hashed."""
+    """Return a hash of each row's model input, without labels, as an array (N,). If a
+    row consists of several concatenated texts, each text is hashed instead. For images
+    stored as files, the files are hashed."""
     if "encoded" in rows.column_names:
         files = rows.table.column("encoded")
         views: Iterator[Any] = (file.as_buffer() for file in files)

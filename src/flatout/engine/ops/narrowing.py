@@ -1,4 +1,4 @@
-"""Restrict the last layer to the targets, from the end of its attention onwards.
+"""Restrict the last layer to the targets, except for its attention.
 
 Only the head reads the output of the last layer, and only at the targets: one token per
 row, or the masked tokens. In BERT-like layers, the operations after attention process
@@ -18,11 +18,13 @@ from flatout.engine.ops.plain import is_plain
 
 
 def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
-    """Make the last layer of a BERT-like model gather the targets after attention.
+    """Make the last layer of a BERT-like model compute only the targets after
+    attention.
 
-    Return the modules that read the targets of each forward pass from `target_index`
-    (K,). One of them is attention, which on a CPU computes only the targets. If the
-    layer is not a standard layer, return (). Repeated calls have no further effect."""
+    Return the modules whose attribute `target_index` must be set to the targets (K,)
+    before each forward pass, or () if the layer is customised. One of the modules is
+    attention, which on a CPU computes only the targets. Repeated calls are harmless.
+    """
     layer = model.base_model.encoder.layer[-1]
     point = layer.attention.output
     if not hasattr(point, "target_index"):
@@ -34,8 +36,8 @@ def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
 
 
 def narrow_last_gated_layer(model: Any) -> tuple[nn.Module, ...]:
-    """Make the last layer of ModernBERT gather the targets, as in `narrow_last_layer`.
-    Its layers apply a norm before attention and before the feed-forward part."""
+    """Do the same as `narrow_last_layer` for ModernBERT, whose layers apply a norm
+    before attention and before the feed-forward part."""
     layer = model.base_model.layers[-1]
     if not hasattr(layer, "target_index"):
         if not is_plain(layer, layer.attn):
@@ -52,8 +54,8 @@ def _gated_layer(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute the last layer's output (1, K, hidden) from the states (B, T, hidden) of
-    all tokens, but only at the targets."""
+    """Return the last layer's output at the targets (1, K, hidden), for the states of
+    all tokens (B, T, hidden)."""
     normed = layer.attn_norm(hidden_states)
     attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
     (states,) = _gather(layer, (hidden_states,))
@@ -62,6 +64,6 @@ def _gated_layer(
 
 
 def _gather(module: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Select the targets in each of `states` (B, T, hidden), as (1, K, hidden)."""
+    """Return each of `states` (B, T, hidden) at the targets, as (1, K, hidden)."""
     index: Any = module.target_index
     return tuple(state.flatten(0, 1)[index].unsqueeze(0) for state in states)

@@ -1,5 +1,5 @@
-"""Change the precision that autocast chooses: the residual stream uses the dtype of the
-matmuls, and the last layer of a regression model uses fp32.
+"""Change the precision that autocast chooses for the residual stream and for the
+outputs of regression models.
 
 Autocast runs LayerNorm in fp32 and keeps its output in fp32, so all operations between
 matmuls move twice as many bytes. This costs a third of a BERT-base step on an H200.
@@ -60,9 +60,8 @@ class _FullPrecision(nn.Linear):
 
 
 def keep_output_precise(model: Any) -> None:
-    """Compute the last layer in fp32, whatever the model's precision, because it
-    predicts a quantity. bf16 would round 274.54 to 276, and values above 1,024 to
-    multiples of 8."""
+    """Make the last linear layer compute in fp32, because it predicts a quantity. bf16
+    would round 274.54 to 276, and values above 1,024 to multiples of 8."""
     outputs = [
         module
         for module in model.modules()

@@ -1,1 +1,1 @@
-"""Models that transformers lacks. Their source files are saved with the weights."""
+"""Models that transformers lacks. Their source files are saved next to the weights."""

@@ -1,8 +1,8 @@
 """A bidirectional LSTM language model (ELMo; Peters et al. 2018).
 
-One stack of LSTMs reads a row from left to right, and another from right to left. They
-share the embedding and the softmax layer. transformers saves this file with the
-weights, so the file may import only PyTorch and transformers.
+One stack of LSTMs reads a row from left to right, and another from right to left. Both
+use the same embedding and softmax layer. transformers saves a copy of this file with
+the weights, so the file may import only PyTorch and transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = __name__.rpartition(".")[2]
 
 
 class BilmConfig(PreTrainedConfig):
-    """The sizes of the model, which both stacks share."""
+    """The sizes of the model. Both stacks have the same sizes."""
 
     model_type = "bilm"
 
@@ -60,9 +60,9 @@ class BilmConfig(PreTrainedConfig):
 
 @dataclass
 class BilmStates(ModelOutput):
-    """Hidden states of both directions, (B, T, 2, output_size) per layer. Along the
-    third axis, index 0 depends on the tokens up to and including a position, and index
-    1 on the tokens from that position onwards."""
+    """Hidden states, of shape (B, T, 2, output_size) per layer. Along the third axis,
+    index 0 is the state after reading from the left up to and including a position, and
+    index 1 the state after reading from the right."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
@@ -88,7 +88,7 @@ class BilmPreTrained(PreTrainedModel):
 
 
 class BilmModel(BilmPreTrained):
-    """The two LSTM stacks without a head. Their states start at zero in each row."""
+    """The two LSTM stacks without a head. The initial states of each row are zero."""
 
     def __init__(self, config: BilmConfig) -> None:
         super().__init__(config)
@@ -117,7 +117,8 @@ class BilmModel(BilmPreTrained):
         )
 
     def _layers(self, ids: Tensor, mirror: Tensor, wanted: slice) -> tuple[Tensor, ...]:
-        """Return the states (B, T, 2, output_size) of the `wanted` layers."""
+        """Return the states (B, T, 2, output_size) of the layers that `wanted` selects.
+        `mirror` (B, T) contains the indices that reverse each row."""
         onward = self._run(self.forward_layers, ids)[wanted]
         back = self._run(self.backward_layers, ids.gather(1, mirror))[wanted]
         return tuple(
@@ -175,13 +176,13 @@ def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _along(states: Tensor, places: Tensor) -> Tensor:
-    """Return the states (B, T, H) at the positions `places` (B, T) of each row."""
+    """Return the states (B, T, H) of each row, in the order of `places` (B, T)."""
     return states.gather(1, places.unsqueeze(-1).expand_as(states))
 
 
 def _read(lstm: Any, states: Tensor) -> Tensor:
-    """Return the LSTM's outputs (B, T, output_size). Under autocast, PyTorch would run
-    the LSTM in fp16 on a GPU, where gradients underflow; bf16 is just as fast."""
+    """Return the LSTM's outputs (B, T, output_size) in fp32, or in bf16 under bf16
+    autocast. On a GPU, PyTorch's autocast would use fp16, where gradients underflow."""
     kind = states.device.type
     is_bf16 = torch.is_autocast_enabled(kind) and kind == "cuda"
     if not (is_bf16 and torch.get_autocast_dtype(kind) == torch.bfloat16):

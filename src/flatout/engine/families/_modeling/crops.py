@@ -1,9 +1,9 @@
-"""Crop, flip and resize images on the device, with the crops that a task has drawn.
+"""Crop, flip and resize images on the device.
 
-A crop is a row (left, top, width, height, flip). The first four values are fractions of
-the image size, and flip is 1 if the crop is flipped, or else 0. The cropped area is
-resized to the full image size with bilinear interpolation, which repeats the edge
-pixels beyond the image.
+The task draws the crops. A crop is a row (left, top, width, height, flip). The first
+four values are fractions of the image size, and flip is 1 for flipped crops and 0 for
+others. The cropped area is resized to the full image size with bilinear interpolation.
+Edge pixels are repeated beyond the image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def cropped(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Crop with PyTorch's `grid_sample`."""
+    """Apply `crops` (B, 5) to `pixels` (B, H, W, C) with PyTorch's `grid_sample`."""
     left, top, width, height, mirrored = crops.unbind(1)
     zero, sign = torch.zeros_like(left), 1 - 2 * mirrored
     rows = [
@@ -36,9 +36,9 @@ def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Crop by indexing rows and columns. The compiled function reads bytes and writes
-    the model's input without intermediate tensors. On an H200, it takes 0.4 ms for 512
-    images of 224 x 224 pixels."""
+    """Apply `crops` (B, 5) to `pixels` (B, H, W, C) by indexing rows and columns. When
+    compiled, this reads bytes and writes the model's input without intermediate
+    tensors. It takes 0.4 ms for 512 images of 224 x 224 pixels on an H200."""
     _, high, wide, _ = pixels.shape
     left, top, width, height, mirrored = crops.unbind(1)
     up, down, below = _between(_places(high, top, height), high)
@@ -57,14 +57,15 @@ def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def _places(size: int, start: Tensor, share: Tensor) -> Tensor:
-    """Return the position (B, size) of each output pixel's centre in the input."""
+    """Return the position (B, size) of each output pixel's centre in the input. The
+    crop begins at `start` (B,) and has the width `share` (B,), as fractions."""
     middles = (torch.arange(size, device=start.device) + 0.5) / size
     return (start[:, None] + middles * share[:, None]) * size - 0.5
 
 
 def _between(places: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two neighbouring pixels of each position and the weight of the second
-    pixel, each of shape (B, size)."""
+    """Return the indices of the two pixels next to each of `places` (B, size), and the
+    weight of the second pixel, all of shape (B, size)."""
     inside = places.clamp(0, size - 1)
     low = inside.floor()
     return low.long(), (low + 1).clamp(max=size - 1).long(), inside - low

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 @strict
 class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The sizes of the model, which default to those of the paper."""
+    """The sizes of the model, with the values of the paper as defaults."""
 
     model_type = "log_key_lstm"
 
@@ -45,7 +45,7 @@ class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
-    """An LSTM that maps keys (B, T) to states (B, T, hidden), one after each key."""
+    """An LSTM that maps log keys (B, T) to the state after each key (B, T, hidden)."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -63,9 +63,9 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         **_: Any,
     ) -> BaseModelOutput:
         """Return the states (B, T, hidden). `attention_mask` is ignored, because
-        padding is on the right and cannot affect earlier states. With windows on a CPU,
-        only the states at `places` (K,), positions in the flattened batch, are
-        returned, in the shape (1, K, hidden)."""
+        padding on the right does not affect earlier states. If windows are used on a
+        CPU, only the states at `places` (K,) are returned, as (1, K, hidden). `places`
+        contains positions in the flattened batch."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
             states = self._read(self.embeddings(input_ids))
@@ -87,8 +87,9 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return found
 
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
-        """Run each window of `window` keys as a separate row and return its last state.
-        The states of a row's first keys are taken from the first window."""
+        """Return the states (B, T, hidden) for embedded keys (B, T, hidden). Each
+        window of `window` keys is run as a separate row, whose last state is used. The
+        first window also provides the states of the row's first keys."""
         batch, _, width = keys.shape
         windows = keys.unfold(1, window, 1).transpose(2, 3)  # (B, T - window + 1, ...)
         found = self._read(windows.reshape(-1, window, width))
@@ -97,10 +98,9 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
 
     def _states_at(self, places: Tensor, keys: Tensor, window: int) -> Tensor:
         """Return the states of `_states_of_windows` only at `places` (...), with shape
-        (..., hidden). Duplicate windows are frequent, so each distinct window is
-        computed only once. All windows are computed on a GPU, where finding duplicates
-        would synchronise the device, and with dropout, which makes duplicates
-        differ."""
+        (..., hidden). Each distinct window is computed only once, because many windows
+        are equal. This is not done on a GPU, where finding equal windows would
+        synchronise the device, or with dropout, which makes equal windows differ."""
         step = (places % keys.shape[1]).clamp(max=window - 1)
         begins = (places - step).flatten().unsqueeze(1)
         windows = keys.flatten().take(begins + torch.arange(window))
@@ -113,8 +113,8 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
 
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
-    """The LSTM with a head that maps keys (B, T) to logits (B, T, vocabulary) of the
-    key that follows each key."""
+    """The LSTM with a head, which maps log keys (B, T) to the logits (B, T, vocabulary)
+    of the next key at each position."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -129,8 +129,8 @@ class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutput:
-        """Return the logits, and the loss if `labels` (B, T) are given. Labels are the
-        keys of the row, with -100 for padding."""
+        """Return the logits, and the loss if `labels` (B, T) are given. The labels are
+        equal to the keys, with -100 for padding."""
         states = self.model(input_ids).last_hidden_state
         logits, loss = self.lm_head(states), None
         if labels is not None:

@@ -1,10 +1,10 @@
 """Vision transformer layers with fewer kernel launches.
 
-Query, key and value are computed by one matmul. One kernel computes bias and GELU of
-the feed-forward layer. The backward pass of this kernel also sums the bias gradient,
-for which Inductor would read the data again (kernels/bias_gelu.py). The last layer
-computes its query, output, norm and feed-forward part only for the first token, because
-the head reads no other token. Logits and gradients stay the same.
+One matmul computes query, key and value. One kernel computes bias and GELU of the
+feed-forward layer, and in the backward pass also the sum for the bias gradient, for
+which Inductor would read the data again (kernels/bias_gelu.py). The last layer computes
+its query, output, norm and feed-forward part only for the first token, because the head
+reads no other token. Logits and gradients stay the same.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
 
 
 def fuse_attention(model: Any) -> int:
-    """Replace attention layers that use PyTorch's SDPA, and return their number."""
+    """Replace attention layers that use PyTorch's SDPA, and return how many they
+    are."""
     if "sdpa" not in model.config._attn_implementation:
         return 0
     found = [m for m in model.modules() if type(m) is ViTAttention]
@@ -69,7 +70,7 @@ def fuse_attention(model: Any) -> int:
 
 
 def fuse_feed_forward(model: Any) -> int:
-    """Replace feed-forward layers that use an exact GELU, and return their number."""
+    """Replace feed-forward layers with an exact GELU, and return how many they are."""
     found = [m for m in model.modules() if type(m) is ViTMLP]
     fitting = [m for m in found if is_exact_gelu(m.activation_fn)]
     fitting = [m for m in fitting if are_matrices(m.fc1) and m.fc1.bias is not None]
@@ -79,10 +80,11 @@ def fuse_feed_forward(model: Any) -> int:
 
 
 class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
-    """A replacement for the last ViTLayer, with the same weights."""
+    """A replacement for the last ViTLayer that computes only the first token."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Return the first token's states (B, 1, hidden) for states (B, T, hidden)."""
+        """Return the first token's new state (B, 1, hidden) for states (B, T,
+        hidden)."""
         first, normed = hidden_states[:, :1], self.layernorm_before(hidden_states)
         attended = self.dropout(_attend(self.attention, normed)) + first
         inner = self.dropout(self.mlp(self.layernorm_after(attended)))
@@ -97,7 +99,8 @@ def _attend(attention: Any, normed: Tensor) -> Tensor:
 
 
 def narrow_to_first_token(model: Any) -> None:
-    """Restrict the last layer to the first token, which is all that the head reads."""
+    """Make the last layer compute only the first token, because the head reads no
+    other."""
     layer = model.base_model.layers[-1]
     attention = layer.attention
     plain = type(layer) is ViTLayer and type(attention) is ViTAttention
