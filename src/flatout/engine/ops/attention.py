@@ -4,9 +4,9 @@ transformers accepts registered attention functions. They receive q, k and v of 
 (1, heads, P, head_dim) and every extra keyword argument of the model. The function in
 this module reads `cu_seqlens` and limits each token's attention to its own row. On a
 GPU, it calls PyTorch's flash-attention kernel (Dao 2023) directly, because the public
-function `varlen_attn` does not support dropout. For short rows or windows, it uses a
-Triton kernel with narrow tiles (kernels/row_attention/). On a CPU, it processes one row
-at a time (row_by_row.py).
+function `varlen_attn` does not support dropout. For short rows or narrow windows, it
+uses a Triton kernel with smaller tiles (kernels/row_attention/). On a CPU, it processes
+one row at a time (row_by_row.py).
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from flatout.engine.ops.row_by_row import Rule, row_by_row
 PACKED = "flatout_packed"
 """The name under which attention without padding is registered with transformers."""
 ROWS = "flatout_rows"
-"""Attention without padding on a GPU, with the kernel chosen by row length."""
+"""The name of attention without padding on a GPU that chooses the kernel by row
+length."""
 PADDED = "flatout_sdpa"
-"""The SDPA of transformers, except that its mask is built without reading from the
+"""The name of transformers' SDPA with a mask that is built without reading from the
 device. Reading would make the host wait at every step."""
 ROWS_MAX_LENGTH = 512
-"""The maximum row length, in tokens, at which narrow tiles are faster than the
-128-token tiles of flash attention. It was measured for rows of up to 320 tokens."""
+"""The maximum row length, in tokens, for which the small tiles of the Triton kernel are
+faster than the 128-token tiles of flash attention. It was measured for rows of up to
+320 tokens."""
 ROWS_MAX_WINDOW = 256
-"""The maximum window, in tokens, at which narrow tiles are faster than those of flash
-attention for any row length."""
+"""The maximum window, in tokens, for which the small tiles are faster than those of
+flash attention, whatever the row length."""
 ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
 
 FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -41,8 +43,8 @@ MAX_FLASH_HEAD_DIM = 256
 
 
 def register() -> None:
-    """Register the attention functions with transformers. The two functions for packed
-    rows get no mask, because they are not registered with the mask interface."""
+    """Register the attention functions with transformers. For packed rows, transformers
+    builds no mask, because no mask function is registered under their names."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -53,7 +55,8 @@ def register() -> None:
 
 
 def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return transformers' mask for SDPA (B, 1, T, T), or None if no mask is needed."""
+    """Return the mask (B, 1, T, T) that transformers builds for SDPA, or None if
+    attention needs no mask."""
     from transformers.masking_utils import sdpa_mask
 
     if kwargs.get("attention_mask") is not None:
@@ -77,11 +80,12 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     by_length: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention output (1, P, H, D) for a query (1, H, P, D), key and value
-    (1, G, P, D).
+    """Return the attention output (1, P, H, D), and None in place of attention weights.
+    `query` has the shape (1, H, P, D), and `key` and `value` have the shape (1, G, P,
+    D).
 
     `kwargs` contains the model's arguments `cu_seqlens` (R + 1,) int32 and
-    `max_seqlen`.
+    `max_seqlen`. If `by_length` is true, the kernel is chosen by row length.
     """
     causal = is_causal(module, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -106,24 +110,25 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 
 
 def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Return whether tokens attend only to earlier tokens. `given` contains the keyword
-    arguments for attention. The argument `is_causal`, if given, overrides the module's
-    attribute."""
+    """Return whether tokens attend only to earlier tokens. This is the argument
+    `is_causal` in `given` (the keyword arguments for attention) or, if it is missing,
+    the attribute `is_causal` of the module."""
     wanted = given.get("is_causal")
     return bool(getattr(module, "is_causal", False) if wanted is None else wanted)
 
 
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
-    """Return the window size to pass to `window`, which counts the token itself.
-    transformers does not count this token in decoders that the config makes
-    bidirectional."""
+    """Return the window size for `window`, in which a token counts as part of its
+    window. transformers does not count the token itself in decoders that the config
+    makes bidirectional, so 1 is added to `span` for these."""
     if span is None or causal or not getattr(module, "is_causal", False):
         return span
     return span + 1
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
-    """Return `Rule.left` and `Rule.right`. The window size counts the token itself."""
+    """Return `Rule.left` and `Rule.right` for a window size that includes the token
+    itself."""
     if sliding_window is None:
         return (-1, 0) if causal else (-1, -1)
     return (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -167,8 +172,8 @@ def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
 def joined_attention(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """Compute attention (P, H, D) on a GPU for query, key and value concatenated as
-    (P, H + 2 G, D), with the kernel chosen by row length."""
+    """Return attention (P, H, D) on a GPU. `qkv` (P, H + 2 G, D) contains query, key
+    and value. The kernel is chosen by row length."""
     if row_tiles_are_faster(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
@@ -177,7 +182,8 @@ def joined_attention(
 
 
 def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
-    """Return whether rows or windows would leave 128-token tiles half empty."""
+    """Return whether rows or windows are so short that 128-token tiles would be half
+    empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
 
@@ -185,8 +191,8 @@ def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
 def row_tiles(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """Compute attention (P, H, D) with narrow tiles for short rows, for query, key and
-    value concatenated as (P, H + 2 G, D)."""
+    """Return attention (P, H, D), computed with the small tiles of the Triton kernel.
+    `qkv` (P, H + 2 G, D) contains query, key and value."""
     from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
     return row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
@@ -205,7 +211,8 @@ def row_tiles_fit(config: Any) -> bool:
 
 
 def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:
-    """Return why the flash kernel does not support the model, or None if it does."""
+    """Return why the flash kernel cannot be used, or None if it can or is not
+    needed."""
     if device_type != "cuda":
         return None
     if dtype not in FLASH_DTYPES:

@@ -1,8 +1,8 @@
 """Fused feed-forward and output blocks for BERT.
 
 The operations between two matmuls are memory-bound. They are either bias and GELU, or
-bias, dropout, residual and LayerNorm. One kernel computes each group, and another
-kernel computes all gradients of the group (kernels/bias_gelu.py and residual_norm.py).
+bias, dropout, residual and LayerNorm. One kernel computes each of these groups, and
+another kernel its gradients (kernels/bias_gelu.py and residual_norm.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from flatout.engine.ops.dropout import HashDropout, Noise
 from flatout.engine.ops.plain import are_matrices, is_alone, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
-"""The largest hidden size at which a row fits in a warp's registers."""
+"""The largest hidden size for which a token's state fits in the registers of a warp."""
 
 
 class _Carry:
-    """A holder that passes the gradient of a residual to the previous block."""
+    """Holds the tensor that routes the gradient of a block's residual input to the
+    block whose output it is (see `residual_norm`)."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -30,8 +31,9 @@ class _Carry:
         return tensor
 
     def begin(self, encoder: nn.Module, states: tuple[Tensor, ...]) -> None:
-        """Start with the encoder's input states (B, T, N), so that the first layer uses
-        a carried gradient like all other layers and shares their compiled graph."""
+        """Hook that stores a carry for the encoder's input `states` (B, T, N). The
+        first layer can then be computed like all other layers, and shares their
+        compiled graph."""
         from flatout.engine.ops.kernels.residual_norm import first_carry
 
         if encoder.training:
@@ -52,9 +54,11 @@ class _Intermediate(nn.Module):
 
 
 class _Output(nn.Module):
-    """A linear layer followed by dropout, residual and LayerNorm. If `takes` is true,
-    `carry` passes the gradient of its residual to the previous block. If `gives` is
-    true, `carry` passes the gradient of the next block's residual to this block."""
+    """A linear layer followed by dropout, residual and LayerNorm. In the backward pass,
+    the gradient of the residual input goes directly to the previous block, which adds
+    it to the gradient of its output. If `takes` is true, this block passes on the
+    gradient of its residual in this way. If `gives` is true, it receives that of the
+    next block."""
 
     dense: nn.Linear
     dropout: nn.Module
@@ -65,7 +69,7 @@ class _Output(nn.Module):
     gives: bool
 
     def forget(self) -> None:
-        """Drop the state of a failed pass, because it keeps activations in memory."""
+        """Drop the carry of a failed pass, which would keep activations in memory."""
         self.carry.take()
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
@@ -99,8 +103,9 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:
-    """Replace the blocks with fused blocks, and return the number of layers. Call this
-    after `replace_dropout` and `narrow_last_layer`."""
+    """Replace the blocks of BERT-like layers with fused blocks. Return the number of
+    layers, or 0 if they cannot be fused. `replace_dropout` and `narrow_last_layer` must
+    be called before this function."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
@@ -124,7 +129,8 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Return whether a block is standard. Carried gradients require standard blocks."""
+    """Return whether an output block is unchanged. Otherwise, no block can be fused,
+    because each one exchanges gradients with the next."""
     inner = is_alone(output.LayerNorm) and are_matrices(output.dense)
     dropout = output.dropout
     none = type(dropout) is nn.Dropout and is_alone(dropout) and not dropout.p
@@ -134,8 +140,8 @@ def _is_usual(output: Any) -> bool:
 
 
 def _can_fuse(config: Any) -> bool:
-    """Return whether blocks run one after another, once per pass, and are not too wide
-    for the kernel."""
+    """Return whether the blocks run one after another, once per pass, and their hidden
+    size is small enough for the kernel."""
     if config.hidden_size > MAX_WIDTH:
         return False
     unusual = ("chunk_size_feed_forward", "add_cross_attention")

@@ -2,9 +2,10 @@
 
 PyTorch draws each number with ten rounds of Philox. In a compiled kernel for residual
 and LayerNorm, drawing takes three times as long as the memory traffic (428 us instead
-of about 130 us for 70,000 x 768 on an H200). Here, a number is a 32-bit hash of (seed,
-index), which needs two multiplications. The seed changes with every forward pass. Each
-element is kept with probability 1 - p, and tests found no statistical dependence.
+of about 130 us for 70,000 x 768 on an H200). Here, a random number is a 32-bit hash of
+(seed, index), which takes two multiplications. The seed changes with every forward
+pass. Each element is kept with probability 1 - p. Tests found no statistical dependence
+between elements.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def scramble(bits: Tensor) -> Tensor:
 
 
 class HashDropout(nn.Module):
-    """A replacement for nn.Dropout. Models read `p` to pass it to attention. The offset
-    of the seed is a tensor, because a number would give each layer its own graph."""
+    """A replacement for nn.Dropout that hashes (seed, index). Models pass its `p` to
+    attention. The offset of the layer's seed is a tensor, because a Python number would
+    give each layer its own compiled graph."""
 
     offset: Tensor
 
@@ -73,12 +75,13 @@ class HashDropout(nn.Module):
 
 
 def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
-    """Return dropout factors (count,) in the dtype and on the device of `like`: 0 for
-    dropped elements and 1 / (1 - p) for the others.
+    """Return dropout factors (count,) in the dtype and on the device of `like`. They
+    are 0 for dropped elements and 1 / (1 - p) for all others.
 
-    Each 64-bit draw of PyTorch's generator gives four 16-bit numbers, because a CPU
-    draws sequentially and PyTorch's own dropout needs one draw per element. p is
-    rounded to a multiple of 1 / 65,536."""
+    Each 64-bit number from PyTorch's generator gives four 16-bit numbers, because
+    drawing is sequential on a CPU. PyTorch's own dropout draws once per element. p is
+    rounded to a multiple of 1 / 65,536.
+    """
     draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
     draws.random_(-(2**63), None)
     bits = draws.view(torch.int16)[:count]

@@ -1,8 +1,8 @@
 """Use FlashAttention 4 for long rows if the package flash-attn-4 is installed.
 
-PyTorch then uses FlashAttention 4 instead of its own flash kernel in the whole process.
-FlashAttention 4 supports neither dropout nor windows in the backward pass, so models
-with dropout or windows keep PyTorch's kernel.
+FlashAttention 4 then replaces PyTorch's own flash kernel in the whole process. Its
+backward pass supports neither dropout nor windows, so PyTorch's kernel is kept for
+models with dropout or windows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ logger = logging.getLogger(__name__)
 
 PACKAGE, NAME = "flash_attn.cute", "FA4"
 CAPABILITIES = (9, 10)
-"""The major compute capabilities of Hopper and Blackwell GPUs."""
+"""The major compute capabilities that FlashAttention 4 supports (Hopper, Blackwell)."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 """The names that model configs use for the attention dropout."""
 
 
 def choose_flash_kernel(config: Any, device: torch.device, longest: int) -> None:
-    """Choose the flash kernel for packed rows of up to `longest` tokens."""
+    """Choose the flash kernel for a model with packed rows of up to `longest`
+    tokens."""
     if device.type != "cuda":
         return
     is_active = current_flash_attention_impl() == NAME
@@ -53,8 +54,8 @@ def _activate() -> None:
 
 
 def fits_flash4(config: Any, device: torch.device) -> bool:
-    """Return whether FlashAttention 4 is installed and supports the model and device.
-    It is not deterministic, so deterministic algorithms rule it out."""
+    """Return whether FlashAttention 4 is installed and supports the model and the
+    device. It is not used if deterministic algorithms are required."""
     window = getattr(config, "sliding_window", None)
     # Shorter windows use narrow tiles. Some models give the window size per side.
     windowed = window is not None and 2 * window + 1 > ROWS_MAX_WINDOW
@@ -68,7 +69,8 @@ def fits_flash4(config: Any, device: torch.device) -> bool:
 
 
 def _is_installed() -> bool:
-    """Return whether version 4 is installed. FlashAttention 2 lacks this module."""
+    """Return whether FlashAttention 4 is installed. Earlier versions lack its
+    module."""
     try:
         return find_spec(PACKAGE) is not None
     except ImportError:

@@ -1,10 +1,10 @@
 """Compute the first convolution of a ResNet on four times as many channels.
 
 Tensor cores process channels in groups of eight, so cuDNN pads the three channels of an
-image with five channels of zeros. If each block of 2 x 2 pixels becomes one pixel of 12
-channels, the same result is given by a convolution of 4 x 4 with a stride of 1, instead
-of 7 x 7 with a stride of 2. A step of ResNet-50 with 512 images then takes 82.6 instead
-of 86.0 ms (H100).
+image with five channels of zeros. Here, each block of 2 x 2 pixels becomes one pixel of
+12 channels. A 4 x 4 convolution with a stride of 1 then gives the same result as the
+original 7 x 7 convolution with a stride of 2. A step of ResNet-50 with 512 images takes
+82.6 instead of 86.0 ms (H100).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class FoldedConvolution(nn.Conv2d):
 
 
 def folded(values: Tensor) -> Tensor:
-    """Turn `values` (B, C, 2 H, 2 W) into (B, 4 C, H, W), with channels last in memory
-    and padded with zeros to a multiple of `GROUP`."""
+    """Turn each block of 2 x 2 pixels of `values` (B, C, 2 H, 2 W) into one pixel. The
+    result (B, 4 C, H, W) has channels last in memory, and its channels are padded with
+    zeros to a multiple of `GROUP`."""
     count, channels, high, wide = values.shape
     blocks = values.reshape(count, channels, high // 2, 2, wide // 2, 2)
     last = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3)

@@ -4,8 +4,8 @@ Projections of the same input (query, key and value, or gate and up) become one 
 On an H200, a matmul with a 768 x 768 weight runs at 460 TFLOP/s, and one with a 768 x
 3072 weight runs at 710 TFLOP/s. The layers keep their weights, so checkpoints do not
 change. Layers with adapters are called one by one. The joined product is passed to
-attention directly. In models with rotary embeddings, one kernel instead of seven
-applies norms and rotary embeddings to it (kernels/rotary.py).
+attention without splitting it. In models with rotary embeddings, one kernel instead of
+seven applies norms and rotary embeddings to the product (kernels/rotary.py).
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class _DistilBertAttention(nn.Module):
 
 
 class _DecoderAttention(nn.Module):
-    """The attention of Llama-like models, causal unless the config disables it."""
+    """The attention of Llama-like models with fused projections. It is causal unless
+    the config makes the model bidirectional."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -140,8 +141,8 @@ class _FeedForward(nn.Module):
 def _attended(
     module: Any, heads: Tensor, dropout: float, packed: dict[str, Any]
 ) -> Tensor:
-    """Return the attention output (1, P, H * D) for the joined query, key and value
-    (P, H + 2 G, D)."""
+    """Return the attention output (1, P, H * D). `heads` (P, H + 2 G, D) contains
+    query, key and value. `packed` contains the keyword arguments for packed rows."""
     causal = is_causal(module, packed)
     span = seen_span(module, module.span, causal)
     kept_whole = dropout if module.training else 0.0
@@ -165,12 +166,13 @@ def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) ->
 
 
 def _norms(attention: Any) -> list[Any]:
-    """Return the norms of query and key, or None for a norm that the model lacks."""
+    """Return the norms of query and key. Norms that the model lacks are None."""
     return [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of all standard layers, and return their number."""
+    """Replace the attention of all unchanged layers with fused attention, and return
+    how many were replaced."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
@@ -185,8 +187,8 @@ def fuse_distilbert(model: Any) -> int:
 
 
 def fuse_decoder(model: Any) -> int:
-    """Replace the attention of decoders in the same way as `fuse_bert`, if their rotary
-    embeddings cover the whole head."""
+    """Replace the attention of decoders in the same way as `fuse_bert`. Return 0 if
+    rotary embeddings do not cover the whole head."""
     if not _rotates_whole_heads(model):
         return 0
     found = [layer.self_attn for layer in model.base_model.layers]
@@ -201,7 +203,8 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Join gate and up projections in standard layers. Return how many were changed."""
+    """Join the gate and up projections in unchanged layers. Return how many they
+    are."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:
@@ -224,16 +227,18 @@ def _fits(module: nn.Module, *layers: nn.Module) -> bool:
 
 
 def _joins(attention: nn.Module, *layers: nn.Module) -> bool:
-    """Return whether the outputs of `layers` may be joined. The attention kernels
-    always need a joined tensor, even if the layers are called one by one."""
+    """Return whether the outputs of `layers` may be joined. Layers with adapters are
+    also accepted, because they can be called one by one before their outputs are
+    joined."""
     return _fits(attention, *layers) or (is_plain(attention) and are_called(*layers))
 
 
 def _replace(
     modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
 ) -> int:
-    """Replace the class of `modules` with `kind`. `spans` contains the number of tokens
-    that a query attends to, including itself; None means all tokens."""
+    """Replace the class of `modules` with `kind`, and return the number of modules.
+    `spans` contains the window size of each module, which counts the query itself, or
+    None for attention to all tokens."""
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)
@@ -246,8 +251,9 @@ def _rotates_whole_heads(model: Any) -> bool:
 
 
 def _span(attention: Any) -> int | None:
-    """Return a layer's attention window. Mistral stores it in the config, and Qwen
-    stores it in the layer. Llama has no window, even if its config has this key."""
+    """Return the attention window of a layer, or None if it has none. Mistral stores
+    the window in the config, and Qwen stores it in the layer. Llama ignores the config
+    key."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
     return getattr(source, "sliding_window", None)

@@ -1,8 +1,8 @@
 """Compute attention inside concatenated rows on a CPU, one row at a time.
 
-The code uses plain matmuls and softmax, because `scaled_dot_product_attention` also
-scales keys, guards each row against having no keys, and draws dropout one number at a
-time.
+The code uses plain matmuls and softmax. `scaled_dot_product_attention` would be slower,
+because it also scales the keys, handles queries without any visible key, and draws each
+dropout number separately.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from flatout.engine.ops.dropout import drawn_mask
 
 
 class Rule(NamedTuple):
-    """Defines which tokens attend to each other, the scale of the scores and the
-    dropout rate."""
+    """The scale and the dropout rate of attention, and the tokens that are visible."""
 
     scale: float
     dropout: float
     causal: bool
     left: int
-    """The number of visible tokens to the left, or -1 for all of them."""
+    """The number of visible tokens before a token, or -1 for all of them."""
     right: int
-    """The number of visible tokens to the right, or -1 for all of them."""
+    """The number of visible tokens after a token, or -1 for all of them."""
 
 
 def row_by_row(
@@ -37,10 +36,11 @@ def row_by_row(
     targets: Tensor | None = None,
 ) -> Tensor:
     """Return the attention output (P, H, D) for `query` (P, H, D), `key` and `value`
-    (P, G, D), within the rows that `cu_seqlens` (R + 1,) delimits.
+    (P, G, D). Tokens attend only to tokens of the same row. `cu_seqlens` (R + 1,)
+    contains the row boundaries.
 
     If `targets` (K,) is given, the output is computed only for these tokens and is zero
-    for all others. `targets` is ignored if the rule masks tokens.
+    for all others. `targets` is ignored if attention is causal or has windows.
     """
     group = query.shape[1] // key.shape[1]
     q, k, v = (t.transpose(0, 1) for t in (query * rule.scale, key, value))
@@ -57,7 +57,9 @@ def row_by_row(
 def _rows(
     q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, bounds: Tensor, rule: Rule
 ) -> Tensor:
-    """Return the attention (H, Q, D) of queries to the keys (H, P, D) of their row."""
+    """Return the attention (H, Q, D) of the queries `q` (H, Q, D) to the keys and
+    values (H, P, D) of their row. `q_bounds` and `bounds` (R + 1,) are the row
+    boundaries of queries and keys."""
     lengths, asked = bounds.diff().tolist(), q_bounds.diff().tolist()
     heads = q.shape[0]
     # The gradient of a split is one concatenation, but slices would add many zeros.
@@ -84,15 +86,16 @@ def _rows(
 
 
 def _masks(sizes: list[int], dropout: float, like: Tensor) -> list[Tensor | None]:
-    """Return the dropout factors of each row's weights, from a single random draw."""
+    """Return one tensor of dropout factors per row, with the number of elements in
+    `sizes`. If there is no dropout, return None for each row."""
     if dropout == 0:
         return [None] * len(sizes)
     return list(torch.split(drawn_mask(sum(sizes), dropout, like), sizes))
 
 
 def _hidden(length: int, rule: Rule, device: torch.device) -> Tensor | None:
-    """Return a mask (length, length) that is True for hidden tokens, or None if all
-    tokens are visible."""
+    """Return a mask (length, length) that is True if the query of a row may not attend
+    to the key of a column, or None if all keys are visible."""
     bounded = 0 <= rule.left < length - 1
     if not rule.causal and not bounded:
         return None

@@ -16,25 +16,25 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
 VALUES_AT_ONCE = 2**22
-"""The number of values that are processed in one call, with two fp64 copies."""
+"""The number of values per call (as two fp64 copies) when statistics are computed."""
 
 
 @dataclass
 class ArrayFacts(TokenFacts):
-    """Statistics of a split, with a mean and standard deviation for each value of a
-    sample. For images (uint8, three dimensions), there is only one mean and standard
-    deviation per channel (last dimension)."""
+    """Statistics of a split. There is one mean and standard deviation for each value of
+    a sample, or for images (uint8, three dimensions), one per channel (last dimension).
+    """
 
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""
     mean: list[float] = field(default_factory=list)
     squares: list[float] = field(default_factory=list)
-    """The sums of squared differences from the mean."""
+    """The sums of squared differences from the means."""
 
     @property
     def deviation(self) -> list[float]:
-        """The standard deviations. They are 1 for constant values, which normalisation
-        then maps to 0."""
+        """The standard deviations, with 1 for constant values, so that they are
+        standardised to 0."""
         count = max(1, self._values_each(self.num_rows))
         found = np.sqrt(np.array(self.squares) / count)
         return np.where(found > 0, found, 1.0).tolist()
@@ -61,7 +61,7 @@ class ArrayFacts(TokenFacts):
         return values_in(batch.column("inputs"))
 
     def _values_each(self, rows: int) -> int:
-        """Return the number of values in `rows` rows that contribute to each mean."""
+        """Return the number of values in `rows` rows over which each mean is taken."""
         places = int(np.prod(self.shape, dtype=np.int64)) // max(1, len(self.mean))
         return rows * places
 
@@ -84,14 +84,14 @@ class ArrayFacts(TokenFacts):
 INPUTS = "inputs"
 """Column of samples, as nested fixed-size lists with one level per dimension."""
 SOURCE = "source"
-"""Column with the file or row that a sample comes from, used in messages."""
+"""Column with the file or row from which a sample comes, for messages."""
 BYTES_ONE_BY_ONE = 2**12
-"""Rows of this size in bytes or larger are copied one by one."""
+"""Rows of at least this size in bytes are copied one by one."""
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A record batch, as views (N, ...) into its buffers."""
+    """The values and labels of a record batch, as views (N, ...) into its buffers."""
 
     values: npt.NDArray[Any]
     labels: npt.NDArray[Any] | None
@@ -139,8 +139,8 @@ class ArrayRows(SplitRows):
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
     ) -> LaidOut:
-        """Return the `inputs` (B, ...) of `rows` (B,) as a LateArray. If B is 0, the
-        result has one row of zeros."""
+        """Return the `inputs` (B, ...) of `rows` (B,) as a `LateArray`, which is
+        written directly to the batch's buffer. If B is 0, there is one row of zeros."""
         found: Any = None if values is None else np.asarray(values)
         if found is None:
             like = self._chunks[0].values
@@ -163,7 +163,7 @@ class ArrayRows(SplitRows):
     def _write_part(
         self, values: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
     ) -> None:
-        """Write `rows` (n,) of a chunk to the positions `places` (n,) of `out`."""
+        """Copy `values[rows]` to `out[places]`, for `rows` (n,) and `places` (n,)."""
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
             out[place] = values[row]
 

@@ -1,4 +1,4 @@
-"""Decode image files to upright pixel arrays of one mode and size."""
+"""Decode image files to pixel arrays of a given size, in grey or RGB and upright."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ MOST_PIXELS = 2**28
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
 SMALL = 32
-"""A warning is logged if much larger images are scaled to a smaller size than this."""
+"""A warning is logged if images are scaled to less than this and half of their size."""
 SLOW_S = 0.01
-"""Transforms that take longer than this (in seconds, on average) are reported."""
+"""The average time in seconds above which a transform is reported as slow."""
 
 
 class BadImage(ValueError):
-    """Raised if a file has no usable pixels. The message contains the reason."""
+    """Raised if an image file cannot be decoded. The message contains the reason."""
 
 
 @dataclass
 class Decoder:
-    """Decodes images to uint8 arrays (size, size, channels), and times each step."""
+    """Decodes images to uint8 arrays (size, size, channels), and times each
+    transform."""
 
     size: int
     channels: int
@@ -42,7 +43,7 @@ class Decoder:
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
-        """Decode a file or its contents. Raises BadImage if it has no usable pixels."""
+        """Decode a file or its contents. Raises BadImage if it cannot be decoded."""
         try:
             with Image.open(file) as image:
                 # Up to twice this size, Pillow only warns. Turning the warning into an
@@ -87,7 +88,7 @@ class Decoder:
 
     def lost_detail(self) -> str | None:
         """Return a warning if the first image loses its colours or most of its pixels,
-        and None otherwise."""
+        else None."""
         width, height, mode = self.first or (0, 0, "L")
         is_grey = mode in ("1", "L", "LA") or mode.startswith(("I", "F"))
         if not (self.channels == 1 and not is_grey) and not (
@@ -111,7 +112,7 @@ class Decoder:
 
     @property
     def slow_transforms_ms(self) -> dict[str, float]:
-        """The milliseconds per image of each transform that is slow on average."""
+        """The average milliseconds per image of each slow transform, by name."""
         each = {n: s / max(1, self.decoded) for n, s in self.seconds.items()}
         return {name: round(1e3 * s, 1) for name, s in each.items() if s > SLOW_S}
 

@@ -1,6 +1,6 @@
-"""Images stored as encoded files, which are decoded for each batch.
+"""Images stored as encoded files, which are decoded when a batch is built.
 
-The loader's workers decode the images, or threads if there are no workers. The pixels
+Images are decoded in the loader's workers or, without workers, in threads. The pixels
 are the same as in rows that store decoded images.
 """
 
@@ -25,7 +25,7 @@ from flatout.engine.rows.layout import Ints
 
 ENCODED = "encoded"
 ROWS_AT_ONCE = 256
-"""The number of files that are in memory at the same time while rows are written."""
+"""The number of files that are in memory at a time while rows are written."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,15 @@ class EncodedColumn:
         return self.shape[0]
 
     def __getitem__(self, rows: Ints) -> npt.NDArray[np.uint8]:
-        """Decode `rows`. Raises BadImage if an image cannot be decoded."""
+        """Return the decoded images `rows` (n,) as an array (n, size, size, channels).
+        Raises BadImage if an image cannot be decoded."""
         pixels = np.empty((len(rows), *self.shape[1:]), np.uint8)
         self.write(rows, pixels, np.arange(len(rows)))
         return pixels
 
     def write(self, rows: Ints, out: npt.NDArray[np.uint8], places: Ints) -> None:
-        """Decode `rows` (n,) and write their pixels to the positions `places` (n,) of
-        `out`. Raises BadImage if an image cannot be decoded."""
+        """Decode the images `rows` (n,) and write their pixels to `out[places]`. Raises
+        BadImage if an image cannot be decoded."""
         decoder = Decoder(self.shape[1], self.shape[3])
         files = [io.BytesIO(self.encoded[row].as_buffer()) for row in rows.tolist()]
         decoded = _each(decoder, files)
@@ -61,7 +62,7 @@ class EncodedColumn:
 
 
 def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
-    """Apply `work` to each item, in threads unless this process is a loader worker."""
+    """Yield `work` of each item, in threads unless this process is a loader worker."""
     if current_process().daemon or len(items) < 2:
         yield from map(work, items)
         return
@@ -97,8 +98,9 @@ class EncodedImages(ArrayRows):
 def with_files(
     rest: Any, files: Sequence[Path], shape: tuple[int, ...]
 ) -> Iterator[Any]:
-    """Yield record batches with the bytes of `files` (N,) and the columns of `rest` (N
-    rows). `shape` is the shape (..., size, size, channels) of the decoded images."""
+    """Yield record batches with the contents of `files` (N,) and the columns of `rest`,
+    which has N rows. The last dimensions of `shape` are the size and the number of
+    channels of the decoded images."""
     facts = {"size": shape[-2], "channels": shape[-1]}
     for start in range(0, len(files), ROWS_AT_ONCE):
         part, own = rest.slice(start, ROWS_AT_ONCE), files[start : start + ROWS_AT_ONCE]

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LateArray:
-    """An array whose values are written later, directly to their final location."""
+    """An array whose values are computed later, directly in their final location."""
 
     shape: tuple[int, ...]
     dtype: npt.DTypeLike
@@ -30,42 +30,44 @@ class LateArray:
 
 
 Arrays = dict[str, Any]
-"""NumPy arrays or late arrays, by field."""
+"""NumPy arrays or `LateArray` objects, by field name."""
 Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class LaidOut:
-    """The arrays of a micro-batch."""
+    """The arrays of a micro-batch, by field name."""
 
     fields: Arrays
     starts: Ints
-    """The first position of each row in the flattened batch, of shape (B,)."""
+    """The position of each row's first token in the flattened batch, of shape (B,)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Defines how rows are laid out for a model, device and batching strategy."""
+    """Defines how rows are laid out for a model, a device and a batching strategy."""
 
     packed: bool = False
     pad_token_id: int = 0
     pad_to_length: int | None = None
     """In the padded layout, pad to this length (`fixed`) instead of the longest row."""
     pad_multiple: int = 1
-    """The padded length or packed total is rounded up to a multiple of this number."""
+    """The padded length or the packed total is rounded up to a multiple of this
+    number."""
     row_multiple: int = 1
     """In the packed layout, empty rows are added until the number of rows R is a
-    multiple of this number, so that few shapes occur. If each row has a target, ignored
-    targets are added in the same way."""
+    multiple of this number, which limits the number of shapes. For tasks with one
+    target per row, ignored targets are added too."""
     every_place: bool = False
-    """In the padded layout, positions without a target become ignored targets, so that
-    all batches of one shape have the same number of targets K."""
+    """Whether, in the padded layout, all positions are targets, of which some are
+    ignored. All batches of one shape then have the same number of targets K."""
     max_length: int = 512
-    """Rows are not padded beyond this length. In the packed layout, the padding rows at
-    the end are not longer than this."""
+    """In the padded layout, rounding does not pad rows beyond this length. In the
+    packed layout, rows of padding are not longer than this."""
 
     def num_padded_tokens(self, lengths: Ints) -> int:
-        """Return the number of tokens, with padding, of rows of `lengths` (B,)."""
+        """Return the number of tokens, with padding, in a batch of rows of `lengths`
+        (B,)."""
         if self.packed:
             return round_up(max(1, int(lengths.sum())), self.pad_multiple)
         return max(1, len(lengths)) * self._width(lengths)
@@ -73,8 +75,8 @@ class Layout:
     def lay_out(
         self, sequences: Sequence[Any], columns: Mapping[str, Sequence[Any]]
     ) -> LaidOut:
-        """Arrange the token ids of B rows, and further columns with one value per
-        token. If there are no rows, the result is a single padding token."""
+        """Arrange the token ids of B rows, and `columns` with one value per token, in
+        tensors. If there are no rows, return a single padding token."""
         lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
         cut = self._pack(lengths) if self.packed else self._pad(lengths)
         shape, fields, starts = cut
@@ -98,7 +100,7 @@ class Layout:
         return shape, {"attention_mask": mask}, np.arange(shape[0]) * shape[1]
 
     def _pack(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
-        """Return the same kinds of values as `_pad`, for the shape (1, P)."""
+        """Return the same values as `_pad`, for the packed layout with shape (1, P)."""
         total = int(lengths.sum())
         padded = round_up(max(1, total), self.pad_multiple)
         # The remaining positions become separate rows of padding.
@@ -114,7 +116,8 @@ class Layout:
     def _fill(
         self, views: Sequence[Any], shape: Shape, lengths: Ints, fill: int
     ) -> npt.NDArray[np.int64]:
-        """Copy rows to a buffer of `shape`, padded or concatenated."""
+        """Return `views`, one array per row, as an array of `shape`, padded with
+        `fill`."""
         buffer = np.full(shape, fill, dtype=np.int64)
         if not len(views):
             return buffer

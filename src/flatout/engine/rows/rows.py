@@ -1,7 +1,7 @@
-"""The rows of a split in Arrow buffers, and the interface to batching and training.
+"""The rows of a split in Arrow buffers, and their interface for batching and training.
 
-Each kind of rows (tokens, arrays, images) has its own file in this package, with a
-subclass of `SplitRows` that is listed in KINDS.
+Each kind of rows (tokens, arrays, images) is a subclass of `SplitRows` in its own file.
+KINDS lists these classes.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ KINDS = {
     "inputs": "flatout.engine.rows.arrays:ArrayRows",
     "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
 }
-"""The module and class of each kind of rows, by the column of the samples."""
+"""The module and class of each kind of rows, by the column that contains the
+samples."""
 
 
 class TokenRowsError(ValueError):
-    """Raised if rows are missing, empty, or lack a column."""
+    """Raised if there are no rows, or if a column is missing or has missing values."""
 
 
 class Rows(ABC):
-    """Base class of rows that can be divided into micro-batches."""
+    """Base class of rows from which micro-batches can be built."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def lengths(self, rows: Ints, /) -> Ints:
-        """Return the number of tokens of each row in `rows` (N,) as an array of shape
-        (N,). Samples of a fixed shape have length 1."""
+        """Return the number of tokens (N,) of each of the rows `rows` (N,). Samples of
+        a fixed shape have length 1."""
 
     @abstractmethod
     def views(self, rows: Ints, column: str = ..., /) -> Sequence[npt.NDArray[Any]]:
-        """Return, for each row number in `rows` (N,), a 1-D view of its values."""
+        """Return a 1-D view of the values in `column` for each of `rows` (N,)."""
 
     @abstractmethod
     def labels_of(self, rows: Ints, /) -> npt.NDArray[Any]:
@@ -58,38 +59,41 @@ class Rows(ABC):
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether tokens have labels, which `views` returns as the column `labels`."""
+        """Whether each token has a label. `views` returns these as the column
+        `labels`."""
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """Return the sequences in `rows` (N,) as a `Rows` object and row numbers (S,)
-        in it. A sequence is a row or a part of a row. Attention and targets never cross
-        its ends."""
+        """Return the sequences that the rows `rows` (N,) consist of, as a `Rows` object
+        and an array (S,) of row numbers in it. A sequence is a row or a part of a row.
+        Attention and targets are limited to a sequence."""
         return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:
-        """Return a row's position in storage, which seeds the row's random choices."""
+        """Return a row's position in the split, with which its random choices are
+        seeded."""
         return (row,)
 
     @abstractmethod
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None, /
     ) -> LaidOut:
-        """Return the arrays of a micro-batch. If `values` are given, they replace the
-        values of the rows."""
+        """Return the arrays of a micro-batch with the rows `rows` (B,). If `values`
+        (one array per row) is given, it replaces the values of the rows."""
 
 
 class SplitRows(Rows):
-    """Base class of all rows of a split. Unpickling opens their files again."""
+    """Base class of the rows of a split. Unpickled rows open their files again."""
 
     column: ClassVar[str]
     """The column that contains the samples."""
     facts_class: ClassVar[type[TokenFacts]] = TokenFacts
     decodes: ClassVar[bool] = False
-    """Whether rows must be decoded to build a batch, which needs CPU time."""
+    """Whether rows must be decoded when a batch is built, which needs CPU time."""
 
     def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
-        """`folder` contains the rows' files. It is None for rows in memory."""
+        """`folder` contains the files of the rows, or is None for rows in memory.
+        Raises TokenRowsError if rows, columns or values are missing."""
         if self.column not in table.column_names:
             raise TokenRowsError(
                 f"rows need a column {self.column}; found {table.column_names}"
@@ -121,13 +125,14 @@ class SplitRows(Rows):
 
     @property
     def row_bytes(self) -> int:
-        """The size in bytes of a sample in a batch, or 0 if samples differ in size."""
+        """The size of a sample in a batch in bytes, or 0 if samples differ in size."""
         return 0
 
     @cached_property
     @abstractmethod
     def _chunks(self) -> list[Any]:
-        """One chunk per record batch, with its length and `labels` (N, ...) or None."""
+        """One chunk per record batch. Each has a length, and `labels` (N, ...) or
+        None."""
 
     @cached_property
     def _chunk_starts(self) -> Ints:
@@ -148,8 +153,8 @@ class SplitRows(Rows):
     def _gather(
         self, rows: Ints, pick: Callable[[Any, Ints], npt.NDArray[Any]]
     ) -> npt.NDArray[Any]:
-        """Return a value for each of `rows` (N,). `pick` is called with each chunk and
-        the positions (n,) of the requested rows in it."""
+        """Return a value for each of `rows` (N,). `pick` returns the values of a chunk
+        at the given positions (n,)."""
         if len(self._chunks) == 1:
             return pick(self._chunks[0], rows)
         chunks, local = self._locate(rows)
@@ -163,12 +168,13 @@ class SplitRows(Rows):
 
     @abstractmethod
     def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
-        """Return the text of a row, or the name of the file or row it comes from."""
+        """Return a row's text, or the name of the file or row that the sample comes
+        from."""
 
     @cached_property
     def facts(self) -> TokenFacts:
-        """Statistics of the rows, computed when they were written. If none are stored,
-        all rows are read once, and the statistics are stored next to the rows."""
+        """Statistics of the rows. They are usually stored with the rows. Otherwise, all
+        rows are read once to compute them, and the result is stored."""
         stored = {} if self.folder is None else stored_facts(self.folder)
         noted = self.facts_class.noted(stored, len(self))
         if noted is not None or self.folder is None:
@@ -182,7 +188,7 @@ class SplitRows(Rows):
 
 
 def open_rows(folder: Path) -> SplitRows:
-    """Memory-map the Arrow files of a folder in the format of `save_to_disk`. Raises
+    """Memory-map the Arrow files in `folder`, which `save_to_disk` has written. Raises
     TokenRowsError if there are no files or the rows cannot be used."""
     files = sorted(folder.glob("*.arrow"))
     if not files:
@@ -194,8 +200,8 @@ def open_rows(folder: Path) -> SplitRows:
 
 
 def rows_from_dataset(dataset: Any) -> SplitRows:
-    """Return the rows of a `datasets.Dataset`, memory-mapped or not. Raises
-    TokenRowsError if they cannot be used."""
+    """Return the rows of a `datasets.Dataset`, whether it is memory-mapped or not.
+    Raises TokenRowsError if the rows cannot be used."""
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     if dataset._indices is not None:  # rows were selected or shuffled
         dataset, files = dataset.flatten_indices(), []
@@ -220,8 +226,8 @@ def _has_nulls(array: Any) -> bool:
 
 
 def values_in(array: Any) -> npt.NDArray[Any]:
-    """Return the values of nested fixed-size lists as an array (N, ...), and plain
-    values as an array (N,)."""
+    """Return the values of an Arrow array as a NumPy array. Nested fixed-size lists
+    have the shape (N, ...), and plain values have the shape (N,)."""
     shape = [len(array)]
     while pa.types.is_fixed_size_list(array.type):
         shape.append(array.type.list_size)
@@ -231,7 +237,7 @@ def values_in(array: Any) -> npt.NDArray[Any]:
 
 
 def array_of(values: npt.NDArray[Any]) -> Any:
-    """Return `values` (N, ...) as nested fixed-size lists, without a copy."""
+    """Return `values` (N, ...) as nested fixed-size Arrow lists, without a copy."""
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 UNLABELLED_NAMED = 5
 SEQUENCES = "sequence_lengths"
-"""Column with the number of tokens of each sequence of a sample, the anchor first."""
+"""Column with the token count of each sequence of a sample, starting with the
+anchor."""
 AnyFacts = TypeVar("AnyFacts", bound="TokenFacts")
 
 
@@ -24,18 +25,18 @@ class TokenFacts:
     num_rows: int = 0
     num_tokens: int = 0
     longest: int = 0
-    """Number of tokens of the longest row, or of the longest sequence if a sample has
-    several sequences."""
+    """The number of tokens of the longest row. If samples have several sequences, it is
+    that of the longest sequence."""
     most_sequences: int = 1
     """Maximum number of sequences per sample."""
     largest_id: int = 0
     """The largest token id."""
     label_counts: dict[str, int] = field(default_factory=dict)
-    """Number of rows of each class. Keys are class numbers as strings, for JSON."""
+    """The number of rows of each class. Keys are class numbers as strings, for JSON."""
     num_unlabelled: int = 0
-    """Number of rows with token labels but no target after the first token."""
+    """The number of rows with token labels but no target after their first token."""
     unlabelled: list[int] = field(default_factory=list)
-    """Row numbers of the first few rows without a target."""
+    """The row numbers of the first UNLABELLED_NAMED rows without a target."""
 
     @property
     def mean_length(self) -> float:
@@ -43,7 +44,7 @@ class TokenFacts:
 
     @property
     def largest_sample(self) -> int:
-        """Maximum number of tokens per sample."""
+        """An upper bound on the number of tokens per sample."""
         return self.longest * self.most_sequences
 
     @property
@@ -52,7 +53,8 @@ class TokenFacts:
         return sorted(map(int, self.label_counts))
 
     def add(self, batch: Any) -> None:
-        """Add a record batch with a column `input_ids` and optional `labels`."""
+        """Add the rows of a record batch with a column `input_ids` and optional
+        `labels`."""
         if not batch.num_rows:
             return
         ids = batch.column("input_ids")
@@ -81,7 +83,8 @@ class TokenFacts:
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
 
     def _count_unlabelled(self, batch: Any) -> None:
-        """Count rows without targets, whose prompts leave no room for a completion."""
+        """Count the rows without targets. Their prompts leave no room for a
+        completion."""
         labels = batch.column("labels") if "labels" in batch.schema.names else None
         if labels is None or not pa.types.is_list(labels.type):
             return
@@ -108,8 +111,8 @@ class TokenFacts:
     def noted(
         cls: type[AnyFacts], stored: Mapping[str, Any], num_rows: int
     ) -> AnyFacts | None:
-        """Parse the statistics stored with `num_rows` rows. Return None if they belong
-        to other rows or were written by another version."""
+        """Return the statistics that are `stored` with `num_rows` rows. Return None if
+        they belong to other rows or were written by another version."""
         try:
             facts = cls(**stored["tokens"])
         except (KeyError, TypeError):

@@ -19,7 +19,7 @@ from flatout.engine.rows.token_facts import SEQUENCES
 Values = npt.NDArray[np.integer[Any]]
 
 DOCUMENTS = "document_lengths"
-"""Column with the number of tokens of each document in a row of concatenated texts."""
+"""Column with the token count of each document in a row of concatenated texts."""
 LISTS = ("input_ids", "token_type_ids", DOCUMENTS, SEQUENCES)
 MODEL_COLUMNS = ("token_type_ids",)
 """Columns with one value per token that the model receives along with the token ids."""
@@ -55,7 +55,8 @@ class _Tokens(Rows):
 
 
 class TokenRows(_Tokens, SplitRows):
-    """Rows with `input_ids` (lists of int) and optional labels per row or per token."""
+    """Rows with `input_ids` (lists of integers) and optional labels per row or
+    token."""
 
     column = "input_ids"
 
@@ -84,7 +85,7 @@ class TokenRows(_Tokens, SplitRows):
         return decode(np.asarray(self.views(np.array([row]))[0]))
 
     def views(self, rows: Ints, column: str = "input_ids") -> Sequence[Values]:
-        """Return, for each row number in `rows` (N,), a 1-D view into the buffers."""
+        """Return a 1-D view into the buffers of `column` for each of `rows` (N,)."""
         if len(self._chunks) == 1:
             offsets, values = self._chunks[0].columns[column]
             begins, ends = offsets[rows].tolist(), offsets[rows + 1].tolist()
@@ -98,8 +99,8 @@ class TokenRows(_Tokens, SplitRows):
         return views
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """Return the documents of concatenated texts, the sequences of samples, or else
-        `rows` (N,) unchanged."""
+        """Return the documents of concatenated texts or the sequences of samples, if
+        rows consist of these, else `rows` (N,) unchanged."""
         if SEQUENCES in self.column_names:
             members = Members(self, rows, SEQUENCES)
             return members, np.arange(len(members))
@@ -115,7 +116,7 @@ def _lengths(offsets: Values, rows: Ints) -> Ints:
 
 class Documents(_Tokens):
     """The documents in some rows of concatenated texts, as separate rows. A document
-    that is split across two rows counts as two documents."""
+    that continues in the next row counts as two documents."""
 
     def __init__(self, rows: TokenRows, row_ids: Ints, column: str = DOCUMENTS) -> None:
         """`column` contains the number of tokens of each part of a row."""
@@ -147,21 +148,23 @@ class Documents(_Tokens):
         raise TokenRowsError("joined texts have no labels")
 
     def place_of(self, document: int) -> tuple[int, ...]:
-        """Return the row number of a document and the index of its first token."""
+        """Return the number of the row that contains the document, and the index of the
+        document's first token in this row."""
         return int(self._rows[document]), int(self._starts[document])
 
 
 class Members(Documents):
-    """The sequences of some samples, as separate rows. Each sample has an anchor and
-    the sequences that the anchor is compared with."""
+    """The sequences of some samples, as separate rows. A sample consists of an anchor
+    and the sequences with which it is compared."""
 
     def labels_of(self, members: Ints) -> npt.NDArray[Any]:
-        """Return three values for each of `members` (N,), of shape (N, 3).
+        """Return three values for each of `members` (N,), as an array (N, 3).
 
         The first value is the number of the sample. The second is the index of the
         sequence in the sample: 0 for the anchor, 1 for the positive, then negatives.
-        The third is a hash of the tokens that identifies duplicates. For scored pairs,
-        the index is 0 or -1, and the third value has the bits of the score in fp32.
+        The third is a hash of the tokens, by which duplicates are identified. For
+        scored pairs, the index is 0 or -1, and the third value is the bit pattern of
+        the score in fp32.
         """
         return self._labels[members]
 

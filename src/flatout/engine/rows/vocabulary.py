@@ -1,4 +1,4 @@
-"""The properties of a tokenizer that the engine needs."""
+"""The properties of a tokenizer that training needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Vocabulary:
     pad_token_id: int
     mask_token_id: int | None = None
     special_token_ids: tuple[int, ...] = ()
-    """Special token ids in ascending order."""
+    """The ids of all special tokens, in ascending order."""
     unknown_token_id: int | None = None
     """Id of the token that replaces text outside the vocabulary."""
     start_token_id: int | None = None

@@ -1,6 +1,6 @@
-"""Bias and GELU after a matmul, with all gradients in a single pass.
+"""Bias and GELU after a matmul. One backward kernel computes all gradients.
 
-tests/engine/kernel_checks.py compares the formula with the exact GELU. In the shapes
+tests/engine/kernel_checks.py compares the kernels with the exact GELU. In the shapes
 below, P is the number of tokens and N the number of columns.
 """
 
@@ -16,19 +16,19 @@ from flatout.engine.ops.kernels.operators import operator, wrap_triton
 ROWS, COLUMNS = 16, 128
 """The size of a tile in tokens and columns."""
 PROGRAMS = 1056
-"""The number of programs, eight per multiprocessor of an H200. Four or sixteen per
-multiprocessor are slower."""
+"""The number of programs of the backward pass, eight per multiprocessor of an H200.
+Four or sixteen per multiprocessor are slower."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
-"""The tile width and number of programs of the forward pass. It computes no sums, so
-more programs and wider tiles are faster (H200)."""
+"""The tile width and the number of programs of the forward pass. More programs and
+wider tiles are faster than in the backward pass, because there are no sums (H200)."""
 
 
 def splits(
     rows: int, columns: int, width: int = COLUMNS, programs: int = PROGRAMS
 ) -> tuple[int, int]:
-    """Return the number of parts into which rows are divided, and the rows per part, a
-    multiple of ROWS. The last part is empty, so that the number of parts is never one,
-    which operators must avoid (operators.py)."""
+    """Return the number of parts into which `rows` rows are divided, and the number of
+    rows per part, which is a multiple of ROWS. An empty part is added at the end,
+    because the number of parts must never be one (see `operator` in operators.py)."""
     wanted = max(1, programs // triton.cdiv(columns, width))
     each = triton.cdiv(triton.cdiv(max(rows, 1), wanted), ROWS) * ROWS
     return triton.cdiv(max(rows, 1), each) + 1, each
@@ -38,8 +38,8 @@ def splits(
 def _cumulative(x):
     """Return the CDF of the normal distribution at x. The logarithm of its tail is
     nearly a parabola, so a polynomial of degree seven and one exponential are enough.
-    The CDF is accurate to 2e-6, and its tail to a relative error of 5e-6, which is
-    1/400 of bf16's rounding error."""
+    The absolute error is at most 2e-6. The relative error in the tail is at most 5e-6,
+    which is 1/400 of bf16's rounding error."""
     a = tl.minimum(tl.abs(x), 6.0)
     tail = -1.88962622e-06 * a + 6.26813999e-05
     tail = tail * a - 0.000938867917
@@ -53,9 +53,9 @@ def _cumulative(x):
 
 @triton.jit
 def _inside(token, column, tokens, width: tl.constexpr, columns: tl.constexpr):
-    """Return the mask (R, C) of elements inside the tensor. Columns are compared only
-    if tiles do not divide the width. The comparison needs five registers, which leave
-    room for only seven instead of eight programs on a multiprocessor."""
+    """Return a mask (R, C) of the elements inside the tensor. Columns are compared only
+    if the width is not a multiple of the tile width. The comparison needs five
+    registers, and then only seven instead of eight programs fit on a multiprocessor."""
     inside = (token < tokens)[:, None]
     if width % columns != 0:
         inside = inside & (column < width)[None, :]
@@ -105,7 +105,8 @@ def _backward_kernel(
 
 @operator("bias_gelu")
 def bias_gelu(states: Tensor, bias: Tensor) -> Tensor:
-    """Return the exact GELU (erf) of `states` (P, N) plus `bias` (N,)."""
+    """Return gelu(states + bias), with the exact GELU (erf), for `states` (P, N) and
+    `bias` (N,). The result has the shape (P, N)."""
     states = states.contiguous()
     tokens, width = states.shape
     out = torch.empty_like(states)
@@ -126,7 +127,8 @@ def _(states, bias):  # type: ignore[no-untyped-def]
 def _bias_gelu_backward(
     grad: Tensor, states: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the states (P, N) and of the bias (N,), in fp32."""
+    """Return the gradient of the states (P, N) in their dtype, and that of the bias
+    (N,) in fp32. `grad` (P, N) is the gradient of the output."""
     states, grad = states.contiguous(), grad.contiguous()
     tokens, width = states.shape
     out = torch.empty_like(states)

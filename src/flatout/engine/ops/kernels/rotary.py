@@ -2,12 +2,12 @@
 
 Before attention, decoders apply an RMSNorm to each head (Qwen3) and rotary embeddings
 (Su et al. 2021), and concatenate query, key and value again. Inductor's kernels for
-these operations, and for the sum over query heads that share a KV head, took 22 of the
-185 ms of a training step (24,600 tokens of Qwen3-0.6B's shape, H200).
+these operations, including the sum of gradients over the query heads of a KV head, took
+22 of the 185 ms of a training step (24,600 tokens of Qwen3-0.6B's shape, H200).
 
 In the shapes below, P is the number of tokens, H the number of query heads, G the
-number of KV heads, and D the head dimension. Each element of a head's first half is
-rotated with the element at the same position in its second half.
+number of KV heads, and D the head dimension. Each element in the first half of a head
+is rotated with the element at the same position in the second half.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch import Tensor
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 PROGRAMS = 1584
-"""The number of programs of the backward pass, for any number of tokens: twelve per
-multiprocessor of an H200. Each program processes its tokens in sequence, and sums the
-weight gradients of these tokens."""
+"""The number of programs of the backward pass: twelve per multiprocessor of an H200,
+for any number of tokens. Each program processes its tokens in sequence and sums their
+weight gradients."""
 
 
 def _backward_options(places: int) -> dict[str, int]:
     """Return launch options. `places` is the number of values per token, (H + 2 G) * D
     with H + 2 G rounded up to a power of two. For 4,096 values, 2 warps took 0.175 ms
     and 4 warps took 0.193 ms (H200). For 8,192 values, 2 warps spill 492 bytes of
-    registers, and 4 warps spill none."""
+    registers to memory, and 4 warps spill none."""
     return {"num_warps": min(8, max(2, places // 2048))}
 
 
@@ -39,7 +39,8 @@ def _forward_kernel(
     heads: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
     eps: tl.constexpr, norms: tl.constexpr,
 ):  # fmt: skip
-    """Process one token as two halves of its heads, (H + 2 G, D / 2) each."""
+    """Process one token. Each of its heads is loaded as two halves, (H + 2 G, D / 2)
+    each."""
     token = tl.program_id(0).to(tl.int64)
     head, half = tl.arange(0, block), tl.arange(0, dim // 2)
     place = (token * (heads + 2 * keys) + head)[:, None] * dim + half[None, :]
@@ -129,8 +130,8 @@ def rotary(
     heads: int,
     eps: float,
 ) -> Tensor:
-    """Return `product` (P, H + 2 G, D) with norms and rotary embeddings applied to
-    query and key, and the value unchanged. `cos` and `sin` have shape (P, D). The norm
+    """Return `product` (P, H + 2 G, D) after applying norms and rotary embeddings to
+    query and key. The value is unchanged. `cos` and `sin` have shape (P, D). The norm
     weights (D,) are None for models without these norms. `heads` is H."""
     product, cos, sin = product.contiguous(), cos.contiguous(), sin.contiguous()
     out = torch.empty_like(product)
@@ -144,7 +145,8 @@ def rotary(
 def _pointers(
     query_weight: Tensor | None, key_weight: Tensor | None, other: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the norm weights, or placeholders that are not read if there are none."""
+    """Return the norm weights. If there are none, return placeholders, which the
+    kernels do not read."""
     if query_weight is None or key_weight is None:
         return other, other
     return query_weight, key_weight
@@ -172,8 +174,8 @@ def _rotary_backward(
     heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the product (P, H + 2 G, D) and of both norm weights, as
-    one fp32 tensor (2, D)."""
+    """Return the gradient of the product (P, H + 2 G, D), and the gradients of the two
+    norm weights as one fp32 tensor (2, D)."""
     grad, product = grad.contiguous(), product.contiguous()
     tokens, dim, norms = product.shape[0], product.shape[2], query_weight is not None
     parts = torch.empty(

@@ -1,4 +1,5 @@
-"""The kernels of row attention's backward pass, and their operator."""
+"""The kernels of the backward pass of row attention, and the operator that runs
+them."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ from flatout.engine.ops.kernels.row_attention.tiles import (
 )
 
 FEWEST_PROGRAMS = 8
-"""The minimum number of programs per row in the backward pass, so that a small batch
-can fill a GPU. It was measured only with 16 query heads and 8 KV heads."""
+"""The minimum number of programs per row in the backward pass, so that even a small
+batch fills a GPU. It was measured only with 16 query heads and 8 KV heads."""
 SECTION = 512
-"""The number of tokens of a windowed row that one program of the backward pass handles.
-The program also reads the tokens in their windows. Without sections, a GPU would wait
-for the longest row."""
+"""The number of tokens of a row for which one program of the backward pass stores
+gradients, if attention has windows. The program also reads the tokens in their windows.
+Without sections, a GPU would wait for the longest row."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def _backward_options(dim: int) -> dict[str, int]:
-    """Return launch options. At 128 dimensions, 4 warps have too few registers for all
-    sums and take 0.79 ms instead of 0.71 ms (256 rows, 16 query heads, 8 KV heads,
-    H200)."""
+    """Return launch options for heads of size `dim`. At 128 dimensions, 4 warps have
+    too few registers for all sums, and take 0.79 ms instead of 0.71 ms with 8 warps
+    (256 rows, 16 query heads, 8 KV heads, H200)."""
     return {"num_warps": 4 if dim <= 64 else 8, "num_stages": 3 if dim <= 64 else 2}
 
 
@@ -41,8 +42,8 @@ def _backward_options(dim: int) -> dict[str, int]:
 def _weights_and_grad_scores(
     scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr
 ):
-    """Return the weights (M, N) after dropout, not yet divided by 1 - p, and the
-    gradient of the scores (M, N), not yet scaled."""
+    """Return the weights (M, N) after dropout, without the factor 1 / (1 - p), and the
+    gradient of the scores (M, N), without their scale."""
     weights = tl.exp2(scores - lse[:, None])
     grad_weights = tl.dot(grad, tl.trans(v))
     dropped = weights
@@ -57,8 +58,8 @@ def _add_query_gradient(
     dq, place, sum_ptr, result_ptr, q_token, head, inside, dims, begun, last,
     dim: tl.constexpr, row_stride: tl.constexpr,
 ):  # fmt: skip
-    """Add `dq` (M, D) to the sum over earlier key tiles at `place` of `sum_ptr`. After
-    the last key tile, store the sum as the gradient."""
+    """Add `dq` (M, D) to the sum over earlier key tiles, which is stored in `sum_ptr`
+    at `place`. After the last key tile, store the sum as the gradient."""
     if begun:
         dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
     if last:
@@ -80,10 +81,11 @@ def _backward_kernel(  # noqa: PLR0915
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     section: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one row, or of one `section` of it if there are windows,
-    for `each` query heads that share a KV head. The dq of a query tile is summed over
-    key tiles in fp32 at `sum_ptr`, which only this program accesses. If other programs
-    share the KV head, dk and dv are written to `apart_ptr`."""
+    """Compute all gradients of one row, or with windows of one `section` of a row, for
+    `each` query heads that share a KV head. The gradient dq of a query tile is summed
+    over key tiles in fp32 in `sum_ptr`, where each program has its own part. If several
+    programs share a KV head, they write dk and dv to `apart_ptr`, to be summed later.
+    """
     keys: tl.constexpr = heads // group
     row_stride: tl.constexpr = (heads + 2 * keys) * dim
     q_ptr, k_ptr = qkv_ptr, qkv_ptr + heads * dim
@@ -174,7 +176,8 @@ def _delta_kernel(
     out_ptr, grad_ptr, delta_ptr, g_row, g_head, tokens,
     heads: tl.constexpr, dim: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Sum output * gradient over D, for one tile of tokens and one head."""
+    """Store the sum of output * gradient over D, for one tile of tokens and one
+    head."""
     token = tl.program_id(0) * tile + tl.arange(0, tile)
     head, dims = tl.program_id(1), tl.arange(0, dim)
     inside = token < tokens
@@ -200,7 +203,8 @@ def row_attention_backward(
     left: int,
     right: int,
 ) -> Tensor:
-    """Return the gradient of `qkv` (P, H + 2 G, D)."""
+    """Return the gradient of `qkv` (P, H + 2 G, D), given the gradient of the output
+    (P, H, D). The other arguments are the inputs and outputs of `row_attention`."""
     qkv = qkv.contiguous()
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     tokens, width, dim = qkv.shape
@@ -232,9 +236,9 @@ def row_attention_backward(
 
 
 def heads_of_a_program(heads: int, groups: int) -> int:
-    """Return how many query heads of one KV head a program of the backward pass
-    processes in sequence. The result is the largest number that leaves at least
-    FEWEST_PROGRAMS programs per row, or 1."""
+    """Return how many query heads of a KV head one program of the backward pass
+    processes in sequence. This is the largest number that leaves at least
+    FEWEST_PROGRAMS programs per row, but at least 1."""
     group = heads // groups
     fitting = [
         n

@@ -1,4 +1,4 @@
-"""Tile operations for both passes (loading, scores, dropout), and functions that
+"""Operations on tiles for both passes (loading, scores, dropout), and functions that
 determine which tiles interact in the backward pass."""
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ LOG2_E = 1.4426950408889634
 
 
 def constants(scale: float, dropout: float) -> dict[str, float]:
-    """Return the scale in units of log2, the 16-bit threshold below which a hash drops
-    its weight, and 1 / (1 - p), with p rounded to a multiple of 1 / 65,536. Kernels
-    receive them as constants, because a compiled graph passes numbers as fp64."""
+    """Return the kernels' constants: the scale of the scores in units of log2, the
+    threshold for 16 bits of a hash, below which dropout drops a weight, and the factor
+    1 / (1 - p). p is rounded to a multiple of 1 / 65,536. They are constants because a
+    compiled graph would pass numbers as fp64."""
     threshold = round(dropout * 2**16)
     inverse = 2**16 / (2**16 - threshold)
     return {"scale": scale * LOG2_E, "inverse": inverse, "threshold": threshold}
@@ -23,15 +24,15 @@ def constants(scale: float, dropout: float) -> dict[str, float]:
 
 @triton.jit
 def head_stream(seed_ptr, head):
-    """Return a random stream unique to this head's dropout in this forward pass."""
+    """Return the key of the random numbers of this head in this forward pass."""
     return scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
 
 
 @triton.jit
 def kept_weights(stream, q_token, begin, span, threshold, tile: tl.constexpr):
-    """Return a mask (M, N) of the weights that are kept, for keys from `begin` onwards.
-    The mask depends on seed, head and index. One 32-bit hash serves two adjacent
-    keys."""
+    """Return a mask (M, N) of the weights that dropout keeps. The queries are `q_token`
+    (M,), and the keys are the tile that begins at `begin`. The mask depends on the
+    seed, head and indices. One 32-bit hash serves two adjacent keys."""
     k_index = begin + 2 * tl.arange(0, tile // 2)
     place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
     bits = scramble(place ^ stream)
@@ -45,7 +46,7 @@ def masked_scores(
     causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
     """Return scores (M, N) in units of log2, with -inf for masked keys. Queries beyond
-    the row need no mask, as they and their gradients are zeros that are never
+    the end of the row are not masked. They and their gradients are zeros that are never
     stored."""
     beyond = tl.where(k_index < length, 0.0, float("-inf"))
     scores = tl.dot(q, tl.trans(k)) * scale + beyond[None, :]
@@ -66,7 +67,8 @@ def tile_begin(index, tile: tl.constexpr):
 
 @triton.jit
 def load_tile(ptr, token, row, head, inside, dims):
-    """Load the tokens of one head (M, D), with zeros beyond the row."""
+    """Load the values of one head for a tile of tokens, as (M, D). Tokens that are not
+    `inside` the row are zeros."""
     place = token[:, None] * row + head + dims[None, :]
     return tl.load(ptr + place, mask=inside[:, None], other=0.0)
 
@@ -77,7 +79,7 @@ def section_of(
     tile: tl.constexpr, windowed: tl.constexpr, section: tl.constexpr,
 ):  # fmt: skip
     """Return the start and end of the tokens whose gradients this program stores, and
-    the start and end of the keys that contribute to them."""
+    the start and end of the keys that it reads for this purpose."""
     own, behind = 0, length
     first, end = 0, length
     if windowed:
@@ -94,8 +96,8 @@ def queries_of(
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
     """Return the start and end of the queries that attend to the key tile at `k_begin`.
-    If the tile is outside the section (`own` to `behind`), only queries in the section
-    are included."""
+    If this tile is outside the program's section (`own` to `behind`), only queries in
+    the section are included."""
     first = 0
     if causal:
         first = k_begin
@@ -114,8 +116,9 @@ def is_begun_and_last(
     k_begin, begin, length, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """Return whether key tiles before the one at `k_begin` have already added to the
-    gradient of the queries at `begin`, and whether this key tile is the last to add."""
+    """Return two booleans about the gradient of the queries at `begin`, which is a sum
+    over key tiles: whether tiles before the one at `k_begin` have been added, and
+    whether the tile at `k_begin` is the last one."""
     last = k_begin + tile >= length
     begun = k_begin > 0
     if windowed:
