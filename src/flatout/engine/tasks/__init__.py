@@ -1,8 +1,8 @@
 """Training tasks, each in its own module.
 
 `model.task` is the name of a module in this package (`causal-lm` is causal_lm.py) or
-the dotted path of a custom class that derives from `Task`. Each module is imported only
-when it is needed, and the `split` pipeline uses tasks without importing torch.
+the dotted path of a custom class that derives from `Task`. A task's module is imported
+only when the task is used. The `split` pipeline uses tasks without importing torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PAIRED = (
     ("anchor", "positive", "embedding", "pairs"),
     ("query", "passage", "reranking", "ranking"),
 )
-"""The task for each pair of text columns, and the form of its rows."""
+"""For each pair of text columns, the task that needs them and the form of its rows."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",
@@ -65,7 +65,7 @@ MOVED = {
     "whole_words": "texts = Texts(whole_words=...)",
     "answers_rows": "row_answers, from target_outputs,",
 }
-"""Maps the task attributes of version 0.1 to their new names."""
+"""The new names of task attributes that were renamed after version 0.1."""
 
 
 def task_names() -> list[str]:
@@ -75,8 +75,8 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of the task `name`. Raises SettingsError with suggestions if
-    there is no such task."""
+    """Return the class of the task `name`. Raises SettingsError, which suggests similar
+    names, if there is no such task."""
     if "." in name:
         return _own_class(name)
     if name not in task_names():
@@ -88,19 +88,19 @@ def task_class(name: str) -> type[Task]:
 
 
 def names_classes(name: str) -> bool:
-    """Return whether rows of the task `name` are labelled with one class name each."""
+    """Return whether the task `name` labels each row with the name of one class."""
     return bool(task_class(name).label_type == pa.string())
 
 
 def check_options(settings: Settings) -> None:
-    """Raise SettingsError if the settings use an option that the task lacks."""
+    """Raise SettingsError if the settings use an option that the task cannot use."""
     if faults := option_faults(settings, task_class(settings.model.task)):
         raise refusal(faults)
 
 
 def columns_of(split: SplitSettings, task: str) -> Columns:
-    """Return the role of each raw column. Raises RawTextsError or SettingsError if the
-    columns do not fit the task."""
+    """Return the roles of the raw data's columns for the task. Raises RawTextsError or
+    SettingsError if the configured columns do not fit the task."""
     kind = task_class(task)
     own = {"completion": split.completion_column, "messages": split.messages_column}
     form = next((form for form, column in own.items() if column), kind.texts.form)
@@ -124,14 +124,14 @@ def make_task(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
 ) -> Task:
-    """Create the task named in `settings`. Raises SettingsError if there is no such
-    task, or TaskError if the task does not fit the vocabulary."""
+    """Create the task that `settings.task` names. Raises SettingsError if there is no
+    such task, and TaskError if the task does not fit the vocabulary."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 
 
 def task_of_model(model: Any) -> str | None:
-    """Return the name of the task that a saved model was trained for, or None. The name
-    is read from the model's config, or else inferred from the model's class."""
+    """Return the name of the task for which a saved model was trained, or None if it is
+    unknown. The name is read from the model's config or inferred from its class."""
     config, kind = model.config, type(model).__name__
     if named := getattr(config, "flatout_task", None):
         return str(named)

@@ -25,12 +25,12 @@ class Calibrated:
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The names of the labels or classes that have a decision threshold. If there
-        are two classes, only the second class has a threshold."""
+        """The names of the labels or classes that have a decision threshold. Of two
+        classes, only the second has a threshold."""
         return self.label_names
 
     def cuts(self) -> list[float]:
-        """Return, for each name in `thresholded`, the calibrated logit above which the
+        """Return a calibrated logit for each name in `thresholded`, above which the
         name is predicted. During training, `auto` means a probability of 0.5."""
         given, found = self.settings.label_threshold, self.calibration
         if given != "auto":  # a temperature never changes the predicted class
@@ -39,8 +39,8 @@ class Calibrated:
 
 
 def calibration_faults(settings: Settings, task: type) -> list[str]:
-    """Return a message for each configured option that needs class probabilities, or
-    an empty list if `task` provides them."""
+    """Return a message for each enabled option that needs class probabilities. The list
+    is empty if `task` provides probabilities."""
     if issubclass(task, Calibrated):
         return []
     asked = {
@@ -60,8 +60,8 @@ def _logit(share: float) -> float:
 
 
 def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
-    """Return a message about labels that are not in `names`, or None if all are known.
-    `labels` is a column of names or of lists of names."""
+    """Return a message if `labels` contains labels that are not in `names`, else None.
+    `labels` is an Arrow column of names or of lists of names."""
     rows = pa.chunked_array([pa.array(range(len(labels)), pa.int64())])
     if pa.types.is_list(labels.type):
         rows, labels = pc.list_parent_indices(labels), pc.list_flatten(labels)

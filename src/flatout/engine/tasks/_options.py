@@ -1,4 +1,4 @@
-"""Check that a task supports the configured training options, without reading rows."""
+"""Check that a task supports the configured training options. No rows are read."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
 
 
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
-    """Return the metrics of a task in the form of `Task.figures`, including those of
-    truncated vectors (`model.matryoshka`)."""
+    """Return the names of a task's metrics, mapped to whether higher values are better.
+    For embeddings, this includes the metrics of truncated vectors (`model.matryoshka`).
+    """
     sizes = model.matryoshka if task.texts.form == "pairs" else []
     own = {name: higher for name, higher in task.figures.items() if name != "loss"}
     found = dict(task.figures)
@@ -45,7 +46,8 @@ def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
 
 
 def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
-    """Return whether higher values of the built-in or custom metric are better."""
+    """Return whether higher values of the built-in or custom metric `figure` are
+    better."""
     if figure in (known := figures_of(settings.model, task)):
         return known[figure]
     given = settings.train.greater_is_better
@@ -55,9 +57,9 @@ def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
 def loss_options(
     train: TrainSettings, label_names: Sequence[str], label_counts: Mapping[str, int]
 ) -> LossOptions:
-    """Return the loss options of a run. `label_counts` maps class numbers (as
-    strings) to numbers of train rows. Raises SettingsError if the class weights do not
-    match the classes."""
+    """Return the options of the training loss. `label_counts` contains the number of
+    train rows per class, with class numbers as strings. Raises SettingsError if the
+    class weights do not match the classes."""
     weights = _class_weights(train, label_names, label_counts)
     return LossOptions(weights, train.label_smoothing, train.focal_gamma)
 
@@ -83,8 +85,8 @@ def _class_weights(
 
 
 def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, ...]:
-    """Return a weight for each class, computed as in scikit-learn: the number of rows
-    divided by (number of classes * number of rows in the class)."""
+    """Return a weight for each class as in scikit-learn: the number of all rows divided
+    by (number of classes * number of rows in the class)."""
     found = {name: counts.get(str(k), 0) for k, name in enumerate(names)}
     if not any(found.values()):
         raise SettingsError(

@@ -1,5 +1,5 @@
-"""Bidirectional language modelling (Peters et al. 2018): predicting the next and the
-previous token at every position."""
+"""Bidirectional language modelling (Peters et al. 2018), which predicts the next and
+the previous token at each position."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from flatout.engine.tasks._task import (
 
 
 class BidirectionalLM(Pieces):
-    """Predict the next and the previous token at every position of a row. The last
-    position has no next token, and the first position has no previous token. The loss
-    is summed over both directions and divided by the number of labels."""
+    """Predict the next and the previous token at each position of a row. There is no
+    next token at the last position, and no previous token at the first position. The
+    loss is summed over both directions and divided by the number of labels."""
 
     auto_class = "AutoModelForPreTraining"
     architectures = ("BilmForPreTraining",)
@@ -57,7 +57,7 @@ class BidirectionalLM(Pieces):
         return Targets([np.arange(len(own)) for own in labels], labels)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of tokens minus one per row, counted for each direction."""
+        """Return the number of targets: two per token except the first of each row."""
         return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

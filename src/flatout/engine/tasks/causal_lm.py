@@ -23,8 +23,8 @@ class CausalLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return the next token at each position. If rows are completions of prompts,
-        only tokens of the completion are targets."""
+        """Return the next token at each position. If rows consist of prompts and
+        completions, only tokens of completions are targets."""
         if rows.has_token_labels:
             labels = [view[1:] for view in rows.views(row_ids, "labels")]
             places = [np.flatnonzero(view != IGNORED) for view in labels]
@@ -34,8 +34,8 @@ class CausalLM(Pieces):
         return Targets([np.arange(len(i) - 1) for i in found], [i[1:] for i in found])
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of tokens minus one per row, or the number of completion
-        tokens if rows are completions of prompts."""
+        """Return the number of tokens except the first of each row. If rows consist of
+        prompts and completions, return the number of completion tokens."""
         if rows.has_token_labels:
             views = rows.views(row_ids, "labels")
             return sum(int((view[1:] != IGNORED).sum()) for view in views)

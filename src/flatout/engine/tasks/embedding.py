@@ -1,8 +1,9 @@
 """Text embeddings, learned from pairs of texts.
 
 Each anchor should be closer to its positive than to all other passages of the global
-batch (InfoNCE, van den Oord et al. 2018). The loss equals MultipleNegativesRankingLoss
-of sentence-transformers, or CosineSimilarityLoss for pairs with a score.
+batch (InfoNCE, van den Oord et al. 2018). The loss is the same as
+MultipleNegativesRankingLoss of sentence-transformers. For pairs with a score, it is the
+same as CosineSimilarityLoss.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from flatout.engine.tasks._task import Device, Metrics, Targets, Task, Tensor, T
 
 
 class Embedding(Task):
-    """Contrastive loss on text vectors. The logits are the vectors (K, hidden) of K
-    texts, and the labels (K, 3) are the output of `Members.labels_of`. Identical texts
-    are never each other's negatives."""
+    """Contrastive loss of text vectors. The logits are the vectors (K, hidden) of K
+    texts, and `Members.labels_of` describes the labels (K, 3). Identical texts are not
+    used as negatives of each other."""
 
     auto_class = "AutoModel"
     architectures = ("Model",)
@@ -43,8 +44,8 @@ class Embedding(Task):
 
     @cached_property
     def pooling(self) -> str:  # type: ignore[override]
-        """The pooling mode set in the parameters, or else the checkpoint's. Raises
-        TaskError if the checkpoint's pooling is unknown or not supported."""
+        """The pooling mode from the parameters, or from the checkpoint if it is `auto`.
+        Raises TaskError if the checkpoint's pooling is unknown or unsupported."""
         from flatout.engine.tasks._shared.checkpoint_pooling import checkpoint_pooling
 
         settings = self.settings
@@ -68,12 +69,12 @@ class Embedding(Task):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return one target per text, pooled as the task requires."""
+        """Return one target per text, at its last token if `pooling` is `last`."""
         last = self.pooling == "last"
         return super().targets(rows, row_ids, epoch, pools_last=last)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of anchors, over which the loss is summed."""
+        """Return the number of anchors, because the loss is summed over anchors."""
         return int((rows.labels_of(row_ids)[:, 1] == 0).sum())
 
     def head(self, model: Any, states: Tensor) -> Tensor:
@@ -81,7 +82,8 @@ class Embedding(Task):
         return states.float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the fp32 loss, summed over anchors and `model.matryoshka` sizes."""
+        """Return the loss, summed over anchors and over the sizes in
+        `model.matryoshka`, as an fp32 scalar."""
         import torch
 
         sizes = self.settings.matryoshka or [logits.shape[1]]
@@ -90,8 +92,9 @@ class Embedding(Task):
         return torch.stack(found).sum()
 
     def _loss(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Return the summed loss of vectors (K, size) without synchronising the device.
-        All pairs of texts are compared, and pairs that do not count are masked."""
+        """Return the loss of vectors (K, size), summed over anchors. All pairs of texts
+        are compared and irrelevant pairs are masked, which avoids device
+        synchronisation."""
         import torch
         from torch.nn.functional import normalize
 
@@ -122,7 +125,7 @@ class Embedding(Task):
         return Retrieval(self.settings.matryoshka)
 
     def answer_fields(self) -> list[Any]:
-        """Return a field for the vector of a text, normalised to unit length."""
+        """Return a field for the vector of a text, which has unit length."""
         return [pa.field("vector", pa.list_(pa.float32()))]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
@@ -131,8 +134,8 @@ class Embedding(Task):
 
 
 def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of squared errors between the cosine similarities of scored pairs
-    and their scores. `vectors` (K, size) must have unit length."""
+    """Return the squared differences between the cosine similarities of scored pairs
+    and their scores, summed. `vectors` (K, size) must have unit length."""
     import torch
 
     sample, place, bits = labels.unbind(1)
@@ -146,7 +149,7 @@ def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
 
 
 def _first(found: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first true column of each row of a boolean matrix (K, K), and whether
-    the row has one, as two tensors (K,)."""
+    """Return the first true column of each row of the boolean matrix `found` (K, K),
+    and whether the row has a true column. Both are tensors (K,)."""
     most, at = found.int().max(1)
     return at, most > 0

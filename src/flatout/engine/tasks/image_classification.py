@@ -14,14 +14,14 @@ from flatout.engine.tasks._task import HeadKind, Targets
 from flatout.engine.tasks.sequence_classification import SequenceClassification
 
 DRAWS = 5
-"""The number of random values per image: area, aspect ratio, x, y and flip."""
+"""The number of random values per image: for area, aspect ratio, x, y and flip."""
 RATIOS = np.log([3 / 4, 4 / 3])
 """The range of the logarithm of a crop's aspect ratio (Szegedy et al. 2014)."""
 
 
 class ImageClassification(SequenceClassification):
-    """Cross entropy over the classes of the train split. In training, micro-batches
-    have a field `crops`, which the model family applies on the device."""
+    """Cross entropy over the classes of the train split. In training, the model family
+    applies the field `crops` of a micro-batch to the images on the device."""
 
     auto_class = "AutoModelForImageClassification"
     architectures = ("ForImageClassification",)
@@ -31,14 +31,15 @@ class ImageClassification(SequenceClassification):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return one class per row, and `crops` (B, 5) that change with the epoch."""
+        """Return one class per row, and the field `crops` (B, 5), drawn anew in each
+        epoch."""
         found = super().targets(rows, row_ids, epoch, pools_last=pools_last)
         ids = row_ids if len(row_ids) else np.zeros(1, np.int64)  # one row of padding
         return replace(found, fields={"crops": self._crops(ids, epoch)})
 
     def _crops(self, row_ids: Ints, epoch: int) -> npt.NDArray[np.float32]:
-        """Return left, top, width and height as fractions of the image size, and a flip
-        flag (1 if flipped, else 0), as an array of shape (B, 5)."""
+        """Return left, top, width and height of each crop as fractions of the image
+        size, and 1 if the crop is flipped, else 0, as an array (B, 5)."""
         area, ratio, x, y, mirror = _uniform(row_ids, self.seed, epoch)
         least, mirrored = self.settings.crop_area, self.settings.flip_probability
         if least == 1:

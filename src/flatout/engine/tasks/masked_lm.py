@@ -20,9 +20,9 @@ NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 
 
 class MaskedLM(Pieces):
-    """Predict a fixed fraction of the tokens in each row. Of these targets, 80 % are
-    replaced by [MASK], 10 % by a random token and 10 % are kept, as in BERT's
-    create_pretraining_data.py, except that the random token is never special."""
+    """Predict a fixed fraction of the tokens in each row. Of these tokens, 80 % are
+    replaced by [MASK], 10 % by a random token, and 10 % are kept, as in BERT's
+    create_pretraining_data.py. Unlike there, random tokens are never special tokens."""
 
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
@@ -37,7 +37,7 @@ class MaskedLM(Pieces):
         vocabulary: Vocabulary | None = None,
         seed: int = 0,
     ) -> None:
-        """Create the task. Raises TaskError if the tokenizer has no mask token."""
+        """Raises TaskError if the tokenizer has no mask token."""
         super().__init__(settings, label_names, vocabulary, seed)
         if vocabulary is not None and vocabulary.mask_token_id is None:
             raise TaskError(NO_MASK)
@@ -52,7 +52,8 @@ class MaskedLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return masked copies of the rows, and the original tokens at the targets."""
+        """Return masked copies of the rows, with the positions and tokens of the
+        targets."""
         views = zip(rows.views(row_ids), row_ids.tolist(), strict=True)
         masked = [self._mask(ids, rows.place_of(row), epoch) for ids, row in views]
         values, places, labels = zip(*masked, strict=True) if masked else ((), (), ())
@@ -64,7 +65,7 @@ class MaskedLM(Pieces):
         return sum(self._mask_count(len(self._candidates(view))) for view in views)
 
     def _candidates(self, ids: npt.NDArray[Any]) -> Ints:
-        """Return the positions (C,) that may become targets."""
+        """Return the positions (C,) of the tokens that are not special."""
         return np.flatnonzero(~np.isin(ids, self._special))
 
     def _mask_count(self, candidates: int) -> int:
@@ -74,8 +75,9 @@ class MaskedLM(Pieces):
     def _mask(
         self, ids: npt.NDArray[Any], row: tuple[int, ...], epoch: int
     ) -> tuple[Any, Any, Any]:
-        """Return a masked copy of a row with the positions and labels of its targets.
-        The result depends only on the seed, the epoch and the row."""
+        """Return a masked copy of a row, and the positions and original tokens of its
+        targets. The result depends only on the seed, the epoch and `row`
+        (`Rows.place_of`)."""
         rng = np.random.default_rng([self.seed, epoch, *row])
         candidates = self._candidates(ids)
         count = self._mask_count(len(candidates))
@@ -99,7 +101,7 @@ class MaskedLM(Pieces):
 
     def _random_pieces(self, rng: np.random.Generator, count: int) -> Ints:
         """Draw `count` token ids uniformly from all non-special tokens. Special tokens
-        such as padding are excluded because RoBERTa assigns them no position."""
+        such as padding are excluded, because RoBERTa assigns no position to padding."""
         # The number of non-special ids below each special id, in ascending order.
         below = self._special - np.arange(len(self._special))
         drawn = rng.integers(0, self._known.size - len(below), count)

@@ -1,4 +1,4 @@
-"""Multi-label classification: any number of labels for each row."""
+"""Multi-label classification, in which a row has any number of labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 class MultiLabelClassification(Calibrated, Task):
     """Binary cross entropy of logits (K, L) and labels (K, L), summed over the L
-    labels. Labels are 0 or 1, or NaN if there is no target. A label is predicted if its
+    labels. Labels are 0, 1, or NaN if there is no target. A label is predicted if its
     probability is above `model.label_threshold`."""
 
     label_type = pa.list_(pa.string())
@@ -34,7 +34,7 @@ class MultiLabelClassification(Calibrated, Task):
         return (len(self.label_names),)
 
     def token_label_type(self) -> Any:
-        """Return a list type with 0 or 1 for each label."""
+        """Return a list type with one value, 0 or 1, per label."""
         return pa.list_(pa.float32(), len(self.label_names))
 
     def encode_labels(self, labels: Any) -> Any:
@@ -82,7 +82,8 @@ class MultiLabelClassification(Calibrated, Task):
         return logits > (cuts[0] if len({*cuts}) == 1 else logits.new_tensor(cuts))
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return ln(2) times the number of labels."""
+        """Return the loss if all probabilities are 0.5: ln(2) times the number of
+        labels."""
         return num_outputs * math.log(2)
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Prediction of the next key in a session of log keys, for anomaly detection.
 
 DeepLog (Du et al. 2017) calls a session abnormal if one of its keys is not among the g
-likeliest continuations, that is, if the rank of its worst key is g or more. The paper
-does not model the end of a session. If a model was trained without ends, its ranking of
-the end is random, so ends are scored by their probability instead of their rank.
+likeliest keys at its position. If ranks are counted from 0, this means that the highest
+rank in the session is g or more. The paper does not model the end of a session. The
+rank of an end is meaningless if a model was trained without ends, so ends are scored by
+their probability instead.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from flatout.engine.tasks.causal_lm import CausalLM
 
 
 class NextKey(CausalLM):
-    """Predict every key of a session and its end. Each session is one row: a start
-    token, the keys and an end token. The end is a target too, so that an early end
-    of a session can be detected."""
+    """Predict each key of a session and its end. Each session is one row with a start
+    token, the keys and an end token. Predicting the end makes it possible to detect
+    sessions that end too early."""
 
     texts = replace(CausalLM.texts, joined=False, whole_words=True)
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the rank and the end probability of each target as a tensor (K, 2).
-        The rank is the number of likelier keys. It is the vocabulary size for an
-        unknown key and -1 if the target is not a key. The end probability is 1 if the
-        target is not an end."""
+        """Return the rank and the end probability of each target, as a tensor (K, 2).
+        The rank is the number of keys that are likelier than the target. For an unknown
+        key, it is the vocabulary size. If the target is no key, it is -1. The end
+        probability is 1 if the target is no end."""
         import torch
 
         known = labels.clamp(min=0)
@@ -48,8 +49,9 @@ class NextKey(CausalLM):
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Return the rank of the worst key of each session, the first position with
-        that rank (counted from 1) and the end probability (1 if there is no end)."""
+        """Return the highest rank of a key in each session, the first position with
+        that rank (counted from 1), and the probability of the end (1 without an end).
+        """
         ranks, ends = logits.T
         counts = rows.lengths(np.arange(len(rows))) - 1
         row = np.repeat(np.arange(len(rows)), counts)
@@ -65,12 +67,13 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """The id of the unknown key, or -1 (never a label) if there is no such key."""
+        """The id of the unknown key, or -1 (which is never a label) if there is
+        none."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 
     def _special(self, logits: Tensor) -> Tensor:
-        """Return a boolean mask (V,) of the tokens that are not keys."""
+        """Return a boolean mask (V,) that is true for tokens that are not keys."""
         import torch
 
         found = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)

@@ -1,4 +1,4 @@
-"""Regression: predicting one number per row, trained with the squared error."""
+"""Regression, which predicts one number per row and minimises the squared error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
 class Regression(Task):
-    """Squared error of logits (K, 1) and labels (K,). NaN labels are not targets."""
+    """Squared error of logits (K, 1) and labels (K,). NaN labels have no target."""
 
     label_type = pa.float64()
     label_dtype = np.dtype(np.float32)
@@ -43,7 +43,7 @@ class Regression(Task):
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
         """Return the columns of `Task.judge`. A prediction is wrong unless it equals
-        its label."""
+        the label."""
         found = logits.squeeze(-1)
         return {
             "loss": (found - labels).square(),

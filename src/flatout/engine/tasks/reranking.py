@@ -1,7 +1,7 @@
-"""Reranking: scoring a passage for a query with a cross-encoder that reads both.
+"""Reranking: score a passage for a query, with a cross-encoder that reads both texts.
 
-The loss equals BinaryCrossEntropyLoss of sentence-transformers, whose `CrossEncoder`
-class can load the saved model.
+The loss is the same as BinaryCrossEntropyLoss of sentence-transformers, whose
+`CrossEncoder` class can load the saved model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from flatout.engine.tasks._task import Device, Metrics, RankedRows, Task, Tensor
 
 
 class Reranking(RankedRows, Task):
-    """Binary cross entropy of logits (K, 1) and labels (K, 2). The columns of the
-    labels are the score of the row, in [0, 1], and the number of its query. Labels
-    without a target are NaN."""
+    """Binary cross entropy of logits (K, 1) and labels (K, 2). The first column of the
+    labels is the score of the row, in [0, 1], and the second column the number of its
+    query. Rows without a target have NaN labels."""
 
     texts = Texts(form="ranking")
     label_type = pa.float64()
@@ -34,8 +34,8 @@ class Reranking(RankedRows, Task):
     }
 
     def token_label_type(self) -> Any:
-        """Return a list type for the score and the query number. In fp32, query numbers
-        are exact up to 2**24."""
+        """Return a list type for the score and the query number. fp32 numbers up to
+        2**24 are exact."""
         return pa.list_(pa.float32(), 2)
 
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
@@ -43,7 +43,8 @@ class Reranking(RankedRows, Task):
         return pa.FixedSizeListArray.from_arrays(pa.array(pairs.ravel()), 2)
 
     def config_keys(self) -> dict[str, Any]:
-        """Return config keys for one output, whose sigmoid is the score."""
+        """Return the config entries for a model with a single output. The score is the
+        sigmoid of this output."""
         return {"num_labels": 1, "problem_type": None}
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -69,8 +70,8 @@ class Reranking(RankedRows, Task):
         return math.log(2)
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return columns as in `Task.judge`. A prediction is wrong if its score and its
-        label are on different sides of 0.5."""
+        """Return the columns of `Task.judge`. A prediction is wrong if exactly one of
+        score and label is at least 0.5."""
         scores, wanted = logits[:, 0].float().sigmoid(), labels[:, 0]
         return {
             "loss": self._losses(logits, labels),

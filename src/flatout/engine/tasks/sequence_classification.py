@@ -16,8 +16,8 @@ from flatout.engine.tasks._task import Device, Metrics
 
 
 class SequenceClassification(Calibrated, CrossEntropy):
-    """Cross entropy over the classes of the train split. If there are two classes, the
-    second is predicted if its probability is above `model.label_threshold`."""
+    """Cross entropy over the classes of the train split. With two classes, the second
+    class is predicted if its probability is above `model.label_threshold`."""
 
     label_type = pa.string()
     takes_options = CrossEntropy.takes_options | {"class_weights"}
@@ -51,7 +51,7 @@ class SequenceClassification(Calibrated, CrossEntropy):
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The name of the second class if there are two classes, or else no name."""
+        """The name of the second class if there are exactly two, else no name."""
         return self.label_names[1:] if len(self.label_names) == 2 else ()
 
     def chosen(self, logits: Any) -> Any:

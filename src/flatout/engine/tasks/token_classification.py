@@ -19,8 +19,8 @@ from flatout.engine.tasks._task import Device, HeadKind, Metrics, Targets, Tenso
 
 class TokenClassification(CrossEntropy):
     """Cross entropy at the first token of each word. Labels have the shape (K, 2). The
-    first column is the tag; the second is 1 at the first target of a row and 0
-    elsewhere, so that no entity spans two rows."""
+    first column is the tag. The second column is 1 at the first target of a row, else
+    0, so that no entity continues in the next row."""
 
     auto_class = "AutoModelForTokenClassification"
     architectures = ("ForTokenClassification",)
@@ -36,12 +36,12 @@ class TokenClassification(CrossEntropy):
     targets_per_token = 1.0
 
     def token_label_type(self) -> Any:
-        """Return a list type with one tag per token. Tokens after the first token of a
-        word have the tag IGNORED."""
+        """Return a list type with one tag number per token. The tag number is IGNORED
+        for all tokens of a word except the first."""
         return pa.list_(pa.int32())
 
     def encode_labels(self, labels: Any) -> Any:
-        """Convert lists of tags, one per word, to lists of tag numbers."""
+        """Convert lists of tag names, one per word, to lists of tag numbers."""
         lists = labels.combine_chunks()
         tags = pc.index_in(lists.flatten(), pa.array(self.label_names, pa.string()))
         lengths = pc.list_value_length(lists).to_numpy()
@@ -73,15 +73,15 @@ class TokenClassification(CrossEntropy):
         return super().hits(logits, labels[:, 0])
 
     def metrics(self, device: Device) -> Metrics:
-        """Return metrics for tag accuracy and, if the tags use prefixes such as B- and
-        I-, entity F1."""
+        """Return metrics of tag accuracy. If all tags have prefixes such as B- and I-,
+        the metrics include the F1 of entities."""
         from flatout.engine.tasks._shared.several_labels import Entities
 
         return Entities(self.label_names, device)
 
     def answer_fields(self) -> list[Any]:
-        """Return fields for the tag of each word and its probability. Both are null for
-        words beyond the maximum length."""
+        """Return fields for the tags of the words and their probabilities. Both are
+        null for words beyond the maximum length."""
         return [
             pa.field("tags", pa.list_(pa.string())),
             pa.field("scores", pa.list_(pa.float32())),
@@ -90,8 +90,8 @@ class TokenClassification(CrossEntropy):
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Return tags and scores from the logits (K, C) of all targets of `rows`. The
-        labels of `rows` are the word numbers of the targets."""
+        """Return the tags and scores of words from the logits (K, C) of all targets in
+        `rows`. Here, the labels of `rows` are the word numbers of the targets."""
         from scipy.special import softmax
 
         best, scores = logits.argmax(-1), softmax(logits, axis=-1).max(-1)

@@ -14,17 +14,18 @@ from flatout.engine.tasks._task import TaskError
 logger = logging.getLogger(__name__)
 
 MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
-"""Maps the pooling modes of sentence-transformers to flatout's names."""
+"""flatout's names of the pooling modes of sentence-transformers."""
 OLD_KEY = re.compile("pooling_mode_(.+?)(_tokens?)?")
-"""Matches the config key of a mode, as in sentence-transformers before version 6."""
+"""Matches the config keys of pooling modes that sentence-transformers used before
+version 6, e.g. `pooling_mode_mean_tokens`."""
 DEFAULT = "mean"
-"""The mode that sentence-transformers uses for models without a pooling config."""
+"""The pooling mode that sentence-transformers uses if a model has no pooling config."""
 KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 def checkpoint_pooling(name: str | None, revision: str | None) -> str:
-    """Return the pooling mode of a model folder or repository: mean, first or last.
-    Raises TaskError if the checkpoint computes its vectors in another way."""
+    """Return the pooling mode (mean, first or last) of a model folder or Hub
+    repository. Raises TaskError if the model computes its vectors in another way."""
     if name is None:
         return DEFAULT
     for module in _read(name, revision, "modules.json") or []:
@@ -60,7 +61,8 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
 
 
 def _check_reached(name: str) -> None:
-    """Raise TaskError if the Hub, which may have a pooling config, is unreachable."""
+    """Raise TaskError if `name` is on the Hub and the Hub cannot be reached. In that
+    case, it is unknown whether the model has a pooling config."""
     if not Path(name).is_dir() and where_to_look(name).get("local_files_only"):
         raise TaskError(
             f"model.pooling: whether {name} names its pooling is unknown, because "

@@ -21,8 +21,8 @@ from flatout.engine.tasks._task import (
 
 
 class CrossEntropy(Task):
-    """Base class whose loss is the cross entropy of logits (K, C) and labels (K,),
-    summed over targets."""
+    """Base class of tasks whose loss is the cross entropy of logits (K, C) and labels
+    (K,), summed over K targets."""
 
     takes_options = frozenset({"label_smoothing", "focal_gamma"})
     figures: ClassVar[Mapping[str, bool]] = {"loss": False, "accuracy": True}
@@ -30,14 +30,14 @@ class CrossEntropy(Task):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a fused kernel may compute the loss. This is the case if no loss
-        options are set and no custom task overrides `loss`."""
+        """Whether a fused kernel may compute the loss. It may if no loss options are
+        set and no custom task overrides `loss`."""
         ours = type(self).loss.__module__.startswith("flatout.engine.tasks.")
         return ours and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """Return the sum of the targets' class weights, as in PyTorch's weighted mean,
-        or None if no class weights are set."""
+        """Return the sum of the class weights over all targets, by which PyTorch's
+        weighted mean is also divided. Return None if there are no class weights."""
         if self.loss_options.class_weights is None:
             return None
         targets = self.targets(rows, row_ids, epoch, pools_last=False)
@@ -63,7 +63,8 @@ class CrossEntropy(Task):
         return losses
 
     def _weights_on(self, device: Device) -> Tensor | None:
-        """Return the class weights (C,). They are copied to the device only once."""
+        """Return the class weights (C,), if any. They are copied to `device` only
+        once."""
         weights = self.loss_options.class_weights
         if weights is None:
             return None
@@ -77,7 +78,8 @@ class CrossEntropy(Task):
         return (self.chosen(logits) == labels).sum(), (labels != IGNORED).sum()
 
     def chosen(self, logits: Any) -> Any:
-        """Return predicted classes (...) for a tensor or array of logits (..., C)."""
+        """Return the predicted classes (...) for a tensor or array of logits (...,
+        C)."""
         return logits.argmax(-1)
 
     def metrics(self, device: Device) -> Metrics:
@@ -86,7 +88,8 @@ class CrossEntropy(Task):
         return Hits(device)
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return ln(C) for C classes, times (1 - 1 / C) ** gamma for the focal loss."""
+        """Return the loss of equal logits: ln(C) for C classes, and with a focal loss
+        ln(C) times (1 - 1 / C) ** gamma."""
         rest = 1 - 1 / num_outputs
         return float(rest**self.loss_options.focal_gamma) * math.log(num_outputs)
 
@@ -114,7 +117,8 @@ class Pieces(CrossEntropy):
 
 
 def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """Return (1 - target probability) ** gamma as a tensor (K,) for logits (K, C)."""
+    """Return the factor (1 - p) ** gamma of the focal loss for each target, as a tensor
+    (K,). p is the probability of the label, according to logits (K, C)."""
     places = labels.clamp(min=0)[:, None]
     known = logits.log_softmax(-1).gather(-1, places).squeeze(-1)
     # A power with an exponent below 1 has no derivative at 0.

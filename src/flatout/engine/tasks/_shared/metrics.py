@@ -1,7 +1,7 @@
 """Evaluation metrics, accumulated as sums on the device.
 
-Metrics that need sorted values, such as the AUC, keep all values and gather them once,
-at the end.
+Metrics that need sorted values, such as the AUC, keep all values. They are gathered
+from all ranks once, at the end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from flatout.engine.tasks._task import IGNORED, Metrics
 LIKELIEST = partial(torch.argmax, dim=-1)
 TOP_K = 5
 MOST_RANKED_CLASSES = 32
-"""The AUC is computed for at most this many classes, because it keeps all scores."""
+"""The maximum number of classes for the AUC, which needs the scores of all rows."""
 
 
 class Hits(Metrics):
-    """Accuracy in [0, 1], for language models, whose vocabularies are too large for
-    per-class metrics."""
+    """Accuracy in [0, 1], for language models. Their vocabularies are too large for
+    metrics per class."""
 
     def __init__(self, device: torch.device) -> None:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
@@ -57,7 +57,7 @@ class Classes(Metrics):
         device: torch.device,
         chosen: Callable[[Tensor], Tensor] = LIKELIEST,
     ) -> None:
-        """`chosen` is a function that maps logits (k, C) to predicted classes (k,)."""
+        """`chosen` maps logits (k, C) to predicted classes (k,)."""
         self._chosen = chosen
         self._num_classes = num_classes
         self._counts = torch.zeros((3, num_classes), dtype=torch.int64, device=device)
@@ -86,7 +86,7 @@ class Classes(Metrics):
         return [self._counts, self._among_first]
 
     def kept(self) -> list[list[Tensor]]:
-        """Return the scores (k, C) or (k, 1) and the labels (k,)."""
+        """Return scores, (k, C) or (k, 1), and labels (k,), in one list each."""
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
@@ -116,11 +116,11 @@ class Numbers(Metrics):
         self._pairs.append(torch.stack([logits[:, 0].float(), labels.float()], 1))
 
     def kept(self) -> list[list[Tensor]]:
-        """Return pairs of predictions and labels (k, 2)."""
+        """Return tensors (k, 2) with a prediction and a label per row."""
         return [self._pairs]
 
     def compute(self) -> dict[str, Any]:
-        """Return mse, mae, pearson and spearman, or nothing without targets."""
+        """Return mse, mae, pearson and spearman, or nothing if there are no targets."""
         pairs = torch.cat(self._pairs).double().cpu().numpy()
         pairs = pairs[~np.isnan(pairs[:, 1])]
         if not len(pairs):
@@ -137,9 +137,10 @@ class Numbers(Metrics):
 def figures_of_counts(
     right: Tensor, true: Tensor, predicted: Tensor
 ) -> dict[str, float]:
-    """Compute metrics in fp64 from the numbers (C,) of correct, true and predicted rows
-    of each class. Macro averages are taken over classes that occur or are predicted.
-    As in scikit-learn, a division by zero gives zero."""
+    """Compute metrics from the number of correct, true and predicted rows of each
+    class, in fp64 tensors (C,). Macro averages are taken over all classes that occur in
+    labels or predictions. As in scikit-learn, a ratio with the denominator zero is
+    zero."""
     there = true + predicted > 0
     precision = (right / predicted.clamp(min=1))[there].mean()
     recall = (right / true.clamp(min=1))[there].mean()
@@ -156,8 +157,8 @@ def figures_of_counts(
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
-    """Return the multi-class Matthews correlation coefficient (Gorodkin 2004), or 0 if
-    all labels or all predictions are equal."""
+    """Return the multi-class Matthews correlation coefficient (Gorodkin 2004). It is 0
+    if all labels or all predictions are the same class."""
     count = true.sum()
     both = right.sum() * count - true @ predicted
     spread = (count**2 - true @ true) * (count**2 - predicted @ predicted)
@@ -165,15 +166,15 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def _class_scores(logits: Tensor) -> Tensor:
-    """Return the scores (k, C) that rank the rows, or scores (k, 1) for two classes."""
+    """Return scores (k, C) by which rows are ranked, or (k, 1) for two classes."""
     if logits.shape[-1] == 2:
         return logits[:, 1:] - logits[:, :1]
     return logits.softmax(-1)
 
 
 def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the mean one-versus-rest AUC over the classes that have both positive and
-    negative rows."""
+    """Return the mean one-versus-rest AUC, over classes with positive and negative
+    rows."""
     real = labels != IGNORED
     scores, labels = scores[real], labels[real]
     first = 1 if scores.shape[1] == 1 else 0
@@ -185,9 +186,9 @@ def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
     """Return the area under the ROC curve for `scores` (N,) and booleans `positive`
-    (N,), or NaN if all rows are positive or all are negative. It is the fraction of
-    (positive, negative) pairs in which the positive row has the higher score, with ties
-    counted half (Mann and Whitney 1947)."""
+    (N,). This is the fraction of (positive, negative) pairs in which the positive row
+    has the higher score. Ties count half (Mann and Whitney 1947). The area is NaN if
+    all rows are positive or all are negative."""
     ours, others = int(positive.sum()), int((~positive).sum())
     if not ours * others:
         return math.nan
@@ -196,7 +197,8 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
 
 
 def correlation(pairs: npt.NDArray[Any]) -> float:
-    """Return the Pearson correlation of `pairs` (N, 2), or NaN for constant columns."""
+    """Return the Pearson correlation of `pairs` (N, 2), or NaN if a column is
+    constant."""
     if not np.ptp(pairs, axis=0).all():
         return math.nan
     return float(np.asarray(np.corrcoef(pairs.T.astype(np.float64)))[0, 1])
@@ -204,8 +206,8 @@ def correlation(pairs: npt.NDArray[Any]) -> float:
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the ranks of `values` (N,), or of each column of `values` (N, C), starting
-    at 1. Tied values get their mean rank. If any value is NaN, all ranks are NaN.
-    scipy.stats is not used because its import takes 0.5 s."""
+    at 1. Tied values get their mean rank. If any value is NaN, all ranks are NaN. This
+    replaces scipy.stats, whose import takes 0.5 s."""
     if values.ndim > 1:
         return np.stack([ranks(column) for column in values.T], 1)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -217,7 +219,7 @@ PREFIXES = ("", "forward_", "backward_")
 
 
 class Directions(Metrics):
-    """Perplexity, accuracy and top-5 accuracy for each direction and for both."""
+    """Perplexity, accuracy and top-5 accuracy, per direction and for both together."""
 
     def __init__(self, device: torch.device) -> None:
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
@@ -243,8 +245,8 @@ class Directions(Metrics):
         return [self._losses, self._counts]
 
     def compute(self) -> dict[str, Any]:
-        """Return the metrics named in `BidirectionalLM.figures`. The perplexity of both
-        directions is computed from their mean loss."""
+        """Return the metrics named in `BidirectionalLM.figures`. The perplexity for
+        both directions is the exponential of their mean loss."""
         sums = torch.cat([self._losses[None], self._counts.double()]).cpu()
         sums = torch.cat([sums.sum(1, keepdim=True), sums], 1)
         losses, targets, right, among = sums

@@ -1,8 +1,7 @@
 """Ranking metrics for reranking and embedding.
 
-Reranking ranks the passages of each query by score. Embedding ranks the positives of
-each anchor among all passages of a split, or correlates cosine similarities with given
-scores.
+Reranking ranks the passages of each query by score. Embedding ranks all passages of a
+split by similarity to each anchor, or correlates similarities with given scores.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from flatout.engine.tasks._shared.metrics import correlation, ranks
 from flatout.engine.tasks._task import Metrics
 
 DEPTH = 10
-"""The number of top-ranked passages that are considered for each query."""
+"""The number of highest-ranked passages of each query that metrics consider."""
 RELEVANT = 0.5
-"""The smallest label of a relevant passage."""
+"""The smallest label with which a passage is relevant."""
 QUERIES_AT_ONCE = 1024
 FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10")
 Ints = npt.NDArray[np.int64]
 
 
 class Retrieval(Metrics):
-    """Retrieval metrics. Each distinct anchor is a query that ranks all distinct
-    passages. A passage identical to the query is ignored unless it is a positive."""
+    """Retrieval metrics. For each distinct anchor, all distinct passages are ranked. A
+    passage that is identical to the anchor is left out unless it is a positive."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` lists the sizes of truncated vectors to evaluate as well."""
+        """`sizes` lists sizes of truncated vectors that are evaluated as well."""
         self._sizes = sizes
         self._vectors: list[Tensor] = []
         self._labels: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add vectors (k, H) and labels (k, 3) from `Members.labels_of`."""
+        """Add vectors (k, H) and the labels (k, 3) that `Members.labels_of` returns."""
         self._vectors.append(logits.float())
         self._labels.append(labels)
 
     def kept(self) -> list[list[Tensor]]:
-        """Return all vectors and labels."""
+        """Return the vectors and the labels of all batches."""
         return [self._vectors, self._labels]
 
     def compute(self) -> dict[str, Any]:
@@ -68,7 +67,8 @@ class Retrieval(Metrics):
 
 
 def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
-    """Return the row numbers (2, N) of the texts in N scored pairs, and the scores."""
+    """Return the indices (2, N) of the first and second text of N scored pairs, and
+    their scores (N,). `labels` (K, 3) are those of all texts."""
     order = np.argsort(labels[:, 0], kind="stable")
     places = labels[order, 1]
     rows = np.stack([order[places == 0], order[places == -1]])
@@ -87,31 +87,31 @@ def _correlation(
 
 
 class _Wanted:
-    """The relevant passages of each query, derived from labels (K, 3)."""
+    """The relevant passages of each query, derived from labels (K, 3) of texts."""
 
     def __init__(self, labels: npt.NDArray[Any]) -> None:
         samples, places, hashes = labels.T
         anchors, passages = np.flatnonzero(places == 0), np.flatnonzero(places > 0)
         texts, first, query_of = np.unique(hashes[anchors], True, True)
         self.queries: Ints = anchors[first]
-        """The row numbers (Q,) of the query vectors."""
+        """The indices (Q,) of the queries among all vectors."""
         corpus, first, passage_of = np.unique(hashes[passages], True, True)
         self.corpus: Ints = passages[first]
-        """The row numbers (C,) of the passage vectors."""
+        """The indices (C,) of the distinct passages among all vectors."""
         order = np.argsort(samples[anchors])
         is_positive = places[passages] == 1
         own = samples[passages[is_positive]]
         at = order[np.searchsorted(samples[anchors], own, sorter=order)]
         size = len(self.corpus)
         self.pairs: Ints = np.unique(query_of[at] * size + passage_of[is_positive])
-        """The number query * C + passage for each relevant pair, in ascending order."""
+        """The number query * C + passage of each relevant pair, in ascending order."""
         self.counts: Ints = np.bincount(self.pairs // size, minlength=len(texts))
         """The number of relevant passages of each query (Q,)."""
         place = np.minimum(np.searchsorted(corpus, texts), size - 1)
         themselves = np.arange(len(texts)) * size + place
         same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
         self.themselves: Ints = np.where(same, place, -1)
-        """The index of the passage identical to each query (Q,), or else -1."""
+        """The index of the passage that is identical to each query, or -1, as (Q,)."""
 
 
 def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
@@ -127,7 +127,7 @@ def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
 
 
 def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
-    """Return whether the passage at each rank is relevant, as a mask (Q, DEPTH)."""
+    """Return a mask (Q, DEPTH) of whether the passage at each rank is relevant."""
     size, hits = len(wanted.corpus), []
     corpus = vectors[torch.from_numpy(wanted.corpus).to(vectors.device)]
     for start in range(0, len(wanted.queries), QUERIES_AT_ONCE):
@@ -145,21 +145,21 @@ def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
 
 
 class Ranking(Metrics):
-    """Ranking metrics over the passages that are given for each query."""
+    """Ranking metrics. The passages given for each query are ranked by their logits."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, 1) and labels (k, 2) with columns (score, query number)."""
+        """Add logits (k, 1) and labels (k, 2) with the score and the query number."""
         self._rows.append(torch.cat([logits.float(), labels.float()], 1))
 
     def kept(self) -> list[list[Tensor]]:
-        """Return the logits and labels as tensors (k, 3)."""
+        """Return tensors (k, 3) of logit, score and query number."""
         return [self._rows]
 
     def compute(self) -> dict[str, Any]:
-        """Return the metrics averaged over all queries with a relevant passage."""
+        """Return the metrics, averaged over all queries with a relevant passage."""
         rows = torch.cat(self._rows).cpu().numpy()
         return ranking_figures(*rows[~np.isnan(rows[:, 1])].T)
 
@@ -167,9 +167,9 @@ class Ranking(Metrics):
 def ranking_figures(
     logits: npt.NDArray[Any], labels: npt.NDArray[Any], queries: npt.NDArray[Any]
 ) -> dict[str, float]:
-    """Return the ranking metrics of N rows, averaged over all queries with a relevant
-    passage. Passages with equal logits are ordered by ascending label, so that a model
-    gains nothing by giving all passages the same score."""
+    """Return the ranking metrics for N rows, averaged over all queries that have a
+    relevant passage. Passages with equal logits are ranked by ascending label, so that
+    a model gains nothing by giving all passages the same score."""
     numbers, queries = np.unique(queries, return_inverse=True)
     order = np.lexsort((labels, -logits, queries))
     ideal = labels[np.lexsort((-labels, queries))].astype(np.float64)

@@ -1,8 +1,7 @@
-"""Calibration: how well probabilities match outcomes, and how to correct them.
+"""Calibration: measure how well probabilities match outcomes, and correct them.
 
-Logits (N, L) with 0/1 labels (N, L) belong to L independent labels with a sigmoid each.
-Logits (N, C) with labels (N,) belong to C classes with a softmax. All computations use
-fp64.
+Logits (N, L) with 0/1 labels (N, L) are L independent labels with a sigmoid each.
+Logits (N, C) with labels (N,) are C classes with a softmax. All computations use fp64.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 NUM_BINS = 15
-"""The number of equal-width bins in [0, 1]."""
+"""The number of bins of equal width into which probabilities are divided."""
 MOST_SCALED = 100.0
-"""The largest allowed temperature. Its inverse is the smallest allowed temperature."""
+"""The largest temperature that is tried. The smallest one is its inverse."""
 NARROWEST = 1e-12
-"""The smallest distance allowed between a threshold and 0 or 1."""
+"""The smallest distance of a threshold from 0 or 1."""
 Floats = npt.NDArray[np.float64]
 Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
-"""Probabilities (N, L), and booleans (N, L) that are true if the label applies."""
+"""Probabilities (N, L), and booleans (N, L) that are true for labels that apply."""
 
 
 def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
-    """Return the probabilities and outcomes of each label. Two classes are treated as
-    one label, the second class; three or more classes are treated as one label, the
-    predicted class."""
+    """Return the probabilities of N rows, and whether the predicted event occurred. For
+    two classes, the event is the second class. For more classes, it is the predicted
+    class. For independent labels, there is one event per label."""
     logits = logits.astype(np.float64)
     if labels.ndim == 2:
         return expit(logits), labels == 1
@@ -40,9 +39,9 @@ def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
 
 
 def bins_of(shares: Floats, hits: npt.NDArray[np.bool_]) -> Floats:
-    """Divide N rows into bins by their probabilities `shares` (N,). Return the number
-    of rows, the sum of their probabilities and the number of hits in each bin as an
-    array (NUM_BINS, 3)."""
+    """Divide N rows into bins by their probabilities `shares` (N,). Return an array
+    (NUM_BINS, 3) with the number of rows, the sum of their probabilities and the number
+    of true `hits` (N,) in each bin."""
     place = np.searchsorted(np.linspace(0, 1, NUM_BINS + 1)[1:-1], shares, "right")
     weights = (None, shares, hits)
     sums = [np.bincount(place, weight, NUM_BINS) for weight in weights]
@@ -50,7 +49,8 @@ def bins_of(shares: Floats, hits: npt.NDArray[np.bool_]) -> Floats:
 
 
 def calibration_errors(shares: Floats, hits: npt.NDArray[np.bool_]) -> list[float]:
-    """Return the expected calibration error of each label (Naeini et al. 2015)."""
+    """Return the expected calibration error (Naeini et al. 2015) of each column of
+    `shares` and `hits` (N, L)."""
     found = [bins_of(*label) for label in zip(shares.T, hits.T, strict=True)]
     return [float(np.abs(b[:, 1] - b[:, 2]).sum() / max(1, len(hits))) for b in found]
 
@@ -61,10 +61,10 @@ def calibration_figures(
     temperature: float,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the calibration error before and after scaling with `temperature`. The
-    error is the mean over labels. If there are several labels, their errors are also
-    returned by name. `reliability` lists the number of rows, the mean probability and
-    the fraction of hits in each non-empty bin, over all labels."""
+    """Return the calibration error, with and without division of the logits by
+    `temperature`, as means over labels. If there is one error for each of `names`,
+    these errors are also included. `reliability` lists the number of rows, the mean
+    probability and the fraction of hits in each non-empty bin, over all labels."""
     figures: dict[str, Any] = {"reliability": {}}
     for suffix, divisor in (("_uncalibrated", 1.0), ("", temperature)):
         shares, hits = outcomes(logits / divisor, labels)
@@ -84,9 +84,9 @@ def calibration_figures(
 
 
 def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the temperature that minimises the negative log-likelihood when logits are
-    divided by it (Guo et al. 2017). The log-likelihood is concave in the inverse
-    temperature, so its slope has one root."""
+    """Return the temperature that minimises the negative log-likelihood of the labels
+    when logits are divided by it (Guo et al. 2017). The log-likelihood is concave in
+    the inverse temperature, so the minimum is the only root of its slope."""
     logits = logits.astype(np.float64)
     wanted = labels
     if labels.ndim == 1:
@@ -105,10 +105,10 @@ def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> fl
 
 
 def best_threshold(shares: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Return the probability threshold with the largest F1, or None if no row is
-    positive. `shares` (N,) are probabilities. Thresholds lie halfway between
-    neighbouring probabilities. If several thresholds have the same F1, the one nearest
-    to 0.5 is returned."""
+    """Return the threshold with the largest F1 for the probabilities `shares` (N,), or
+    None if no row is `positive` (N,). Candidates lie halfway between neighbouring
+    probabilities. Of several thresholds with the same F1, the one nearest to 0.5 is
+    returned."""
     if not positive.any():
         return None
     values, groups = np.unique(shares, return_inverse=True)

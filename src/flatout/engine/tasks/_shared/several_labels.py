@@ -1,7 +1,7 @@
 """Metrics of token classification and multi-label classification.
 
 An entity is correct only if its type, start and end match (Sang 2002). Starts and ends
-follow the rules of conlleval and seqeval, even for invalid tag sequences, such as I-
+are determined as in conlleval and seqeval, even for invalid tag sequences, such as I-
 without a preceding B-.
 """
 
@@ -58,7 +58,8 @@ class Entities(Metrics):
     def _entities(
         self, tags: Tensor, starts: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return whether an entity ends at each tag (k,), with its type and start."""
+        """Return three tensors (k,) for the `tags` (k,): whether an entity ends at the
+        tag, the entity's type, and the position of its start."""
         prefix = self._prefixes[tags].where(real, OUTSIDE)
         types = self._types[tags].where(real, -1)
         # The positions before the first and after the last tag of a row have the tag O.
@@ -99,7 +100,7 @@ class Entities(Metrics):
 
 
 class LabelCounts(Metrics):
-    """F1 over labels, and exact-match accuracy of rows (all labels must be correct)."""
+    """F1 over labels, and the fraction of rows for which all labels are correct."""
 
     def __init__(
         self,
@@ -107,8 +108,8 @@ class LabelCounts(Metrics):
         given: Callable[[Tensor], Tensor],
         device: torch.device,
     ) -> None:
-        """`given` is a function that maps logits (k, L) to booleans (k, L) that mark
-        predicted labels."""
+        """`given` maps logits (k, L) to booleans (k, L), which are true for predicted
+        labels."""
         self._given = given
         self._counts = torch.zeros((3, num_labels), dtype=torch.int64, device=device)
         self._rows = torch.zeros(2, dtype=torch.int64, device=device)
@@ -127,7 +128,7 @@ class LabelCounts(Metrics):
 
     def compute(self) -> dict[str, Any]:
         """Return metrics in [0, 1], defined as in scikit-learn: `f1_micro` over all
-        labels, `f1_macro` averaged over labels, and `accuracy` of whole rows."""
+        labels, `f1_macro` averaged over labels, and `accuracy` over whole rows."""
         right, rows = self._rows.tolist()
         counts = self._counts.tolist()
         each = [f1_of(*label) for label in zip(*counts, strict=True)]
