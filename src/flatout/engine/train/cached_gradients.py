@@ -1,11 +1,11 @@
 """Compute a loss that compares all samples of a global batch, e.g. a contrastive loss.
 
 The computation takes two passes (Gao et al. 2021). The first pass computes the logits
-of all micro-batches without gradients. The ranks exchange the logits and compute the
-loss and its gradient with respect to each logit. The second pass recomputes the logits
-of each micro-batch, with the same random numbers, and runs the backward pass from these
-gradients. In this way, the loss compares all samples of the global batch, but only the
-activations of one micro-batch are in memory at a time.
+of all micro-batches without gradients. The ranks exchange the logits, and compute the
+loss and its gradient with respect to the logits. The second pass recomputes the logits
+of each micro-batch, with the same random numbers, and continues the backward pass from
+these gradients. In this way, the loss compares all samples of the global batch, but
+only the activations of one micro-batch are in memory at a time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.model import GRADIENT
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function that maps logits (K, ...) and labels (K, ...) to their summed loss, an
-fp32 scalar."""
+"""A function that maps logits (K, ...) and labels (K, ...) to the loss, summed over K
+targets, as an fp32 scalar."""
 Part = tuple[Tensor, Tensor, Tensor]
 """The logits (k, ...), labels (k, ...) and positions (k,) of targets in a batch."""
 
 
 def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """Return the logits and labels (S, ...) of a global batch in order of position,
-    combined over all ranks. S is `count`. Padding has the position S."""
+    """Combine the `parts` of all ranks. Return the logits and labels (S, ...) of a
+    global batch of `count` = S targets, in order of position. Padding, whose position
+    is S, is dropped."""
     logits, labels, places = (torch.cat(list(own)) for own in zip(*parts, strict=True))
     found = []
     for values in (logits.float(), labels):
@@ -45,7 +46,8 @@ def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, T
 
 class CachedGradients:
     """Computes the loss of a global batch and its gradient with respect to the logits.
-    Iterating over an instance yields the input of each micro-batch's backward pass."""
+    Iterating over an instance yields the input for the second pass of each micro-batch.
+    """
 
     def __init__(
         self,
@@ -56,7 +58,8 @@ class CachedGradients:
         no_sync: Callable[[], AbstractContextManager[Any]],
         draw: Callable[[], None],
     ) -> None:
-        """`draw` is called before each forward pass, to draw new dropout masks."""
+        """Run the first pass. `draw` draws new dropout masks before each forward
+        pass."""
         self._runtime, self._draw = runtime, draw
         self._micro_batches = batch.micro_batches
         self._states: list[list[Tensor]] = []
@@ -80,9 +83,9 @@ class CachedGradients:
         """The summed loss divided by the number of ranks, as a scalar tensor."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the tensors of each micro-batch with the gradients of its logits. The
-        backward passes then add up to the gradient of the global loss. The random
-        state of the first pass is restored before each micro-batch."""
+        """Yield the tensors of each micro-batch, including the gradients of its logits.
+        The sum of the resulting gradients is the gradient of the global loss. Before
+        each micro-batch, the random state of the first pass is restored."""
         for tensors, state in zip(self._micro_batches, self._states, strict=True):
             torch.set_rng_state(state[0])
             if self._runtime.is_cuda:

@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 
 PERPLEXITY = "perplexity"
 ROWS_AT_ONCE = 1024
-"""The number of rows in an evaluation batch, which is divided among the ranks."""
+"""The number of rows in an evaluation batch, over all ranks."""
 COMPARED_ROWS = 512
-"""The number of rows that a whole-batch (contrastive) loss compares with each other. It
-is independent of the global batch size, so that runs can be compared."""
+"""The number of rows in an evaluation batch if the loss compares rows with each other.
+It does not depend on the global batch size, so that runs can be compared."""
 EVALUATION_EPOCH = 0
-"""The epoch number that seeds random targets, such as masked tokens. It is fixed, so
-that all losses are comparable."""
+"""The epoch number from which random targets, such as masked tokens, are drawn. It is
+always the same, so that losses can be compared."""
 
 
 class Sums:
-    """Accumulates the loss, number of targets and metrics of a split on the device.
-    `own` computes the custom metrics, if there are any."""
+    """Accumulates the loss, the number of targets and the metrics of a split on the
+    device. `own` contains custom metrics, if there are any."""
 
     def __init__(
         self, task: Task, device: torch.device, own: OwnMetrics | None = None
@@ -56,17 +56,18 @@ class Sums:
         self.judge(logits, labels)
 
     def add_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the targets to the loss only. The metrics are updated by `judge`."""
+        """Add logits (k, ...) and labels (k, ...) to the loss only."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
 
     def judge(self, logits: Tensor, labels: Tensor) -> None:
-        """Update the metrics, but not the loss."""
+        """Add logits (k, ...) and labels (k, ...) to the metrics only."""
         if self._metrics is not None:
             self._metrics.update(logits, labels)
 
     def read(self, runtime: Runtime) -> Evaluation:
-        """Return the evaluation over all ranks. This synchronises the device."""
+        """Return the loss and the metrics over all ranks. This synchronises the device.
+        Raises SettingsError if a metric is not a number."""
         if runtime.ranks.world_size > 1:
             self._merge(runtime.ranks.world_size)
         targets = int(self._targets)
@@ -90,9 +91,9 @@ class Sums:
         return Evaluation(loss, known)
 
     def _figures(self, runtime: Runtime) -> dict[str, Any]:
-        """Compute the metrics on the main rank and broadcast them, so that all ranks
-        have identical values. Otherwise, a custom metric might fail on some ranks
-        only."""
+        """Return the metrics, computed on the main rank and sent to all ranks. Each
+        rank on its own might get slightly different values, or a custom metric might
+        fail on some ranks only."""
         box: list[Any] = [{}]
         if runtime.ranks.is_main and self._metrics is not None:
             try:
@@ -115,7 +116,7 @@ class Sums:
 
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
-    """Return the tensor `own` (k, ...) of every rank. k may differ between ranks."""
+    """Return each rank's tensor `own` (k, ...). k may differ between ranks."""
     found: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(found, own.cpu())
     return [part.to(own.device) for part in found]
@@ -131,9 +132,9 @@ def evaluate(
     own: OwnMetrics | None = None,
     most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all `rows`, or at most `most_rows` of them, with the task's metrics and
-    the custom metrics `own`. The device is synchronised once, at the end. The model's
-    training mode is restored."""
+    """Evaluate all `rows`, or at most `most_rows` of them. Return the loss and the
+    metrics, which include the custom metrics `own`. The device is synchronised once, at
+    the end. The model's training mode is restored."""
     compares = model.task.whole_batch
     order, size = np.arange(len(rows)), COMPARED_ROWS
     if not compares:
@@ -157,8 +158,9 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """Update the metrics and add the loss over all rows of `batch`. Only the main rank
-    adds the loss, because `Sums.read` sums it over ranks."""
+    """Add the rows of `batch` to the metrics, and to the loss, which compares all of
+    these rows. Only the main rank adds the loss, because `Sums.read` sums over ranks.
+    """
     parts: list[Part] = []
     for micro in batch.micro_batches:
 

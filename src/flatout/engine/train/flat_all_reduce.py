@@ -1,9 +1,9 @@
-"""Sum the gradients of all ranks after the backward pass, with a single all-reduce.
+"""Sum the gradients over ranks after the backward pass, in a single all-reduce.
 
 DDP reduces gradients during the backward pass. This hides the latency of a slow
-interconnect, but it occupies multiprocessors that matmuls need. With DDP, all ranks
-would also have to capture CUDA graphs at the same step, although each rank encounters
-new shapes at different steps.
+interconnect, but occupies multiprocessors that matmuls need. In addition, all ranks
+would have to capture CUDA graphs at the same step, although a new shape does not occur
+on all ranks at the same step.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 ALIGNMENT = 64
-"""Each gradient starts at a multiple of this number of elements, because vectorised
-loads in kernels need 16-byte alignment."""
+"""Each gradient starts at a multiple of this number of elements, because kernels with
+vectorised loads need 16-byte alignment."""
 
 
 class FlatAllReduce:
-    """A buffer for the gradients of `parameters`, in which each gradient has a fixed
-    address, as CUDA graphs require. Like DDP, the constructor broadcasts the weights of
-    rank 0. Unused parameters get zero gradients, so AdamW decays them without a warning
-    (DDP rejects models with unused parameters)."""
+    """A single buffer for the gradients of all `parameters`. The address of each
+    gradient never changes, as CUDA graphs require. The constructor broadcasts the
+    weights of rank 0, as DDP does. Unused parameters get zero gradients, so AdamW
+    decays them. (DDP would raise an error.)"""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters

@@ -52,13 +52,13 @@ class TrainResult:
     """The result of a run, on the main rank."""
 
     model_folder: Path
-    """The folder of the model with the best validation score by `train.metric`, saved
-    with `save_pretrained`."""
+    """The folder of the model with the best value of `train.metric` on the validation
+    split."""
     last_model_folder: Path
     report: TrainReport
     history: list[LogPoint]
     trust_remote_code: bool = False
-    """Whether loading the model may execute its custom code, as training did."""
+    """Whether loading the model may run custom code from its folder."""
 
     @property
     def model(self) -> Any:
@@ -76,7 +76,7 @@ class TrainResult:
 def train(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> TrainResult:
-    """Train `job` on this rank, together with the other ranks of `group`.
+    """Run the training job `job` on this rank. `group` connects it to the other ranks.
 
     Raises SettingsError, ModelError or CheckpointError if the run cannot start,
     NonFiniteError or OutOfMemory if a step fails, SaveError if the last model cannot be
@@ -120,7 +120,8 @@ def train(
 def start_or_resume(
     trainer: Trainer, recorder: Recorder, session: Session
 ) -> StepLoader:
-    """Load the newest checkpoint, if any. Return a loader for the remaining steps."""
+    """Restore the newest checkpoint, if any. Return a loader for the remaining
+    steps."""
     start_step = session.resume()
     if recorder.lost_patience:  # killed after the last step, before writing results
         recorder.end_at(start_step)
@@ -142,9 +143,9 @@ def start_or_resume(
 def take_step(
     trainer: Trainer, recorder: Any, batch: StepBatch, wait_s: float
 ) -> float:
-    """Run one step of a training run or a benchmark, and return its learning rate.
-    `recorder` needs the methods `step_begins` and `step_ends` of Recorder. `wait_s` is
-    how long the host waited for `batch`, in seconds."""
+    """Run one step of training or of a benchmark. Return its learning rate. `recorder`
+    is a Recorder or another object with its methods `step_begins` and `step_ends`.
+    `wait_s` is the time in seconds for which the host waited for `batch`."""
     total = trainer.total_steps
     lr = learning_rate(trainer.job.settings.train, batch.step % total, total)
     set_learning_rate(trainer.optimizer, lr)
@@ -161,9 +162,9 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """Log metrics, evaluate the model and save a checkpoint, if they are due after the
-    step of `batch`. Raises Interrupted if a signal was received, and NonFiniteError if
-    the loss or a gradient was not finite."""
+    """After the step of `batch`, log metrics, evaluate the model and save a checkpoint,
+    each if it is due. Raises Interrupted if a signal was received, and NonFiniteError
+    if a loss or gradient was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -175,7 +176,8 @@ def after_step(
 
 
 def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) -> None:
-    """Evaluate the model after `done` steps and save it if it is the best so far."""
+    """Evaluate the model on the validation split after `done` steps. If the result is
+    the best so far, save the model."""
     with recorder.paused("evaluate"):
         result = evaluate_split(trainer, trainer.job.validation)
     if recorder.note_validation(done, result):
@@ -184,7 +186,8 @@ def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) 
 
 
 def announce(trainer: Trainer) -> None:
-    """Log the settings in use, e.g. the attention kernel, precision and fallbacks."""
+    """Log how the run will be computed, e.g. the precision, the attention kernel and
+    reasons for fallbacks."""
     runtime, resolved = trainer.runtime, trainer.resolved
     if not runtime.ranks.is_main:
         return
@@ -208,8 +211,8 @@ def announce(trainer: Trainer) -> None:
 
 
 def try_own_parts(trainer: Trainer) -> None:
-    """Test the custom schedule, metrics and task, if any, before the first step. Raises
-    SettingsError if one of them fails or returns an invalid value."""
+    """Test the custom schedule, metrics and task, if there are any, before the first
+    step. Raises SettingsError if one of them fails or returns an invalid value."""
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
     own = OwnMetrics.of(train, task, tried=True)
@@ -224,8 +227,8 @@ def evaluate_split(
     own: OwnMetrics | None = None,
     most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all `rows`, or at most `most_rows` of them. `own` contains the custom
-    metrics and defaults to the job's."""
+    """Evaluate all `rows`, or at most `most_rows` of them, within the available memory.
+    `own` contains custom metrics. The default is those of the job."""
     job, runtime, model = trainer.job, trainer.runtime, trainer.model
     own = own or OwnMetrics.of(job.settings.train, job.task)
 

@@ -1,4 +1,4 @@
-"""Create optimizers by name, compute the learning rate of each step, and clip gradients
+"""Create the optimizer, compute the learning rate of each step, and clip gradients
 without synchronising the device."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.parameters.own_parts import is_own, own_part
 
 NO_DECAY_DIMENSIONS = 1
-"""Parameters with at most this many dimensions (biases and norm weights) are not
-decayed, as in BERT and GPT-2."""
+"""Parameters with at most this many dimensions (biases and norm weights) have no weight
+decay, as in BERT and GPT-2."""
 SGD_MOMENTUM = 0.9
 STEPS_TRIED = 1_000
-"""The maximum number of steps at which a custom schedule is tested before training."""
+"""The maximum number of steps for which a custom schedule is tested before training."""
 
 Groups = list[dict[str, Any]]
 
@@ -26,9 +26,9 @@ Groups = list[dict[str, Any]]
 def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
-    """Create the optimizer named by `train.optimizer`, with weight decay on matrices
-    only. `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
-    optimizer cannot be created."""
+    """Create the optimizer that `train.optimizer` names. Only matrices have weight
+    decay. `fused` and `capturable` are passed to AdamW. Raises SettingsError if a
+    custom optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     if settings.optimizer == "sgd":
         momentum = SGD_MOMENTUM if settings.momentum is None else settings.momentum
@@ -50,8 +50,8 @@ def build_optimizer(
 
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Create the custom optimizer named by `train.optimizer`. Raises SettingsError if
-    this fails or the result does not work as an optimizer."""
+    """Create the custom optimizer that `train.optimizer` names. Raises SettingsError if
+    its constructor fails or the object lacks what an optimizer needs."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
     given = {id(p) for group in groups for p in group["params"]}
@@ -89,7 +89,8 @@ def _optimizer_fault(made: Any, given: set[int]) -> str:
 def parameter_groups(
     model: nn.Module, settings: TrainSettings, *, capturable: bool
 ) -> Groups:
-    """Return the trainable parameters in groups with and without weight decay."""
+    """Return the trainable parameters in two groups, with and without weight decay. If
+    `capturable` is true, learning rates are tensors on the device."""
     found: dict[bool, dict[str, Any]] = {}
     lr = settings.peak_learning_rate
     for parameter in model.parameters():
@@ -110,8 +111,9 @@ def parameter_groups(
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return the learning rate of `step`, counted from 0. After a linear warm-up, it
-    follows the schedule, down to the fraction `min_learning_rate_share` of the peak."""
+    """Return the learning rate of `step`, counted from 0. It rises linearly in the
+    warm-up, then follows the schedule down to `min_learning_rate_share` times the peak.
+    """
     if is_own(settings.schedule):
         return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
@@ -123,8 +125,8 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
 
 
 def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return the value of the custom `train.schedule` at `step`, a fraction of the peak
-    learning rate. Raises SettingsError if the schedule fails or its value is
+    """Return the value of a custom `train.schedule` at `step`, as a fraction of the
+    peak learning rate. Raises SettingsError if the schedule fails or its value is
     invalid."""
     path = settings.schedule
     try:
@@ -147,8 +149,8 @@ def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
 
 
 def check_schedule(settings: TrainSettings, total_steps: int) -> None:
-    """Test a custom schedule at steps throughout the run. Raises SettingsError if the
-    schedule fails or returns an invalid value."""
+    """Call a custom schedule for steps throughout the run. Raises SettingsError if it
+    fails or returns an invalid value."""
     if is_own(settings.schedule):
         every = max(1, -(-total_steps // STEPS_TRIED))
         for step in sorted({*range(0, total_steps, every), max(0, total_steps - 1)}):
@@ -156,7 +158,8 @@ def check_schedule(settings: TrainSettings, total_steps: int) -> None:
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:
-    """Return the schedule's factor, from 1 at the peak to 0 after the last step."""
+    """Return the factor of a built-in schedule after the warm-up: 1 at the peak,
+    falling to 0 at `total_steps` unless the schedule is constant."""
     done = (step - warmup) / max(1, total_steps - warmup)
     if settings.schedule == "constant":
         return 1.0
@@ -169,7 +172,7 @@ def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) ->
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of each parameter group."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -178,8 +181,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 class Updater:
-    """Clips gradients and updates the parameters, if gradients and loss are finite.
-    Fused kernels read this condition from the device, so the host does not wait."""
+    """Clips gradients and updates the parameters, unless a gradient or the loss is not
+    finite. With fused optimizers, the kernels read this condition on the device, so the
+    host does not have to wait."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, max_norm: float | None, *, fused: bool
@@ -193,8 +197,8 @@ class Updater:
         self, loss: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Run one update. Return the gradient norm before clipping, and whether the
-        norm and the loss are finite, both as scalar tensors. `scale` is the fp16 loss
-        scale."""
+        norm and the loss are finite, as scalar tensors. `scale` is the loss scale for
+        fp16."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):  # the model is sharded over the ranks
@@ -215,8 +219,8 @@ class Updater:
         return norm, finite
 
     def _clip_grad_norm_divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the number by which gradients are divided, which is the loss scale
-        divided by the clipping coefficient of `torch.nn.utils.clip_grad_norm_`."""
+        """Return the number by which gradients are divided. It combines the loss scale
+        with the clipping of `torch.nn.utils.clip_grad_norm_`."""
         grad_scale = torch.ones_like(norm)
         if self.max_norm is not None:
             grad_scale = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)

@@ -1,5 +1,5 @@
-"""Custom functions that compute metrics in evaluations (`train.compute_metrics`) or are
-called at events of a run (`train.callbacks`)."""
+"""Custom functions: metrics for evaluations (`train.compute_metrics`), and callbacks
+that are called at events of a run (`train.callbacks`)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ logger = logging.getLogger(__name__)
 PARAMETER = "train.compute_metrics"
 CALLBACKS = "train.callbacks"
 OF_DATA = (ValueError, ArithmeticError)
-"""Errors that a correct function may raise for few rows, e.g. if all have one class."""
+"""Errors that even a correct function may raise if it gets only a few rows, e.g.
+because all of them belong to one class."""
 NAME = re.compile(r"[\w\-. :/]+", re.ASCII)
-"""Matches metric names that MLflow accepts. It rejects a whole batch of metrics if one
-name is invalid."""
+"""Matches the metric names that MLflow accepts. If one name is invalid, MLflow rejects
+all metrics that are sent with it."""
 TAKEN = ("train_", "validation_", "test_", "learning_rate", "grad_norm", "loader_")
 """The prefixes of flatout's own metrics."""
 NAME_RULE = "use letters, digits, spaces and _ - . : / in the name of a metric"
@@ -35,20 +36,20 @@ Callback = Callable[[str, int, dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class OwnMetrics:
-    """A custom function that maps NumPy arrays (predictions, labels) to metrics."""
+    """A custom function that maps NumPy predictions and labels to metrics."""
 
     path: str
     function: Callable[[Any, Any], Any]
     taken: frozenset[str]
-    """The names of the task's metrics, which the function may not return."""
+    """The names of the task's metrics, which the function must not return."""
     tried: bool = False
-    """Whether this is the test before training, in which errors end the run."""
+    """Whether this is the test before training. Errors then end the run."""
 
     @classmethod
     def of(
         cls, train: TrainSettings, task: Task, *, tried: bool = False
     ) -> OwnMetrics | None:
-        """Load the function named by `train.compute_metrics`, or return None if the
+        """Load the function that `train.compute_metrics` names. Return None if the
         parameter is null. Raises SettingsError if the function cannot be loaded."""
         if train.compute_metrics is None:
             return None
@@ -57,9 +58,9 @@ class OwnMetrics:
         return cls(path, own_part(path, PARAMETER), taken, tried)
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
-        """Compute the metrics from fp32 predictions (N, ...) and labels (N, ...).
-        Return an empty dict if the function fails. In the test before training, a
-        failure raises SettingsError unless the data may have caused it."""
+        """Return the metrics for fp32 predictions (N, ...) and labels (N, ...), or an
+        empty dict if the function fails. In the test before training, a failure raises
+        SettingsError unless it may be due to the small number of rows."""
         try:
             found = self.function(predictions, labels)
         except Exception as error:
@@ -85,7 +86,7 @@ class OwnMetrics:
 
 
 class OwnFigures(Metrics):
-    """The task's metrics, and those that a custom function computes."""
+    """The metrics of the task together with the custom metrics."""
 
     def __init__(self, own: OwnMetrics, task: Task, device: torch.device) -> None:
         self._own, self._task = own, task
@@ -105,7 +106,7 @@ class OwnFigures(Metrics):
         return [] if self._inner is None else self._inner.tensors()
 
     def kept(self) -> list[list[Tensor]]:
-        """Return all logits and labels, and the data that the task's metrics keep."""
+        """Return all logits and labels, and what the task's metrics keep."""
         inner = [] if self._inner is None else self._inner.kept()
         return [self._logits, self._labels, *inner]
 
@@ -123,9 +124,9 @@ class OwnFigures(Metrics):
 def checked_figures(
     parameter: str, found: Any, is_taken: Callable[[str], bool]
 ) -> tuple[dict[str, float], list[str]]:
-    """Check `found`, the return value of a custom function set by `parameter`. Return
-    its finite numbers by name, and a message for each invalid item. `is_taken` returns
-    whether flatout itself uses a name."""
+    """Check `found`, which a custom function returned. Return the finite numbers in it
+    by name, and a message for each invalid item. `parameter` is the name of the
+    setting, for messages. `is_taken` returns whether flatout uses a name itself."""
     if not isinstance(found, Mapping):
         return {}, [f"returns {type(found).__name__}, not a dict of numbers"]
     figures, faults = {}, []
@@ -145,8 +146,8 @@ def checked_figures(
 
 
 def number_of(value: Any) -> float | None:
-    """Convert a Python, NumPy or PyTorch number to float, or return None if `value` is
-    not a number."""
+    """Return a Python, NumPy or PyTorch number as a float, or None if `value` is no
+    number."""
     if isinstance(value, (str, bytes)):
         return None
     try:
@@ -156,8 +157,8 @@ def number_of(value: Any) -> float | None:
 
 
 def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
-    """Raise SettingsError if `train.metric` is not in `found`, the metrics of the test
-    before training."""
+    """Raise SettingsError if `train.metric` is neither a metric of the task nor in
+    `found`, the metrics of the test before training."""
     known = figures_of(task.settings, type(task))
     name, own = train.metric, found.keys() - {"loss", *known}
     if name is None or name in known or name in found or not own:
@@ -170,16 +171,16 @@ def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -
 
 
 class Callbacks:
-    """Calls the callbacks on the main rank. If one fails, the error is logged and
-    training continues. Numbers that callbacks return are written to `metrics`."""
+    """Calls the callbacks on the main rank. If a callback fails, the error is logged
+    and training continues. Numbers that callbacks return are written to `metrics`."""
 
     def __init__(self, paths: Sequence[str], metrics: MetricsFile) -> None:
-        """Create the callbacks in `paths`. Raises SettingsError if that fails."""
+        """Create the callbacks in `paths`. Raises SettingsError if this fails."""
         self._metrics = metrics
         self._callbacks = [(path, _made(path)) for path in paths]
 
     def call(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Call all callbacks with `event` (log, evaluation, checkpoint or end)."""
+        """Call all callbacks. `event` is log, evaluation, checkpoint or end."""
         found: dict[str, float] = {}
         for path, callback in self._callbacks:
             try:
@@ -206,7 +207,8 @@ def _made(path: str) -> Callback:
 
 
 def _figures(path: str, returned: Any) -> dict[str, float]:
-    """Return the valid numbers that a callback returned, and log the other items."""
+    """Return the valid numbers in the value that the callback `path` returned. Log a
+    warning for each invalid item."""
     if returned is None:
         return {}
     figures, faults = checked_figures(

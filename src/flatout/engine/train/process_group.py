@@ -1,4 +1,5 @@
-"""Distributed training: process groups, model wrapping and agreement between ranks."""
+"""Distributed training: process groups, model wrapping and equal decisions on all
+ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ MAX_SYNC_INTERVAL = 256
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The process group of this rank, created by Accelerate, and a second group
-    (`control`) for messages that are exchanged in host memory."""
+    """The process group of all ranks, created by Accelerate. `control` is a second
+    group, which exchanges messages in host memory."""
 
     accelerator: Any
     settings: DistributedSettings
@@ -39,7 +40,9 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, settings: DistributedSettings, runtime: Runtime) -> ProcessGroup:
-        """Join the process group of all ranks, using NCCL on GPUs or gloo on CPUs."""
+        """Join the process group of all ranks, with NCCL on GPUs or gloo on CPUs.
+        Raises SettingsError if this process has already used Accelerate for a single
+        rank."""
         from accelerate import Accelerator
         from accelerate.utils import (
             DistributedDataParallelKwargs,
@@ -64,8 +67,8 @@ class ProcessGroup:
         return cls(accelerator, settings, control, runtime.compute_dtype)
 
     def wrap(self, model: TaskModel, compiled: Callable[..., Any] | None) -> nn.Module:
-        """Wrap `model` with DDP or FSDP. `compiled` is the function that compiles a
-        module, or None if the model is not compiled."""
+        """Wrap `model` with DDP or FSDP and return the result. `compiled` is a function
+        that compiles a module, or None if the model is not compiled."""
         if self.settings.strategy == "fsdp":
             return self._shard(model, compiled)
         module = compiled(model) if compiled else model
@@ -78,9 +81,9 @@ class ProcessGroup:
     def _shard(
         self, model: TaskModel, compiled: Callable[..., Any] | None
     ) -> nn.Module:
-        """Shard the model with FSDP2. Every rank stores a part of each block's weights
-        and optimizer state. Rank 0 broadcasts the weights block by block, so that no
-        device needs memory for the whole model."""
+        """Shard the model with FSDP2. Each rank stores a part of the weights and
+        optimizer state of each block. Rank 0 broadcasts the weights block by block, so
+        that no device needs memory for the whole model."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -102,10 +105,11 @@ class ProcessGroup:
         return model
 
     def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
-        """Shard a layer so that its matrices are gathered in the compute dtype. With
-        autocast, autograd would keep cast copies of the fp32 matrices until the
-        backward pass, half the model's size on each rank. (Compiled layers recompute
-        these copies and do not need this.) Norms stay in fp32, as under autocast."""
+        """Shard an uncompiled layer so that its matrices are gathered in the compute
+        dtype. If they were gathered in fp32, autograd would keep copies that autocast
+        makes until the backward pass. They would need half of the model's size on each
+        rank. Norms stay in fp32, as under autocast. Compiled layers recompute the
+        copies, so they do not need this."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         vectors = [m for m in layer.modules() if _has_only_vectors(m)]
@@ -119,18 +123,18 @@ class ProcessGroup:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
 
     def leave(self) -> None:
-        """Leave the group after the last message to the other ranks."""
+        """Leave the group. No messages can be sent to other ranks after this."""
         self.accelerator.end_training()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the `value` of each rank, in rank order."""
+        """Return a list with the `value` of each rank, in rank order."""
         found: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(found, value, group=self.control)
         return found
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raise SettingsError if `facts` differ between ranks. The message reports the
-        first rank that differs from rank 0, and the values that differ."""
+        """Raise SettingsError if `facts` differ between ranks. The message shows which
+        values of the first such rank differ from those of rank 0."""
         gathered = self.all_gather(dict(facts))
         for rank, other in enumerate(gathered):
             if differences := differing(gathered[0], other):
@@ -142,8 +146,8 @@ class ProcessGroup:
 
 
 def _check_accelerator_is_distributed(accelerator: Any) -> None:
-    """Raise SettingsError if Accelerate was already set up for one rank. Accelerate
-    would then not wrap the model, and each rank would silently train on its own."""
+    """Raise SettingsError if Accelerate was already initialised for a single rank. It
+    would not wrap the model, and each rank would silently train alone."""
     if accelerator.distributed_type == "NO":
         raise SettingsError(
             "train.distributed: this process has already used Accelerate without other "
@@ -153,9 +157,9 @@ def _check_accelerator_is_distributed(accelerator: Any) -> None:
 
 
 def _sharded_separately(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks to shard separately, inner blocks first. Blocks whose weights
-    are tied to a module outside the block, e.g. BERT's embeddings, are left out,
-    because tied weights must be sharded together."""
+    """Return the blocks that can be sharded separately, inner blocks first. A block is
+    left out if one of its weights is tied to a module outside the block (e.g. BERT's
+    embeddings), because tied weights must be sharded together."""
 
     def uses(module: nn.Module) -> Counter[int]:
         held = (p for m in module.modules() for p in m._parameters.values())
@@ -176,9 +180,9 @@ def _has_only_vectors(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _spread(unit: nn.Module, device: torch.device) -> None:
-    """Broadcast the parameters and buffers of `unit` from rank 0 to `device` on all
-    ranks. On the other ranks they have no storage yet (meta device). Tied weights stay
-    tied. Tensors that are already sharded are skipped."""
+    """Move the parameters and buffers of `unit` to `device` on all ranks, with the
+    values of rank 0. On other ranks, they have no values yet (meta device). Tied
+    weights stay tied. Tensors that are already sharded are skipped."""
     # Keyed by id(). The old tensor is kept so that its id is not reused.
     placed: dict[int, tuple[Tensor, Tensor]] = {}
     for module in unit.modules():
@@ -203,10 +207,10 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass
 class Agreement:
-    """Makes all ranks stop or save a checkpoint at the same step.
+    """Makes all ranks stop, or save a checkpoint, at the same step.
 
-    Ranks exchange a small message about once a second, and whenever a checkpoint may be
-    due. The main rank chooses the number of steps between two messages.
+    Ranks exchange a small message about once per second, and when a checkpoint may be
+    due. The main rank chooses the number of steps until the next message.
     """
 
     ranks: Ranks
@@ -221,9 +225,9 @@ class Agreement:
         return self.every_steps is not None and done % self.every_steps == 0
 
     def reach(self, done: int, stop: int, save: bool) -> tuple[int, bool]:
-        """Return what all ranks do: the signal number with which they stop, or 0 to
-        continue, and whether they save a checkpoint. `stop` and `save` are the requests
-        of this rank. `save` has an effect on the main rank only."""
+        """Return the decision for all ranks: the number of the signal with which they
+        stop (0 to continue), and whether they save a checkpoint. `stop` and `save` are
+        what this rank requests. Only the main rank can request a checkpoint."""
         if self.control is None:
             return stop, save
         interval = self._sync_interval(done) if self.ranks.is_main else 0

@@ -1,9 +1,9 @@
 """Run an optimizer step (forward, backward, update) without synchronising the device.
 
 Losses, correct predictions and norms stay on the device (`StepSums`) and are read at
-each logging step. If a step has one micro-batch of a known shape, the whole step is
-replayed as a CUDA graph, or as two graphs around the all-reduce between ranks, because
-launching the kernels of a small batch takes longer than running them.
+each logging step. If a step has one micro-batch of a known shape, the whole step can be
+replayed as a CUDA graph, or as two graphs around the all-reduce between ranks.
+Replaying is faster for small batches, whose kernels take longer to launch than to run.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from flatout.engine.train.recording.timing import compile_clock
 logger = logging.getLogger(__name__)
 
 Hits = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
-"""A function of (logits, labels) that returns the number of correct predictions and the
-number of all predictions, as scalar tensors, or None if it cannot count them."""
+"""A function that maps logits and labels to the number of correct predictions and the
+number of all predictions, as scalar tensors, or to None if it cannot count them."""
 MAX_GRAPHS = 64
-"""The maximum number of CUDA graphs, enough for nearly all shapes. It is limited
-because eager steps need memory in addition to that of the graphs."""
+"""The maximum number of CUDA graphs, which is enough for nearly all shapes. More graphs
+would leave too little memory for steps without graphs."""
 MOST_SHAPES = 1_024
 """The maximum number of shapes to remember. A shape is captured when it recurs."""
 
 
 @dataclass
 class StepSums:
-    """Sums kept on the device since the last logging step."""
+    """Sums on the device over the steps since the last logging step."""
 
     loss: Tensor
-    """This rank's part of each step's mean loss, summed over steps (a scalar)."""
+    """The sum over steps of this rank's part of the mean loss (a scalar)."""
     hits: Tensor
     """The number of correct predictions on this rank, in steps that count them."""
     judged: Tensor
-    """The number of predictions that were counted."""
+    """The number of all predictions in these steps."""
     last_loss: Tensor
     last_norm: Tensor
     first_bad_step: Tensor
-    """The first step with a loss or gradient that was not finite, or NEVER."""
+    """The first step whose loss or gradient was not finite, or NEVER."""
 
     NEVER = 2**62
 
@@ -73,13 +73,13 @@ class StepSums:
 class Stepper:
     """Runs the steps of one model on one device.
 
-    `module` maps a dict of tensors to (summed loss, logits or None) and is already
-    wrapped for DDP and compiled. `no_sync` returns a context manager that turns off
-    gradient reduction, used for all micro-batches but the last. If `all_reduce` is
-    given, it reduces the gradients after the last micro-batch instead. `hits` counts
-    correct predictions for the training accuracy every `metrics_every` steps, or at
-    every step with CUDA graphs, where counting costs nothing. `compare` is a loss over
-    all samples of a global batch. `audit` collects statistics of each row.
+    `module` maps a dict of tensors to (summed loss, logits or None). If configured, it
+    is wrapped for DDP and compiled. `no_sync` returns a context manager without
+    gradient reduction, for all micro-batches except the last. If `all_reduce` is given,
+    it reduces the gradients once, after the last micro-batch. `hits` counts correct
+    predictions for the training accuracy, every `metrics_every` steps. With CUDA
+    graphs, it does so at every step, which costs nothing. `compare` is a loss over all
+    samples of a global batch. `audit` collects statistics of each row.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a step
@@ -127,13 +127,13 @@ class Stepper:
             compile_clock.first_step_done()
 
     def drop_graphs(self) -> None:
-        """Run steps eagerly from now on, and free the memory of the graphs."""
+        """Free the memory of all CUDA graphs, and run later steps without graphs."""
         self._graphs = None
 
     def set_scalars(self, batch: StepBatch) -> None:
-        """Set the values that differ between steps of the same shape. CUDA graphs read
-        them from the device. If a batch has no targets, its loss and gradients are
-        zero, but AdamW still decays its moments and the weights, as in PyTorch."""
+        """Set the values that differ between steps with the same shape. CUDA graphs
+        read them from the device. If a batch has no targets, its loss and gradients are
+        zero. AdamW still decays its moments and the weights, as in PyTorch."""
         self.step_number.fill_(batch.step)
         self._loss_divisor.fill_(batch.divisor or 1.0)
 
@@ -155,7 +155,7 @@ class Stepper:
         self._loss.copy_(self._accumulate_gradients(batch))
 
     def update(self) -> None:
-        """Clip the gradients of all ranks and update the weights."""
+        """Clip the reduced gradients and update the weights."""
         scale = None if self.scaler is None else self.scaler.scale
         norm, finite = self.updater(self._loss, scale)
         if self.scaler is None:
@@ -171,8 +171,8 @@ class Stepper:
             self.updater.optimizer.zero_grad(set_to_none=True)
 
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
-        """Accumulate the gradients of the global batch's mean loss. Return this rank's
-        part of the loss, a scalar tensor."""
+        """Add up the gradients of the global batch's mean loss over micro-batches.
+        Return this rank's part of this loss as a scalar tensor."""
         if self.compare is not None and not self._is_alone(batch):
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
@@ -197,11 +197,12 @@ class Stepper:
         self._audited.clear()
 
     def _is_alone(self, batch: StepBatch) -> bool:
-        """Return whether a single micro-batch contains the whole global batch."""
+        """Return whether the whole global batch is in one micro-batch of one rank."""
         return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """Accumulate the gradients of a loss over all samples of the global batch."""
+        """Accumulate the gradients of a loss over all samples of a batch, and return
+        it."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
@@ -215,8 +216,8 @@ class Stepper:
     def _run(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the forward and backward pass of a micro-batch. Return its summed loss
-        and its logits."""
+        """Run the forward and backward pass of a micro-batch. Return its summed loss,
+        and its logits or None. `is_last` is true for the last micro-batch of a step."""
         # DDP averages the gradients of the ranks, whereas `all_reduce` sums them.
         ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
         with nullcontext() if is_last else self.no_sync():
@@ -229,7 +230,7 @@ class Stepper:
         return loss, logits
 
     def _count_hits(self, logits: Tensor, labels: Tensor) -> None:
-        """Count correct predictions, given logits (K, ...) and labels (K, ...)."""
+        """Count correct predictions, for logits (K, ...) and labels (K, ...)."""
         counted = None if self.hits is None else self.hits(logits, labels)
         if counted is not None:
             self.sums.hits += counted[0]
@@ -248,7 +249,7 @@ class _LossScale:
 
     GROWTH_INTERVAL = 2000
     FLOOR = 1.0
-    """The minimum scale. An overflow at this scale must have another cause."""
+    """The smallest scale. An overflow at this scale must have another cause."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.scale = torch.full((), 2.0**16, device=runtime.device)
@@ -259,8 +260,8 @@ class _LossScale:
         return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
 
     def is_unrecoverable(self, finite: Tensor) -> Tensor:
-        """Return whether the step is not finite and a smaller scale would not help, as
-        a boolean scalar. Skipped steps are normal while the scale still adapts."""
+        """Return whether the step is not finite although the scale is minimal, as a
+        boolean scalar tensor. At larger scales, skipped steps are normal."""
         return ~finite & (self.scale <= self.FLOOR)
 
     def update(self, finite: Tensor) -> None:
@@ -275,21 +276,22 @@ class _LossScale:
 
 
 class _StepGraphs:
-    """CUDA graphs of whole steps, one per input shape. If there are several ranks, the
-    graph of a shape ends after the backward pass, and all shapes share a second graph
-    for the update."""
+    """CUDA graphs of steps, one per input shape. With several ranks, these graphs end
+    after the backward pass, and a further graph, common to all shapes, contains the
+    update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
         self._graphs: dict[Shapes, tuple[Any, Tensor]] = {}
-        """Each graph, and the buffer from which it reads its batch, by input shape."""
+        """Each shape's graph, and the buffer from which it reads its batch."""
         self._update: Any = None
         self._seen: set[Shapes] = set()
         self._pool: Any = None
 
     def run(self, batch: StepBatch) -> bool:
-        """Replay the step, or return False if it must run eagerly. Each shape first
-        runs eagerly once, because compilation would make a graph capture fail."""
+        """Replay the graph for `batch`, or return False if the step must run without a
+        graph. A shape runs without a graph once before it is captured, because capture
+        would fail if it included compilation."""
         key = batch.layout
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
@@ -312,7 +314,7 @@ class _StepGraphs:
         return seen
 
     def _capture(self, batch: StepBatch) -> tuple[Any, Tensor]:
-        """Capture the step without running it, so the weights do not change."""
+        """Capture the graph of a step without running it, so weights do not change."""
         begin = time.perf_counter()
         buffer = batch.buffer.clone()
         own = replace(batch, buffer=buffer)

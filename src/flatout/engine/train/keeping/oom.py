@@ -1,4 +1,4 @@
-"""Handle out-of-memory errors by using or suggesting a smaller token budget."""
+"""Handle out-of-memory errors: reduce memory use, or suggest settings that do."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Found = TypeVar("Found")
 
 
 class OutOfMemory(RuntimeError):
-    """Raised if a micro-batch does not fit in memory and cannot or may not be split."""
+    """Raised if memory runs out and micro-batches cannot or may not be made smaller."""
 
     exit_code = 4
 
     def __init__(self, message: str, to_try: dict[str, Any] | None) -> None:
         super().__init__(message)
         self.to_try = to_try
-        """Training settings to try instead, by name, or None if there are none."""
+        """Training settings that may help, by name, or None if there are none."""
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
-    """Reduce memory use after the out-of-memory `error`. Other errors are re-raised.
-    CUDA graphs, which need separate memory, are dropped first. If there are no graphs,
-    the token budget is halved, which splits the same global batch into more
-    micro-batches. Raises OutOfMemory if the settings forbid this or there are several
-    ranks."""
+    """Reduce memory use after an out-of-memory error at `step`. Any other `error` is
+    raised again. If CUDA graphs are used, they are dropped, because they need separate
+    memory. Otherwise, the token budget is halved, which splits a global batch into more
+    micro-batches. Raises OutOfMemory if the settings forbid this, if it is impossible,
+    or if there are several ranks."""
     if not is_out_of_memory(error):
         raise error
     how = f"out of memory at step {step}"
@@ -58,10 +58,10 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
 def evaluate_within_memory(
     trainer: Trainer, rows: SplitRows, evaluate: Callable[[int], Found]
 ) -> Found:
-    """Call `evaluate` with the maximum number of tokens per micro-batch. If memory runs
-    out, because `rows` may be longer than the training rows, repeat the call with half
-    as many tokens, and finally without CUDA graphs. The token budget of training steps
-    does not change. Raises OutOfMemory under the same conditions as `shrink`."""
+    """Return `evaluate(budget)`, where `budget` is the maximum number of tokens per
+    micro-batch. If memory runs out, e.g. because `rows` are longer than the training
+    rows, halve the budget and try again, and finally drop CUDA graphs. The token budget
+    for training does not change. Raises OutOfMemory in the same cases as `shrink`."""
     how = "out of memory in an evaluation"
     while True:
         most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
@@ -98,9 +98,9 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
 def _halved(
     trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
-    """Return half of `budget`. Raises OutOfMemory if a single row does not fit, if the
-    settings forbid a smaller budget, or if there are several ranks, because the others
-    are already waiting. The launcher then restarts all ranks."""
+    """Return half of `budget`. Raises OutOfMemory if a single row does not fit or the
+    settings forbid a smaller budget. With several ranks, it is always raised, because
+    the other ranks already wait for this one. The launcher then restarts all ranks."""
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
         remedy = (
@@ -118,7 +118,8 @@ def _halved(
 
 
 def _longest(trainer: Trainer, rows: SplitRows) -> int:
-    """Return the number of tokens in the longest row, which is the minimum budget."""
+    """Return the length of the longest row in tokens, including the padding of fixed
+    lengths. The token budget cannot be smaller."""
     if trainer.resolved.strategy == "fixed":
         return trainer.data.planner.max_length
     return rows.facts.longest

@@ -1,6 +1,6 @@
-"""Save models with `save_pretrained`, and load their weights back into a run.
+"""Save models with `save_pretrained`, and load saved weights into a running model.
 
-Sharded models are gathered first, so that every saved model loads with
+Sharded models are gathered first, so that every saved model can be loaded with
 `from_pretrained`.
 """
 
@@ -26,15 +26,15 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 class SaveError(OSError):
-    """Raised if a model could not be written, usually because the disk is full."""
+    """Raised if a model cannot be saved, usually because the disk is full."""
 
     exit_code = 1
 
 
 def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
-    """Save the model to `folder` with `save_pretrained`, atomically. All ranks must
-    call this function, which returns after the model is saved. If saving fails, raises
-    SaveError on all ranks."""
+    """Save the model to `folder` atomically. All ranks must call this function. It
+    returns when the model is saved. If saving fails, it raises SaveError on all ranks.
+    """
     fault, is_main = None, trainer.runtime.ranks.is_main
     weights = _gathered(trainer.model.model, is_main)
     if is_main:
@@ -49,8 +49,9 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
 
 
 def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
-    """Return all weights in the host memory of the main rank, with tied weights shared,
-    or None if the model is not sharded."""
+    """Return the state dict of a sharded model, with all weights in host memory, on the
+    main rank. On other ranks, its tensors are empty. Tied weights share memory. Return
+    None if the model is not sharded."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
         return None
@@ -64,8 +65,8 @@ def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
 
 
 def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
-    """Read the weights of a saved model on the main rank, and copy them into the model
-    of every rank."""
+    """Load the weights of the saved model in `folder` into the model of each rank. Only
+    the main rank reads the files."""
     model = trainer.model.model
     targets = named_tensors(model)
     values: dict[str, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""Resume a run, save its checkpoints, and stop it when a signal arrives."""
+"""Resume a run, save its checkpoints, and stop it if a signal arrives."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ from flatout.engine.train.setup.identity import identity
 logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 10.0
-"""How long to wait for the lock. Ranks of a failed attempt may need time to exit."""
+"""How long to wait for the lock. Ranks of a failed attempt may still be exiting."""
 FIRST_MINUTES = 1.0
-"""The maximum time until the first checkpoint, so that early kills lose little work."""
+"""The maximum time until the first checkpoint, in minutes. If a run is killed early,
+little work is lost."""
 
 
 class Session:
-    """Context manager for a run on this rank, from resuming to its end."""
+    """Context manager for a training run on this rank. It locks the run's folder,
+    handles signals and saves checkpoints."""
 
     def __init__(
         self, trainer: Trainer, recorder: Recorder, group: ProcessGroup | None
@@ -91,8 +93,9 @@ class Session:
             raise Interrupted(self._signals.received, "stopped after the last step")
 
     def resume(self) -> int:
-        """Restore the state of a checkpoint, if there is one. Return the next step, or
-        0 for a new run. Raises CheckpointError if the checkpoint cannot be resumed."""
+        """Restore the checkpoint to resume, if there is one. Return the next step,
+        which is 0 for a new run. Raises CheckpointError if the checkpoint cannot be
+        used."""
         found = self._find()
         step = 0
         if broadcast(found is not None, self._control):
@@ -107,8 +110,9 @@ class Session:
         return step
 
     def step_done(self, done: int) -> None:
-        """Send a heartbeat after each step, and save a checkpoint if one is due. If a
-        rank has received a signal, raises Interrupted on all ranks at the same step."""
+        """Send a heartbeat after the step `done`, and save a checkpoint if one is due.
+        If a rank has received a signal, raise Interrupted on all ranks at the same
+        step."""
         heartbeat.beat(done)
         if done == self._first_step + 1 and self.trainer.runtime.is_cuda:
             self._snapshots.take()  # allocates pinned host memory during warm-up
@@ -124,8 +128,8 @@ class Session:
         self._report_saved()
 
     def keep_best(self, done: int, result: Evaluation) -> None:
-        """Save the model as the best so far. If saving fails, keep the previous best
-        model."""
+        """Save the model as the best model so far, with its evaluation `result`. If
+        saving fails, log a warning and keep the previous best model."""
         name = best_folder(done)
         try:
             save_model(self.trainer, self.folder / name, self._control)
@@ -147,7 +151,7 @@ class Session:
         return self.folder / (self.recorder.best_folder or "last")
 
     def _wait_for_mirror(self) -> str:
-        """Wait for the upload to end. Return why it failed, or an empty string."""
+        """Wait until uploads end. Return why they failed, or an empty string."""
         fault = self._mirror.wait(heartbeat.beat) if self._mirror else ""
         if fault and fault not in self._faults:
             logger.warning(fault)
@@ -155,8 +159,8 @@ class Session:
         return fault
 
     def _claim_folder(self) -> None:
-        """Create and lock the run's folder. Raises CheckpointError if it is not
-        writable or is used by another run."""
+        """Create and lock the folder of the run. Raises CheckpointError if another run
+        uses the folder or it is not writable."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_WAIT_S)
@@ -173,8 +177,8 @@ class Session:
             ) from None
 
     def _find(self) -> Checkpoint | None:
-        """Return the checkpoint to resume, on the main rank. An error that occurs there
-        is raised on all ranks."""
+        """Return the checkpoint to resume, on the main rank. If this fails there, raise
+        CheckpointError on all ranks."""
         found, reason = None, None
         if self._ranks.is_main:
             try:
@@ -195,14 +199,15 @@ class Session:
         return found
 
     def _check_best(self) -> None:
-        """Forget the best model if its folder is missing. The next evaluation saves a
-        new one."""
+        """Forget the best model if its folder no longer exists. The next evaluation
+        then saves a new one."""
         there = self.best_model.is_dir() and self.recorder.best_folder is not None
         if not broadcast(there, self._control):
             self.recorder.best = self.recorder.best_folder = None
 
     def _save_is_due(self, done: int) -> bool:
-        """Return whether a checkpoint is due and the previous write is complete."""
+        """Return whether a checkpoint is due after `done` steps. It is not due while
+        the previous one is still being written. Only the main rank decides."""
         if not self._ranks.is_main or self._writer.busy:
             return False
         settings = self._settings.checkpoint
@@ -216,7 +221,8 @@ class Session:
         return time.monotonic() - self._saved_s > 60 * minutes
 
     def _save(self, done: int) -> None:
-        """Start to write the state after `done` steps. All ranks must call this."""
+        """Copy the state after `done` steps and start writing it. All ranks must call
+        this."""
         with self.recorder.phase("checkpoint"):
             self._writer.wait()
             snapshot = self._snapshots.take()
@@ -254,7 +260,7 @@ class Session:
         raise Interrupted(signum, message)
 
     def _report_saved(self) -> None:
-        """Notify callbacks of a checkpoint that was completed since the last call."""
+        """Call the callbacks if a checkpoint has been completed since the last call."""
         newest, before = self._writer.newest, self.recorder.last_checkpoint
         self._note_saved()
         if newest is not None and newest.folder != before:

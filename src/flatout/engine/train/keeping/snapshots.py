@@ -1,8 +1,9 @@
 """Write the state of a run to disk without blocking the device, and read it back.
 
-A checkpoint contains everything that later steps depend on: weights, optimizer state,
-loss scale, the random states and sums of every rank, and the recorder's state. It
-contains no data, as a step's rows and learning rate depend only on the step's number.
+A checkpoint contains everything on which later steps depend: weights, optimizer state,
+loss scale, the random states and sums of all ranks, and the recorder's state. It
+contains no data, because the rows and the learning rate of a step depend only on its
+number.
 
     model.safetensors      parameters and buffers, fp32, by the model's own names
     optimizer.safetensors  `<parameter>/<state key>`, for keys such as exp_avg and step
@@ -47,7 +48,7 @@ GROUPS, NUMBERS = "optimizer_groups", "optimizer_numbers"
 
 
 class UnsoundStateError(ValueError):
-    """Raised if the state must not be saved because it has non-finite values."""
+    """Raised if the state must not be saved because values are not finite."""
 
 
 @dataclass
@@ -55,14 +56,14 @@ class Snapshot:
     """A copy of a run's state in the host memory of the main rank."""
 
     files: dict[str, Named]
-    """The tensors in each file: MODEL, OPTIMIZER and RANKS."""
+    """The tensors of the files MODEL, OPTIMIZER and RANKS, by file and name."""
     state: dict[str, Any]
     first_bad_step: Tensor
     ready: Any = None
-    """A CUDA event after the device-to-host copies, or None if they are complete."""
+    """The CUDA event that follows the copies to the host, or None without a GPU."""
 
     def write(self, folder: Path) -> list[str]:
-        """Write the files of a checkpoint and return their names. Raises
+        """Write the files of a checkpoint to `folder` and return their names. Raises
         UnsoundStateError if values are not finite, and OSError if writing fails."""
         if self.ready is not None:
             self.ready.synchronize()
@@ -83,18 +84,18 @@ class Snapshot:
 
 @dataclass
 class Snapshots:
-    """Copies the state of a run into buffers in host memory, which are reused."""
+    """Copies the state of a run to host memory, into buffers that are reused."""
 
     trainer: Trainer
     recorder: Recorder
     control: Any = None
-    """The process group for host data, or None if there is only one rank."""
+    """The process group for messages in host memory, or None for a single rank."""
     _buffers: Named = field(default_factory=dict)
 
     def take(self) -> Snapshot | None:
-        """Copy the state. Return the copy on the main rank, and None on other ranks.
-        All ranks must call this. The copy is queued on the device before the next step,
-        so the host does not have to wait for it."""
+        """Copy the state to the host memory of the main rank. Return the copy there,
+        and None on other ranks. All ranks must call this. The device copies the state
+        before the next step, and the host does not wait for this."""
         trainer = self.trainer
         shared = {**self._gather_generators(), "sums": _gather_sums(trainer)}
         files = {
@@ -114,7 +115,8 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """Return the states of the recorder and of non-tensor optimizer values."""
+        """Return the recorder's state, and the plain numbers in the optimizer's
+        state."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))
@@ -151,8 +153,8 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    """Return an empty host tensor, pinned if `tensor` is on a GPU, so that copies do
-    not block."""
+    """Return an uninitialised host tensor like `tensor`. It is pinned if `tensor` is on
+    a GPU, so that copies do not block."""
     try:
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     except RuntimeError:  # the host cannot pin this much memory
@@ -160,15 +162,15 @@ def _host_like(tensor: Tensor) -> Tensor:
 
 
 def named_tensors(module: nn.Module) -> Named:
-    """Return parameters and persistent buffers by name. Tied tensors appear once."""
+    """Return the parameters and persistent buffers by name. Tied tensors occur once."""
     stored = set(module.state_dict())
     buffers = {n: b for n, b in module.named_buffers() if n in stored}
     return {**dict(module.named_parameters()), **buffers}
 
 
 def saved_tensors(module: nn.Module) -> Named:
-    """Return `named_tensors` without the frozen weights of an adapter's base model, if
-    there is an adapter. These weights are read from the base model's checkpoint."""
+    """Return the tensors that a checkpoint stores, by name. The frozen weights of a
+    model with an adapter are left out, because they are read from the base model."""
     tensors = named_tensors(module)
     if not has_adapter(getattr(module, "model", module)):
         return tensors
@@ -177,7 +179,8 @@ def saved_tensors(module: nn.Module) -> Named:
 
 
 def _optimizer_tensors(trainer: Trainer) -> Named:
-    """Return the moments and step counts of each parameter, and the loss scale."""
+    """Return the tensors in the optimizer's state (e.g. moments and step counts), and
+    the tensors of the loss scale."""
     states = trainer.optimizer.state
     found = {
         f"{name}/{key}": value
@@ -194,8 +197,8 @@ def _scale_tensors(trainer: Trainer) -> Named:
 
 
 def _gather_sums(trainer: Trainer) -> Tensor:
-    """Return the fields `loss`, `hits` and `judged` of each rank's StepSums as a
-    float64 tensor (ranks, 3)."""
+    """Return the sums `loss`, `hits` and `judged` of all ranks as a float64 tensor
+    (ranks, 3)."""
     sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
     mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
     if world_size == 1:
@@ -206,8 +209,8 @@ def _gather_sums(trainer: Trainer) -> Tensor:
 
 
 def generator_state(runtime: Runtime) -> Named:
-    """Return the states of the random generators of PyTorch (on the CPU and this rank's
-    GPU), NumPy and Python."""
+    """Return the states of all random generators: those of PyTorch (on the CPU and on
+    this rank's GPU), NumPy and Python."""
     numpy_state: Any = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     gauss_or_nan = float("nan") if gauss is None else gauss
@@ -241,9 +244,9 @@ def _set_generators(state: Named, runtime: Runtime) -> None:
 def restore(
     checkpoint: Checkpoint | None, trainer: Trainer, recorder: Recorder, control: Any
 ) -> int:
-    """Restore the state of `checkpoint` on all ranks and return its step. `checkpoint`
-    is None except on the main rank. Raises CheckpointError if the checkpoint belongs to
-    another model."""
+    """Restore the state in `checkpoint` on all ranks and return its step. On all ranks
+    but the main one, `checkpoint` is None. Raises CheckpointError if the checkpoint
+    belongs to another model."""
     runtime = trainer.runtime
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
     model = saved_tensors(trainer.model)
@@ -284,7 +287,7 @@ def _read(checkpoint: Checkpoint | None, name: str) -> Named | None:
 
 
 def broadcast(value: Any, control: Any) -> Any:
-    """Return the main rank's `value` on every rank."""
+    """Return the main rank's `value` on all ranks. `control` is None for one rank."""
     if control is None:
         return value
     box = [value]
@@ -296,7 +299,7 @@ def broadcast(value: Any, control: Any) -> Any:
 def fill_tensors(
     targets: Named, values: Named | None, runtime: Runtime, control: Any
 ) -> None:
-    """Copy `values` into `targets` on every rank, in place and one by one. `values` is
+    """Copy `values` into `targets` on all ranks, in place and one by one. `values` is
     None except on the main rank. Raises CheckpointError if names or shapes differ."""
     _check_shapes(targets, values, control)
     for name, target in targets.items():
@@ -310,8 +313,8 @@ def fill_tensors(
 
 
 def _check_shapes(targets: Named, found: Named | None, control: Any) -> None:
-    """Raise CheckpointError if names or shapes differ between `targets` and `found`.
-    `found` is None except on the main rank."""
+    """Raise CheckpointError on all ranks if names or shapes differ between `targets`
+    and `found`. On all ranks but the main one, `found` is None."""
     faults = differing(_shapes(targets if found is None else found), _shapes(targets))
     if faults := broadcast(faults, control):
         shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
@@ -325,8 +328,9 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
-    """Create the state that the optimizer would create at its first step. Return its
-    tensors by their names in a checkpoint."""
+    """Create the optimizer's state as its first step would. Return the tensors of this
+    state by their names in a checkpoint. `stored` contains tensors with the shapes and
+    dtypes of the checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, like in stored.items():
@@ -349,7 +353,8 @@ def _empty_state(trainer: Trainer, parameter: Tensor, key: str, like: Tensor) ->
 
 
 def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
-    """Restore this rank's random generators, or seed them if they were not stored."""
+    """Restore the states of this rank's random generators. If the checkpoint has none
+    for this rank, seed them from the seed, the step and the rank."""
     me = trainer.runtime.ranks.rank
     prefix = f"{me}/"
     mine = {n.removeprefix(prefix): t for n, t in ranks.items() if n.startswith(prefix)}
@@ -361,8 +366,8 @@ def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
 
 
 def _restore_sums(trainer: Trainer, stored: Tensor) -> None:
-    """Restore the sums `stored` (ranks, 3). If the number of ranks has changed, the
-    main rank gets their total."""
+    """Restore the sums from `stored` (ranks, 3). If the number of ranks has changed,
+    the main rank receives the total."""
     ranks, sums = trainer.runtime.ranks, trainer.stepper.sums
     if len(stored) == ranks.world_size:
         mine = stored[ranks.rank]

@@ -1,9 +1,9 @@
 """Find wrong labels by statistics of each training row over all epochs (`train.audit`).
 
-The sums of each row stay on the device, and steps update them without synchronising the
-device. The margin of a row is the logit of its label minus the highest other logit. Its
-mean over the epochs is low for wrong labels (Pleiss et al. 2020, "Identifying
-Mislabeled Data using the Area Under the Margin Ranking").
+The statistics of each row are sums on the device. Steps update them without
+synchronising the device. The margin of a row is the logit of its label minus the
+highest other logit. Its mean over the epochs is low for wrong labels (Pleiss et al.
+2020, "Identifying Mislabeled Data using the Area Under the Margin Ranking").
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FILE_NAME = "suspect_rows.parquet"
 MISLABELLED, AMBIGUOUS = "probably mislabelled", "ambiguous"
 NEVER_LEARNT, TWICE = "never learnt", "duplicate with another label"
 SHOWN, CHARACTERS = 50, 200
-"""The number of rows on the Markdown page, and the maximum length of their texts."""
+"""The maximum number of rows on the Markdown page, and of characters per text."""
 MOST_SUSPECT = 0.2
-"""If more than this fraction of rows is suspect, blame the model and not the labels."""
+"""If more than this fraction of rows is suspect, the model is probably at fault."""
 
 
 def check_audit(job: TrainJob) -> None:
-    """Raise SettingsError if `train.audit` is set for a task that does not assign one
-    class to each row."""
+    """Raise SettingsError if `train.audit` is set for a task whose rows do not have one
+    class each."""
     task = job.settings.model.task
     if job.settings.train.audit and not names_classes(task):
         raise SettingsError(
@@ -60,13 +60,14 @@ class RowAudit:
         self.likely = torch.full((num_rows + 1,), -1, device=device)
 
     def reset(self) -> None:
-        """Reset the statistics, because passes that measure memory also update them."""
+        """Set all statistics to zero. This must be done before the first step, because
+        passes that measure memory update the statistics too."""
         self.sums.zero_()
         self.likely.fill_(-1)
 
     def add(self, rows: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Update the statistics of `rows` (K,), given their logits (K, classes) and
-        labels (K,). Padding has the row number `num_rows`."""
+        """Update the statistics of the rows `rows` (K,), given logits (K, classes) and
+        labels (K,). The row number of padding is `num_rows`."""
         rows, labels = rows[: len(logits)], labels[: len(logits)].clamp(min=0)
         found = logits.float()
         own = found.gather(1, labels[:, None])
@@ -81,8 +82,8 @@ class RowAudit:
         self.likely.index_copy_(0, rows, likely)
 
     def gathered(self, world_size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the sums (4, rows) over all ranks, and the predicted class of each row
-        (rows,), taken from the rank that saw the row most often. All ranks must call
+        """Return the sums (4, rows) over all ranks, and the last predicted class of
+        each row (rows,), from the rank that saw the row most often. All ranks must call
         this."""
         sums, likely = self.sums[:, :-1].clone(), self.likely[:-1].clone()
         if world_size > 1:
@@ -95,8 +96,9 @@ class RowAudit:
 
 
 def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
-    """Write a table of suspect rows, and a page with the most suspect ones, next to the
-    metrics file, and log the number of suspect rows. All ranks must call this."""
+    """Write a table of suspect rows, and a page with the most suspect ones, to the
+    folder of the metrics file. Log the number of suspect rows. All ranks must call
+    this."""
     sums, likely = audit.gathered(world_size)
     if not main:
         return
@@ -129,8 +131,8 @@ def _cell(value: Any) -> str:
 
 
 def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
-    """Return a table of the suspect rows, given the sums (4, rows) and the predicted
-    classes (rows,) of all rows."""
+    """Return a table of the suspect rows. `sums` (4, rows) and `likely` (rows,) are the
+    results of `RowAudit.gathered`."""
     seen, right, margin, steady = sums
     labels = job.train.labels_of(np.arange(len(job.train)))
     passes = np.maximum(seen, 1)
@@ -160,8 +162,8 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
 
 
 def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:
-    """Return a boolean array (rows,) that is True for rows whose input also occurs with
-    another label."""
+    """Return a boolean array (rows,), which is true for rows whose input also occurs
+    with another label."""
     hashes = np.unique(row_hashes(job.train), return_inverse=True)[1]
     low, high = np.full(len(labels), 2**62), np.full(len(labels), -1)
     np.minimum.at(low, hashes, labels)

@@ -1,5 +1,5 @@
-"""Check the health of a run: its loss compared with the chance loss, its gradient norms
-and the state of the machine."""
+"""Check the health of a run: the loss compared with that of random guesses (the chance
+loss), gradient norms, waiting times and the state of the machine."""
 
 from __future__ import annotations
 
@@ -21,37 +21,38 @@ if TYPE_CHECKING:
     from flatout.engine.train.recording.recorder import Recorder
 
 INITIAL_LOSS_TOLERANCE = 0.5
-"""How far, in nats, the first loss of a new model may exceed the chance loss."""
+"""The amount, in nats, by which the first loss may exceed the chance loss."""
 DIVERGED = 3.0
 """A run has diverged if a logged loss exceeds this multiple of the chance loss."""
 GRAD_NORM_BAND = (0.1, 10.0)
-"""The range of median norms that cause no warning. Norms are usually 0.1 to 1.0. Larger
-norms are tolerated, because clipping bounds the updates."""
+"""The range of median gradient norms without a warning. Usual norms are 0.1 to 1.0.
+Larger norms are tolerated, because clipping limits the updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
-"""The maximum percentage of time that threads may wait for cores without a warning. On
-two cores, one other program raised the wait from below 10 % to between 32 and 45 %. One
-thread then trained two to six times as fast as two threads."""
+"""The maximum percentage of time that the training thread may wait for a core without a
+warning. On two cores, one other program raised it from below 10 % to between 32 and 45
+%. One thread then trained two to six times as fast as two threads."""
 LOADER_WAIT_LIMIT_PCT = 25.0
-"""The percentage of step time that may be spent waiting for batches. On two cores that
-workers and steps share, 2 to 15 % is usual."""
+"""The maximum percentage of step time for which steps may wait for batches without a
+warning. If workers and steps share two cores, 2 to 15 % is usual."""
 FEW_ROWS = 5
-"""The minimum number of test rows per class. With fewer rows, each row changes the
-accuracy of its class by more than a fifth."""
+"""The minimum number of test rows per class. With fewer rows, a single row changes the
+accuracy for its class by more than a fifth."""
 
 CLOCK_EVERY_S = 10.0
-"""The interval between clock readings. Querying the driver costs about 1 ms."""
+"""The minimum time in seconds between two readings of the GPU's clock rate. Each
+reading takes about 1 ms."""
 SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
 class NonFiniteError(RuntimeError):
-    """Raised if the loss or a gradient is NaN or infinite. The step was not applied."""
+    """Raised if a loss or gradient is NaN or infinite. The weights were not updated."""
 
     exit_code = 5
 
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
-    """Return a warning if the first loss is far above the chance loss, which suggests
-    that the tokenizer, model or labels are wrong."""
+    """Return a warning if the first loss is far above the chance loss, else None.
+    Tokenizer, model and labels may then not belong together."""
     if chance is None or not loss > chance + INITIAL_LOSS_TOLERANCE:
         return None  # the loss of a first step without a target is NaN
     return (
@@ -61,7 +62,7 @@ def initial_loss_warning(loss: float, chance: float | None) -> str | None:
 
 
 def divergence_warning(history: Sequence[LogPoint], chance: float | None) -> str | None:
-    """Return a warning if a logged loss is far above the chance loss."""
+    """Return a warning if a logged loss is far above the chance loss, else None."""
     worst = max(history, key=lambda point: point.loss, default=None)
     if not chance or worst is None or not worst.loss > DIVERGED * chance:
         return None
@@ -73,14 +74,15 @@ def divergence_warning(history: Sequence[LogPoint], chance: float | None) -> str
 
 
 def has_learned(history: Sequence[LogPoint], chance: float | None) -> bool:
-    """Return whether the loss has fallen below half of its first value or of the chance
-    loss, whichever is higher. After that, small gradients are normal."""
+    """Return whether the last loss is below half of the first loss or of the chance
+    loss, whichever is higher. In that case, small gradients are normal."""
     first = max(history[0].loss, chance or 0.0) if history else 0.0
     return bool(history) and history[-1].loss < first / 2
 
 
 def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str | None:
-    """Return a warning if the median of the logged gradient norms is unusual."""
+    """Return a warning if the median of the logged gradient norms is unusual, else
+    None. Low norms are normal if `has_learned` is true."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:
         return None
@@ -101,7 +103,7 @@ def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str |
 
 
 def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
-    """Return a warning if steps wait for batches, which leaves the device idle."""
+    """Return a warning if steps often wait for batches, with an idle device."""
     if wait_pct < LOADER_WAIT_LIMIT_PCT:
         return None
     return (
@@ -114,9 +116,9 @@ def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
 def few_rows_warning(
     counts: Mapping[str, int], label_names: Sequence[str]
 ) -> str | None:
-    """Return a warning if the rarest class has too few test rows for a meaningful
-    accuracy. `counts` maps class numbers (as strings) to row counts, and is empty if
-    there are no classes."""
+    """Return a warning if a class has too few test rows for a meaningful accuracy.
+    `counts` contains the number of rows per class, with class numbers as strings. It is
+    empty if there are no classes."""
     rows = {name: counts.get(str(n), 0) for n, name in enumerate(label_names)}
     rarest = min(rows, key=rows.__getitem__, default="")
     if not counts or not rows or rows[rarest] >= FEW_ROWS:
@@ -128,7 +130,7 @@ def few_rows_warning(
 
 
 def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str | None:
-    """Return a warning if threads wait for cores. A single late thread delays a whole
+    """Return a warning if threads often wait for cores. One late thread delays a whole
     matrix multiplication."""
     if not on_cpu or threads < 2 or (wait_pct or 0.0) < CPU_WAIT_LIMIT_PCT:
         return None
@@ -140,14 +142,14 @@ def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str 
 
 
 FIRST_POINTS = 5
-"""Health is checked at this many initial log points, and later at each evaluation."""
+"""The number of log points at the start of a session at which health is checked. Later,
+it is checked at each evaluation."""
 FEWEST_POINTS = 3
-"""The minimum number of log points for checks of gradient norms and loader waits."""
+"""The minimum number of log points to judge gradient norms and loader waits."""
 
 
 def find_problems(recorder: Recorder) -> dict[str, str | None]:
-    """Return a mapping from each kind of problem to a warning, or to None if the run in
-    progress does not have that problem."""
+    """Return a warning, or None, for each kind of problem that a run can have."""
     history, windows = recorder.history, recorder.windows
     runtime, chance = recorder.trainer.runtime, recorder.chance_loss
     norms = [point.grad_norm for point in history]
@@ -166,8 +168,8 @@ def find_problems(recorder: Recorder) -> dict[str, str | None]:
 
 
 class Conditions:
-    """Samples the state of the machine at logging steps, which synchronise the device
-    anyway."""
+    """Measures waiting for cores and the GPU's clock rate. Samples are taken at logging
+    steps, which synchronise the device anyway."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -176,7 +178,7 @@ class Conditions:
         self.start()
 
     def start(self) -> None:
-        """Start the period over which waiting for cores is measured."""
+        """Begin the period over which waiting for cores is measured."""
         self._begin_s, self._begin_wait_s = time.perf_counter(), waited_for_core_s()
         self._wait_pct: float | None = None
 
@@ -200,8 +202,8 @@ class Conditions:
 
 
 def waited_for_core_s() -> float | None:
-    """Return how many seconds this thread has waited for a free core in total, or None
-    if the kernel does not count them."""
+    """Return the total time in seconds for which this thread has waited for a free
+    core, or None if the kernel does not record it."""
     try:
         return int(SCHEDULER.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

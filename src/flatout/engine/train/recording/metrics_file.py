@@ -1,4 +1,4 @@
-"""Write live metrics to a file, which other programs forward to a tracking store."""
+"""Write live metrics to a file, which other programs send to a tracking store."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MetricsFile:
-    """A JSON Lines file of live metrics, flushed after each line. Other programs
-    forward its lines to a tracking store, so that a slow or unreachable store does not
-    delay training."""
+    """A JSON Lines file of live metrics, flushed after each line. Other programs read
+    it and send the metrics to a tracking store. A slow or unreachable store therefore
+    does not delay training."""
 
     path: Path
     enabled: bool = True
 
     _written: set[tuple[int, str]] = field(default_factory=set)
-    """The (step, metric) pairs that an interrupted session has already written."""
+    """The (step, metric) pairs that an earlier session has already written."""
     _waiting: list[str] = field(default_factory=list)
 
     def start(self, start_step: int) -> None:
-        """Create an empty file for a new run. A resumed run appends to the existing
-        file, but does not repeat points that are already in it."""
+        """Create an empty file for a new run. For a resumed run, append to the existing
+        file, without repeating points that it already contains."""
         if not self.enabled:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,12 +54,12 @@ class MetricsFile:
             self._append({"step": step, "metrics": metrics})
 
     def note_resolved(self, step: int, resolved: dict[str, Any]) -> None:
-        """Write the settings used from `step` on, with every `auto` resolved. They are
-        then known even if the run is killed before it writes its report."""
+        """Write the settings that apply from `step` on, with each `auto` resolved. They
+        are then known even if the run is killed before it writes its report."""
         self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:
-        """Write a line. If the disk is full, the line is kept for the next attempt."""
+        """Write a line. If the disk is full, the line is kept for the next call."""
         if not self.enabled:
             return
         self._waiting.append(json.dumps({**line, "time_s": time.time()}) + "\n")
@@ -76,13 +76,13 @@ class MetricsFile:
 
 
 def read_points(path: Path) -> list[dict[str, Any]]:
-    """Return the points in a file, without damaged lines, or [] if it is missing."""
+    """Return all points in a file except damaged lines, or [] if there is no file."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [point for point in map(parse_point, lines) if point]
 
 
 def parse_point(line: bytes) -> dict[str, Any]:
-    """Parse a line of the file. Return an empty dict if the line is damaged."""
+    """Parse a line of a metrics file. Return an empty dict if the line is damaged."""
     try:
         point = json.loads(line)
     except ValueError:

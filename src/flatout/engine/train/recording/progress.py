@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 EVERY_S = 10.0
 """The minimum number of seconds between two progress lines."""
 EVALUATION_SPEEDUP = 3.0
-"""The assumed ratio of evaluation to training throughput, until it is measured."""
+"""The assumed ratio of evaluation throughput to training throughput, which is used
+until an evaluation has been measured."""
 WINDOWS_TO_JUDGE = 2
-"""The number of windows after the warm-up that are needed before the estimated time is
-compared with the deadline."""
+"""The minimum number of windows after the warm-up for a warning about the deadline."""
 
 
 class Progress:
@@ -38,9 +38,9 @@ class Progress:
         start: int,
         evaluate_s: float,
     ) -> None:
-        """Log a progress line if one is due at this step, and warn if the deadline will
-        be missed. The session began at step `start` and has spent `evaluate_s` seconds
-        on evaluations."""
+        """Log a progress line if enough time has passed, and a warning if the run will
+        probably miss its deadline. The session began at step `start` and has spent
+        `evaluate_s` seconds on evaluations."""
         if not self._trainer.runtime.ranks.is_main:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
@@ -56,8 +56,8 @@ class Progress:
     def _left_s(
         self, done: int, windows: Sequence[Window], start: int, evaluate_s: float
     ) -> float:
-        """Estimate the time in seconds for the remaining steps and evaluations,
-        including the test split. Return NaN if no throughput was measured yet."""
+        """Return the estimated time in seconds for the remaining steps and evaluations,
+        including that of the test split, or NaN if throughput is not yet known."""
         job, total = self._trainer.job, self._trainer.total_steps
         chosen = steady(list(windows))
         steps = sum(window.steps for window in chosen)
@@ -126,8 +126,8 @@ def duration(seconds: float) -> str:
 
 
 def evaluation_interval(trainer: Trainer) -> int | None:
-    """Return the number of steps between two evaluations, or None if the model is only
-    evaluated after the last step."""
+    """Return the number of steps between two evaluations, or None if there is only one
+    after the last step."""
     every = trainer.job.settings.train.evaluate_every
     if every == "epoch":
         return trainer.data.batches.steps_per_epoch
@@ -135,14 +135,14 @@ def evaluation_interval(trainer: Trainer) -> int | None:
 
 
 def evaluation_due(trainer: Trainer, done: int) -> bool:
-    """Return whether the validation split is to be evaluated after `done` steps."""
+    """Return whether the validation split must be evaluated after `done` steps."""
     total, every = trainer.total_steps, evaluation_interval(trainer)
     return evaluations(done - 1, done, total, every) == 1
 
 
 def evaluations(after: int, until: int, total: int, every: int | None) -> int:
-    """Return the number of evaluations in the steps from `after` + 1 to `until`. The
-    last step of the run is always followed by an evaluation."""
+    """Return the number of evaluations in the steps `after` + 1 to `until`. There is
+    one after every `every` steps, and one after the last step `total`."""
     multiples = until // every - after // every if every else 0
     last = after < total <= until and not (every and total % every == 0)
     return multiples + int(last)

@@ -1,7 +1,7 @@
-"""Record a run in progress: its windows, history, live metrics and health.
+"""Record a run in progress: throughput, history, live metrics and health.
 
-The module does not synchronise the device between two logging steps. At a logging step,
-`log` reads the sums that were kept on the device.
+The device is not synchronised between two logging steps. At a logging step, `log` reads
+the sums that are kept on the device.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ logger = logging.getLogger(__name__)
 
 ROWS_SHOWN = 8
 LOGGED = ("loss", "accuracy")
-"""The evaluation metrics in the log line. All others are only in the metrics file."""
+"""The evaluation metrics that are logged, in addition to `train.metric`. All metrics
+are in the metrics file."""
 
 
 @dataclass
 class Recorder:
-    """The state of a session, except the model and the optimizer."""
+    """The state of a training session, except the model and the optimizer."""
 
     trainer: Trainer
     begin_s: float
@@ -65,24 +66,24 @@ class Recorder:
     compiled_before_s: float = 0.0
     """Compilation time before the first step, while memory was measured."""
     compiled_first_s: float = 0.0
-    """Compilation time until the end of the first step."""
+    """The compilation time in seconds up to the end of the first step."""
     initial_loss: float = float("nan")
     best: Evaluation | None = None
     best_folder: str | None = None
     """The folder name of the best model so far."""
     evaluations_without_best: int = 0
-    """The number of evaluations since the best result."""
+    """The number of evaluations since the best model was found."""
     exit_reason: str = "finished"
     last_checkpoint: Path | None = None
     warnings: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    """Warnings about the health of the run by kind, in order of occurrence."""
+    """The first warning about each kind of health problem, in order of occurrence."""
     table: Any = None
     """A DataFrame with a row per step, if `train.history` is `dataframe`."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """The seconds of each phase outside of steps, such as evaluate and checkpoint."""
+    """The seconds spent in each phase outside of steps, such as evaluate."""
     progress: Progress | None = None
-    """The progress display, or None to show none."""
+    """Logs progress, or None if no progress is logged."""
 
     def __post_init__(self) -> None:
         runtime = self.trainer.runtime
@@ -97,7 +98,7 @@ class Recorder:
         self._elapsed_before_s = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save in a checkpoint, as JSON values and dataclasses."""
+        """Return the state that a checkpoint stores, as JSON values and dataclasses."""
         return {
             "history": list(self.history),
             "best": self.best,
@@ -109,7 +110,7 @@ class Recorder:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that was returned by the method `state`."""
+        """Restore a state that the method `state` has returned."""
         self.history = [LogPoint(**point) for point in state["history"]]
         best = state["best"]  # old checkpoints also have a confusion matrix
         self.best = Evaluation(best["loss"], best["metrics"]) if best else None
@@ -120,7 +121,7 @@ class Recorder:
         self._elapsed_before_s = state["elapsed_s"]
 
     def _elapsed_s(self) -> float:
-        """Return the elapsed seconds, summed over all sessions of the run."""
+        """Return the elapsed time of the run in seconds, including earlier sessions."""
         return self._elapsed_before_s + time.perf_counter() - self.begin_s
 
     def start(self, start_step: int, loader: StepLoader | None = None) -> None:
@@ -134,25 +135,25 @@ class Recorder:
 
     @property
     def setup_s(self) -> float:
-        """The seconds before the loop began, which include building the model and
-        reading a checkpoint."""
+        """The time in seconds before the loop began, in which the model was built and a
+        checkpoint may have been restored."""
         return self._loop_begin_s - self.begin_s
 
     @property
     def chance_loss(self) -> float | None:
-        """The loss of random guesses, or None if the task does not define it."""
+        """The loss of random guesses, or None if it is not defined for the task."""
         job = self.trainer.job
         pieces = job.vocabulary.size if job.vocabulary else 1
         return job.task.chance_loss(len(job.label_names) or pieces)
 
     def check_health(self) -> None:
-        """Log a warning about each new problem."""
+        """Log and record a warning about each problem that was not reported before."""
         for kind, text in find_problems(self).items():
             if text:
                 self.warn(kind, text)
 
     def warn(self, kind: str, text: str) -> None:
-        """Log and record a warning, unless there was already one of the same `kind`."""
+        """Log and record a warning, unless there was one of the same `kind` before."""
         if kind not in self.problems and self.trainer.runtime.ranks.is_main:
             logger.warning(text)
         self.problems.setdefault(kind, text)
@@ -161,8 +162,8 @@ class Recorder:
         self.clock.step_begins()
 
     def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
-        """Record a step after its launch. `wait_s` is the time that the host waited for
-        its batch."""
+        """Record a step after its kernels were launched. `wait_s` is the time in
+        seconds for which the host waited for `batch`."""
         self.clock.step_ends(batch, wait_s)
         self.samples += batch.num_samples
         self._steps_since_log += int(batch.num_targets > 0)
@@ -180,8 +181,8 @@ class Recorder:
         self._slow_habits(batch.step, learning_rate)
 
     def _slow_habits(self, step: int, learning_rate: float) -> None:
-        """Imitate slow training loops after each step. conf/slow enables this for
-        comparison."""
+        """Imitate typical slow training loops after a step, if the settings require it.
+        conf/slow does so for comparison."""
         train = self.trainer.job.settings.train
         if train.synchronize_every_step:
             loss = read_loss(self.trainer)
@@ -199,8 +200,9 @@ class Recorder:
         return done % every == 0 or done == self.trainer.total_steps
 
     def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
-        """Read the device's sums, close the window and add a point to the history.
-        Raises NonFiniteError if the loss or gradient of a step was not finite."""
+        """Read the sums on the device, close the window, and add a point to the
+        history. Return the point. Raises NonFiniteError if the loss or a gradient of a
+        step was not finite."""
         # This synchronises the device.
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
@@ -234,7 +236,8 @@ class Recorder:
                 self.callbacks.call(event, step, values)
 
     def _write(self, point: LogPoint) -> None:
-        """Write a point. If no step had a target, omit the loss and log a warning."""
+        """Write a point to the file. If no step had a target, omit the loss and
+        warn."""
         metrics = point.as_metrics()
         if not self._steps_since_log:
             del metrics["train_loss"]
@@ -247,7 +250,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Context manager that adds the time of its block to `seconds[name]`."""
+        """Context manager that adds the time spent in its block to `seconds[name]`."""
         begin = time.perf_counter()
         try:
             yield
@@ -256,7 +259,8 @@ class Recorder:
 
     @contextmanager
     def paused(self, phase: str) -> Iterator[None]:
-        """Context manager that excludes its block, e.g. evaluation, from step time."""
+        """Context manager that excludes its block, e.g. an evaluation, from step
+        time."""
         self.trainer.runtime.synchronize()
         self.clock.pause()
         with self.phase(phase), heartbeat.phase(phase):
@@ -265,7 +269,8 @@ class Recorder:
         self.clock.resume()
 
     def note_validation(self, done: int, result: Evaluation) -> bool:
-        """Record the result of an evaluation. Return whether it is the best so far."""
+        """Record an evaluation after `done` steps. Return whether it is the best so
+        far."""
         named = result.named("validation")
         self.metrics.write(done, named)
         self.check_health()
@@ -279,7 +284,7 @@ class Recorder:
 
     def _is_best(self, result: Evaluation) -> bool:
         """Return whether `result` is the best so far by `train.metric`, or by the loss
-        if the metric has no value. Also count the evaluations since the best one."""
+        if the metric has no value. Also update `evaluations_without_best`."""
         name = self._metric_of(result)
         job = self.trainer.job
         higher = higher_is_better(job.settings, type(job.task), name or "loss")
@@ -311,14 +316,14 @@ class Recorder:
         return patience is not None and self.evaluations_without_best >= patience
 
     def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """End the run after the step of `batch`. Log its metrics if not yet logged."""
+        """End the run after the step of `batch`, and log the metrics of this step."""
         done = batch.step + 1
         if not self.log_due(done):
             self.log(batch, learning_rate)
         self.end_at(done)
 
     def end_at(self, done: int) -> None:
-        """End the run after `done` steps."""
+        """End the run after `done` steps, unless these are all steps."""
         if done < self.trainer.total_steps:
             self.trainer.total_steps = done
             self.exit_reason = "early stopping"
@@ -374,8 +379,8 @@ def read_loss(trainer: Trainer) -> float:
 
 
 def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, float]:
-    """Read and reset the sums in a single device-to-host transfer, summed over ranks.
-    `compiles` and `batch_s` are returned as their maxima over ranks."""
+    """Read the sums, over all ranks, in a single copy from the device, and reset them.
+    The result also contains the maxima of `compiles` and `batch_s` over all ranks."""
     sums = trainer.stepper.sums
     shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
     bad = sums.first_bad_step.double()

@@ -1,4 +1,4 @@
-"""Results of a run, as frozen dataclasses. The names of quantities include the unit."""
+"""The results of a run, as frozen dataclasses. The names of quantities have units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LogPoint:
     step: int
     epoch: float
     loss: float
-    """The mean loss of the steps that have targets, or 0 if no step has targets."""
+    """The mean loss of all steps with targets, or 0 if no step had a target."""
     learning_rate: float
     grad_norm: float
     samples_per_s: float
@@ -25,8 +25,8 @@ class LogPoint:
     train_accuracy: float | None = None
 
     def as_metrics(self) -> dict[str, float]:
-        """Return the metrics by their names in a tracking store. Throughput is left out
-        during the warm-up."""
+        """Return the metrics, by their names in a tracking store. Values that are NaN,
+        such as the throughput during the warm-up, are left out."""
         metrics = {
             "train_samples_per_second": self.samples_per_s,
             "train_tokens_per_second": self.tokens_per_s,
@@ -42,20 +42,20 @@ class LogPoint:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss over all targets of a split, and the task's metrics."""
+    """The mean loss over all targets of a split, and further metrics."""
 
     loss: float
     metrics: dict[str, float] = field(default_factory=dict)
     """The task's metrics by name. `accuracy` is in [0, 1]."""
 
     def named(self, split: str) -> dict[str, float]:
-        """Return the loss and metrics with prefixed names, such as `<split>_loss`."""
+        """Return the loss and the metrics by names such as `<split>_loss`."""
         figures = {"loss": self.loss, **self.metrics}
         return {f"{split}_{name}": value for name, value in figures.items()}
 
     def value(self, metric: str | None) -> float:
-        """Return the value of `metric`, or the loss if it is None. If the metric is
-        missing, return NaN."""
+        """Return the value of `metric`, or the loss if `metric` is None. If there is no
+        such metric, return NaN."""
         named = {"loss": self.loss, **self.metrics}
         return named.get(metric or "loss", math.nan)
 
@@ -67,9 +67,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """The results of a training run. Throughput is summed over all ranks and measured
-    between device synchronisations. The measured time includes waiting for the loader,
-    but neither warm-up nor compilation."""
+    """The results of a training session. Throughput is summed over all ranks and
+    measured between device synchronisations. It includes the time spent waiting for the
+    loader, but neither warm-up nor compilation."""
 
     samples_per_s: float
     tokens_per_s: float
@@ -77,10 +77,11 @@ class TrainReport:
     padding_pct: float
     loader_wait_pct: float
     mfu_pct: float | None
-    """`tflops_per_s` as a percentage of the data sheet's dense bf16 peak, e.g. 989.5
-    TFLOP/s for an H100 or H200 (`PEAK_BF16_TFLOPS`), or None for an unknown device."""
+    """`tflops_per_s` as a percentage of the dense bf16 peak in the data sheet, e.g.
+    989.5 TFLOP/s for an H100 or H200. It is None if the peak is unknown
+    (`PEAK_BF16_TFLOPS`)."""
     tflops_per_s: float
-    """The model FLOPs per second and device, in TFLOP/s, as defined in flops.py."""
+    """The model's TFLOP/s per device. flops.py defines which operations are counted."""
     step_ms_p50: float
     step_ms_p90: float
     peak_allocated_gib: float
@@ -94,9 +95,9 @@ class TrainReport:
     checkpoint_s: float
     train_wall_s: float
     samples: int
-    """The number of samples trained on in this session."""
+    """The number of samples in the steps of this session."""
     steps: int
-    """The total number of steps, including those before the run was resumed."""
+    """The number of steps of the run, including those of earlier sessions."""
     epochs: float
     world_size: int
     global_batch_size: int
@@ -121,26 +122,27 @@ class TrainReport:
     test_accuracy: float | None
     resumed_from_step: int | None
     compile_reason: str = ""
-    """The reason for `compile` and `cuda_graphs`, and the estimated time in seconds."""
+    """Why `compile` and `cuda_graphs` are on or off, with estimated seconds."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """All metrics of the task, such as `validation_f1_macro`, for the best model."""
+    """The best model's metrics on the validation and test split, e.g.
+    `validation_f1_macro`."""
     cpu_wait_pct: float | None = None
-    """The percentage of wall time that the training thread spent waiting for a core."""
+    """The percentage of time for which the training thread waited for a core."""
     gpu_clock_mhz: float | None = None
-    """The median clock rate of the main rank's device, sampled at logging steps."""
+    """The median clock rate of the main rank's GPU at logging steps."""
     peak_tflops_measured: float | None = None
-    """The throughput of large matmuls in the run's precision on this GPU, measured
+    """The throughput of large matmuls on this GPU in the run's precision, measured
     after training."""
     share_of_measured_peak_pct: float | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    """The seconds of each phase, which add up to `train_wall_s`. In the report of a
-    whole command, they add up to its total time since the process started."""
+    """The time in seconds of each phase. Together, they add up to `train_wall_s`. In
+    the report of a whole command, they add up to the time since its process started."""
     exit_reason: str = "finished"
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the contents of the report file, in which each entry of `metrics` has
-        its own key."""
+        """Return the contents of the report file. Each entry of `metrics` has its own
+        key."""
         found = asdict(self)
         return {**found.pop("metrics"), **found}

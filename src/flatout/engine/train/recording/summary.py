@@ -30,7 +30,7 @@ PEAK_SECONDS = 0.1
 def build_report(
     recorder: Recorder, loader: StepLoader, test: Evaluation
 ) -> TrainReport:
-    """Build the report of a session, and log warnings about its health."""
+    """Return the report of a session. Warnings about its health are logged."""
     trainer = recorder.trainer
     runtime = trainer.runtime
     best = recorder.best or Evaluation(float("nan"))
@@ -69,8 +69,8 @@ def build_report(
 
 
 def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
-    """Split `wall_s` into phases. Compilation is not counted as part of the first step,
-    although most of it happens there."""
+    """Return the time in seconds of each phase of `wall_s`. Compilation is a phase of
+    its own, although most of it happens during the first step."""
     seconds, compile_s = recorder.seconds, compile_clock.seconds
     early_s = recorder.compiled_before_s
     first_s = recorder.compiled_first_s - early_s
@@ -109,8 +109,8 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
 
 
 def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
-    """Return the model TFLOP/s per device over windows without compilation, and as a
-    percentage of the data sheet's peak."""
+    """Return the model's TFLOP/s per device, also as a percentage of the data sheet's
+    peak. Windows with compilation are left out."""
     chosen = steady(windows)
     model_flops = flops.ModelFlops.of(trainer.model.model)
     total = sum(
@@ -123,9 +123,9 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
-    """Measure this GPU's matmul throughput. Return it, and the percentage of it that
-    the run achieved. Both are None if memory is full, or on a CPU, where the
-    measurement would take seconds."""
+    """Measure the matmul throughput of this GPU. Return it, and the percentage of it
+    that the run reached (`tflops`). Both are None if memory is full. They are also None
+    on a CPU, because the measurement would take seconds."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):
@@ -139,7 +139,7 @@ def _share_pct(tflops: float, peak: float | None) -> float | None:
 
 
 def _warnings(recorder: Recorder) -> list[str]:
-    """Return the warnings of the run, including those that appear only at its end."""
+    """Return all warnings of the run, including those that appear only at its end."""
     recorder.check_health()
     job, notes = recorder.trainer.job, recorder.trainer.resolved.notes
     few = health.few_rows_warning(job.test.facts.label_counts, job.label_names)

@@ -1,9 +1,9 @@
 """Measure throughput over windows of steps between two device synchronisations.
 
 Throughput is the number of samples divided by the wall time. If the loader needs more
-time than that to build the same batches, some of them were ready before the window
-began, so the loader's time is used instead. This module never synchronises the device,
-so the caller must do so before it closes a window.
+time than this to build the same batches, some batches were ready before the window
+began. In that case, the loader's time is used instead. The functions here never
+synchronise the device. The caller must do so before closing a window.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from flatout.engine.batches.collation import StepBatch
 
 COUNTED = ("samples", "tokens", "padded_tokens", "attention_pairs", "targets")
-"""The quantities that a window sums over its batches."""
+"""The quantities that are summed over the batches of a window."""
 WARMUP_STEPS = 3
-"""The number of steps before the first window. They include memory allocation,
-autotuning and the first compilation."""
+"""The number of steps before the first window. Memory allocation, autotuning and the
+first compilation happen in these steps."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Window:
     wait_s: float
     step_ms: list[float]
     clean: bool
-    """Whether nothing was compiled or captured during the window."""
+    """Whether there was no compilation or graph capture during the window."""
     loader_s: float = 0.0
-    """The seconds that the loader's workers need to build the batches of the window."""
+    """The seconds that the loader's workers need for the batches of the window."""
 
 
 class WindowClock:
@@ -55,7 +55,7 @@ class WindowClock:
     def begin(self) -> None:
         """Begin a new window. The device must be idle."""
         self._steps: list[tuple[Any, Any, Any, float]] = []
-        """For each step, device timestamps (end of the previous step, start, end) and
+        """Three device timestamps per step (end of the previous step, start, end), and
         the host's waiting time in seconds."""
         self._counts = [0] * len(COUNTED)
         self._wall_s = 0.0
@@ -63,7 +63,7 @@ class WindowClock:
         self.resume()
 
     def pause(self) -> None:
-        """Exclude the time until `resume`. The device must be idle."""
+        """Exclude the time until `resume` is called. The device must be idle."""
         self._wall_s += time.perf_counter() - self._running_since
 
     def resume(self) -> None:
@@ -93,9 +93,9 @@ class WindowClock:
         return compile_clock.count - self._compiles
 
     def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
-        """Close the current window, return it, and begin the next one. `compiles` and
-        the loader's `batch_s` are maxima over ranks, because all ranks wait for the
-        slowest rank. The caller must have synchronised the device."""
+        """Return the current window and begin the next one. All ranks wait for the
+        slowest one, so `compiles` and `batch_s` (the loader's seconds per batch) are
+        maxima over ranks. The caller must have synchronised the device."""
         self.pause()
         clean = (self.compiles if compiles is None else compiles) == 0
         window = self._window(clean, batch_s)
@@ -131,8 +131,8 @@ class WindowClock:
 
 
 class CompileClock:
-    """The number and total time of compilations in this process, as TorchDynamo reports
-    them to callbacks."""
+    """Counts and times the compilations in this process. TorchDynamo reports them
+    through callbacks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -163,7 +163,7 @@ class CompileClock:
         self._in_first_step = self.count
 
     def add(self, seconds: float) -> None:
-        """Add the time of other preparation, such as the capture of a CUDA graph."""
+        """Count other work as a compilation, such as the capture of a CUDA graph."""
         self.seconds += seconds
         self.count += 1
 
@@ -182,8 +182,8 @@ compile_clock = CompileClock()
 
 @dataclass(frozen=True)
 class Rates:
-    """Throughput and step times over windows without compilation, or over all windows
-    if there are none."""
+    """Throughput and step times over all windows without compilation. If there are
+    none, all windows are used."""
 
     samples_per_s: float
     tokens_per_s: float
@@ -213,14 +213,15 @@ class Rates:
 
 
 def steady(windows: Sequence[Any]) -> list[Any]:
-    """Return the windows (or pairs of windows) without compilation, or all windows if
-    there are none."""
+    """Return the windows without compilation, or all of them if there are none. Pairs
+    of windows with an attribute `clean` are accepted too."""
     return [window for window in windows if window.clean] or list(windows)
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """Return the time, in seconds, over which throughput is computed for `windows`.
-    Throughput is computed for all windows together, because if workers finish at the
-    same time, one window gets several batches and the next one none."""
+    """Return the time in seconds by which the throughput of `windows` is computed. It
+    is the larger of the wall time and the loader's time, each summed over windows.
+    Single windows cannot be compared: if several workers finish at the same time, one
+    window gets several batches and the next one none."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")

@@ -1,7 +1,7 @@
-"""Decide whether compilation and CUDA graphs are possible and save time.
+"""Decide whether compilation and CUDA graphs are possible and worthwhile.
 
-The decision depends on the number of planned steps. A resumed run repeats the decision
-of the run that it continues.
+The decision depends on the number of planned steps. A resumed run keeps the decision of
+the run that it continues.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384
-"""The maximum number of tokens per rank and step for which kernel launches limit the
-throughput. It is used if the device's speed is unknown."""
+"""The maximum number of tokens per rank and step for which kernel launches are assumed
+to limit the throughput if the speed of the device is unknown."""
 SLOW_HOST = 1.5
-"""A safety factor for slower hosts. At 24,600 tokens per step, CUDA graphs increased
-the throughput of BERT-base by less than 1 % on one host (7,821 to 7,868 samples/s) and
-by 6 % on another (7,668 to 8,160 samples/s)."""
+"""A factor that allows for slower hosts. At 24,600 tokens per step, CUDA graphs
+increased the throughput of BERT-base by less than 1 % on one host (7,821 to 7,868
+samples/s) and by 6 % on another (7,668 to 8,160 samples/s)."""
 GRAPH_MEMORY_SHARE = 0.8
-"""The maximum fraction of the device's memory that a step with graphs may need."""
+"""The maximum fraction of the device's memory that a step with CUDA graphs may need."""
 GRAPH_PAD_MULTIPLE = 256
-"""Packed totals are rounded up to a multiple of at least this number, so that few CUDA
-graphs are needed. The multiple grows with the mean total."""
+"""With CUDA graphs, the token count of packed batches is rounded up to a multiple of at
+least this number, to limit the number of graphs. Large batches use a larger multiple.
+"""
 GRAPH_PAD_SHARE = 1 / 96
-"""The ratio of the multiple to a rank's mean tokens per step, e.g. 256 / 24,600."""
+"""The multiple as a fraction of a rank's mean tokens per step, e.g. 256 / 24,600."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The planned work. All ranks use the values of the main rank, so that they make
-    the same choice."""
+    """The work of a run, as planned on the main rank. All ranks use it, so that they
+    make the same choice."""
 
     steps: int
     parts: int
-    """The number of distinct parts of the model that are compiled."""
+    """The number of different parts of the model that would be compiled."""
     sample_flops: int = 0
     """The FLOPs of training on one sample of fixed shape, or 0 for token rows."""
     earlier: Choice | None = None
-    """The choice of the resumed run. It is repeated, so that results are identical."""
+    """The choice of the run to resume. It is kept, so that results are identical."""
     token_budget: int | None = None
-    """The token budget of the resumed run."""
+    """The token budget of the run to resume."""
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Return the work planned for a Hugging Face `model`. If a run is resumed on the
-    same kind and number of devices, the result includes its choices, so that they can
-    be repeated."""
+    """Return the planned work for a transformers `model`. If the run resumes a
+    checkpoint from the same kind and number of devices, the earlier choices are
+    included."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
@@ -84,8 +85,8 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def checkpoint_values(resolved: Any, runtime: Runtime) -> dict[str, Any]:
-    """Return the values to save in a checkpoint, so that a resumed run can repeat all
-    choices."""
+    """Return the choices and the device to save in a checkpoint. A resumed run keeps
+    these choices."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
@@ -106,10 +107,10 @@ def choose_compile_and_graphs(
     strategy: str,
     planned: Planned | None,
 ) -> Choice:
-    """Decide whether to compile and to use CUDA graphs. A setting of `auto` enables
-    them if they save time over the `planned` work. If `planned` is None, steps are only
-    measured, and `auto` enables everything that makes them faster. Raises SettingsError
-    if a setting cannot work."""
+    """Decide whether to compile and whether to use CUDA graphs. With `auto`, each is
+    used if it saves time over the `planned` work. If `planned` is None, the speed of
+    steps is only measured, and `auto` uses everything that makes steps faster. Raises
+    SettingsError if a setting is impossible."""
     compiled = _resolve_compile(job.settings.train.compile, runtime, config)
     recorded = _resolve_cuda_graphs(job, runtime, strategy, config)
     known = Choice(compiled is not False, recorded is not False)
@@ -132,8 +133,8 @@ def choose_compile_and_graphs(
 def _work(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned
 ) -> Work | None:
-    """Return the planned work, or None if its FLOPs are unknown or the device is a CPU,
-    for which `auto` never compiles."""
+    """Return the planned work in the form that `choose_compilation` needs. Return None
+    if its FLOPs are unknown, or on a CPU, on which `auto` never compiles."""
     layers, tokens = family_of(config).num_layers(config), rank_tokens(job, runtime)
     weights = 12 * layers * width_of(config) ** 2
     flops = tokens * (planned.sample_flops or 6 * weights)
@@ -151,9 +152,10 @@ def _work(
 
 
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
-    """Return an upper bound on the number of shapes of packed steps. It assumes that
-    token totals are within two standard deviations of the mean. The mean and the
-    maximum length bound the standard deviation (Bhatia & Davis 2000)."""
+    """Return an upper bound on the number of different shapes of packed steps. Numbers
+    of tokens are assumed to be within two standard deviations of the mean. An upper
+    bound on the standard deviation follows from the mean and maximum length of rows
+    (Bhatia & Davis 2000)."""
     largest, mean = job.train.facts.largest_sample, job.train.facts.mean_length
     variance = rank_tokens(job, runtime) * max(0.0, largest - mean)
     around = 4 * math.sqrt(variance)
@@ -161,8 +163,8 @@ def _shapes(job: TrainJob, runtime: Runtime) -> int:
 
 
 def _resolve_compile(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
-    """Return whether to compile, or None if `auto` leaves the choice open. Raises
-    SettingsError if there is no compiler."""
+    """Return whether to compile, or None if this is still to be chosen (`auto`). Raises
+    SettingsError if compilation is required and there is no compiler."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
         # BatchNorm synchronises ranks within the graph, which has not been tested.
@@ -197,8 +199,8 @@ def without_compiler(runtime: Runtime) -> list[str]:
 def _resolve_cuda_graphs(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> bool | None:
-    """Return whether to use CUDA graphs, or None if `auto` leaves the choice open.
-    Raises SettingsError if graphs are required but not possible."""
+    """Return whether to use CUDA graphs, or None if this is still to be chosen
+    (`auto`). Raises SettingsError if graphs are required but impossible."""
     train, family = job.settings.train, family_of(config)
     possible = _can_record(job, runtime, strategy, family)
     if train.cuda_graphs != "auto":
@@ -228,27 +230,29 @@ def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) 
 
 
 def fused(train: TrainSettings) -> bool:
-    """Return whether the optimizer itself skips non-finite steps, like fused AdamW."""
+    """Return whether the optimizer is fused AdamW, which skips non-finite steps."""
     return train.fused_optimizer and train.optimizer == "adamw"
 
 
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
-    """Return the multiple, a power of two, to which token totals are rounded up."""
+    """Return the multiple, a power of two, to which the number of tokens in a packed
+    batch is rounded up if CUDA graphs are used."""
     share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
     return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
 
 
 def width_of(config: Any) -> int:
-    """Return the size of hidden states, or 0 if custom code gives it another name."""
+    """Return the hidden size, or 0 if custom code gives it another name."""
     return int(getattr(config, "hidden_size", 0))
 
 
 def _most_graph_tokens(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> float:
-    """Return the maximum number of tokens in a step that benefits from CUDA graphs,
-    because kernel launches limit its speed. The step must be a single micro-batch, as
-    each division of a global batch would need its own graph."""
+    """Return the maximum number of tokens per step for which CUDA graphs are useful,
+    because kernel launches limit the speed. It is not more than the token budget:
+    several micro-batches would be divided differently at each step, and need a graph
+    for each division."""
     budget = token_budget(job, runtime, strategy, config)
     if family_of(config).schedule.launches_by_place:
         return budget
@@ -258,7 +262,7 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Return whether memory suffices for CUDA graphs, which need separate memory."""
+    """Return whether there is enough memory for CUDA graphs, which need their own."""
     memory = runtime.device_memory_bytes
     if memory is None:
         return True

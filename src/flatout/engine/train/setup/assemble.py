@@ -1,4 +1,4 @@
-"""Build the parts of a training run, such as the model, the optimizer and the data."""
+"""Build the parts of a training run, i.e. the model, the optimizer and the data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Trainer:
-    """The parts of a training run."""
+    """The parts of a training run, as built by `assemble`."""
 
     job: TrainJob
     runtime: Runtime
@@ -69,14 +69,15 @@ class Trainer:
     data: StepRows
     total_steps: int
     demand: Demand | None = None
-    """The memory demand, if it was measured to choose the token budget."""
+    """The measured memory demand, or None if the token budget was not measured."""
     evaluation_budget: int = sys.maxsize
-    """The maximum number of tokens in a micro-batch during evaluation. It is lowered if
-    an evaluation runs out of memory. The maximum for training is in `resolved`."""
+    """The maximum number of tokens per micro-batch in evaluations, which is lowered if
+    an evaluation runs out of memory. The maximum in training is
+    `resolved.token_budget`."""
 
     @property
     def described(self) -> str:
-        """A description of the device and the settings in use."""
+        """A description of the device and of the settings in use."""
         runtime, resolved = self.runtime, self.resolved
         at_once = ", gradients exchanged at once" if resolved.flat_all_reduce else ""
         return (
@@ -93,9 +94,9 @@ def assemble(
     group: ProcessGroup | None = None,
     plan: Callable[[Any], Planned] | None = None,
 ) -> Trainer:
-    """Build the parts of a run. `plan` returns the planned work, given the model.
-    `plan` is None if steps are only measured, as in benchmarks. Raises SettingsError or
-    ModelError if the job cannot be trained."""
+    """Build the parts of a run. `plan` is a function that returns the planned work for
+    a model. It is None if steps are only measured, as in benchmarks. Raises
+    SettingsError or ModelError if the job cannot be trained."""
     train = job.settings.train
     check_rows(job)
     check_audit(job)
@@ -137,8 +138,9 @@ def assemble(
 def seeded_model(
     job: TrainJob, group: ProcessGroup | None = None, *, empty: bool = False
 ) -> Any:
-    """Build the model, with the same weights on all ranks. If `empty` is true, the
-    weights have no storage (meta device), because rank 0 broadcasts them later."""
+    """Build the model with its adapter and frozen parts. The weights are equal on all
+    ranks. If `empty` is true, they have no storage yet (meta device), because rank 0
+    broadcasts them later."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.settings.runtime.seed)
         model = build_model(job, empty=empty)
@@ -178,7 +180,7 @@ def _task_model(
     *,
     synced: bool,
 ) -> TaskModel:
-    """Wrap `model` for its task. If `synced` is true, BatchNorm computes its statistics
+    """Wrap `model` for its task. If `synced` is true, BatchNorm computes statistics
     over the samples of all ranks."""
     model = _with_attention(model, resolved.attention, runtime)
     longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
@@ -221,8 +223,8 @@ def _stepper(
 
 
 def _within(found: Fit, resolved: ResolvedConfig, budget: int) -> ResolvedConfig:
-    """Return `resolved` with the token budget `budget`, which fits in memory. Raises
-    SettingsError if no step fits."""
+    """Return `resolved` with the token budget `budget`, which the measurement `found`
+    allows. Raises SettingsError if no step fits in memory."""
     if found.fault:
         raise SettingsError(found.fault)
     if found.tight and not resolved.cuda_graphs:
@@ -238,8 +240,7 @@ def _replace_parts(
     runtime: Runtime,
 ) -> Noise | None:
     """Replace parts of the model with faster equivalents that have the same parameters
-    and names. Return the random seed shared by the new dropout layers, if there are
-    any."""
+    and names. Return the random seed that new dropout layers share, or None."""
     model = task_model.model
     if resolved.residual == "bf16":
         round_residual_stream(model)
@@ -299,8 +300,8 @@ def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
 
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
-    """Return whether a language model's head is a single matrix that can be fused with
-    the loss."""
+    """Return whether the model is a language model whose head and loss can be fused.
+    The head must be a single matrix."""
     task, output = task_model.task, task_model.model.get_output_embeddings()
     return (
         runtime.is_cuda
@@ -315,8 +316,7 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
 
 
 def may_fuse_projections(train: TrainSettings) -> bool:
-    """Return whether projections may be fused into one matmul. They may not if weights
-    are sharded or layers are recomputed. In recomputed layers, Dynamo treats a tensor
-    passed from one block to the next as a side effect, and runs each layer uncompiled.
-    """
+    """Return whether projections may be fused into one matmul. This is not possible if
+    weights are sharded or layers are recomputed. In recomputed layers, Dynamo treats a
+    tensor that is passed to the next block as a side effect, and does not compile."""
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

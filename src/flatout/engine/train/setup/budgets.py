@@ -1,4 +1,4 @@
-"""Choose the maximum micro-batch size, from defaults or from measured memory."""
+"""Choose the maximum micro-batch size, by default values or by measured memory."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ GPU_TOKEN_BUDGET = 65_536
 GPU_OVERHEAD_TOKENS = 4_096
 CPU_SAMPLE_VALUES = 2**22
 GPU_SAMPLE_VALUES = 2**27
-"""The maximum number of values in a micro-batch if all samples have one shape. For RGB
-images of 224 x 224, this gives 891 samples."""
+"""The maximum number of values in a micro-batch of samples with one shape. For RGB
+images of 224 x 224 pixels, this allows 891 samples."""
 ROOM = 0.9
-"""The fraction of the available memory that is used. Some memory is lost to
-fragmentation, and batch sizes differ from step to step."""
+"""The fraction of the available memory to use. Fragmentation wastes some memory, and
+batch sizes differ from step to step."""
 TIGHT = 0.6
-"""The fraction of memory above which fragmentation matters. On an H200, fragmentation
-wasted up to a third of the memory that steps used."""
+"""The fraction of memory from which fragmentation matters. On an H200, fragmentation
+wasted up to a third of the memory in use."""
 PLENTY = 1.5
-"""Memory is not measured if this multiple of the largest micro-batch should fit."""
+"""Memory is not measured if it should suffice for this multiple of all that is
+needed."""
 FOLLOWED = 0.7
-"""The fraction of the predicted budget at which the second measurement is made."""
+"""The size of the second measured pass, as a fraction of the predicted budget."""
 FULL = 0.9
-"""No larger pass is measured if a pass had at least this fraction of the tokens of the
-largest micro-batch. Whole rows rarely fill a micro-batch completely."""
+"""If a pass had at least this fraction of the tokens of the largest micro-batch, no
+larger pass is measured. Whole rows rarely fill a micro-batch completely."""
 Point = tuple[int, float]
 """The number of tokens in a pass, and the bytes that the pass needs."""
 Measure = Callable[[int], Point | None]
 """A function that measures a pass of at most the given number of tokens. It returns
-None if memory runs out."""
+None if the pass runs out of memory."""
 
 
 def needs_whole_steps(config: Any) -> bool:
@@ -46,9 +47,9 @@ def needs_whole_steps(config: Any) -> bool:
 
 
 def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
-    """Return the number of samples per step and rank, which BatchNorm needs in a single
-    micro-batch. Raises SettingsError if the step would have several micro-batches, or
-    if the ranks could not share statistics."""
+    """Return the number of samples per step and rank, all of which BatchNorm needs in
+    one micro-batch. Raises SettingsError if they exceed the token budget, or if the
+    ranks cannot share statistics."""
     train, world = job.settings.train, runtime.ranks.world_size
     share = -(-train.global_batch_size // world)
     if train.token_budget != "auto" and train.token_budget < share:
@@ -67,8 +68,8 @@ def _whole_step_samples(job: TrainJob, runtime: Runtime) -> int:
 
 
 def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
-    """Return the maximum number of tokens per micro-batch, or of samples if all samples
-    have the same shape. Raises SettingsError if `train.token_budget` is too small."""
+    """Return the maximum number of tokens per micro-batch, or of samples if all of them
+    have one shape. Raises SettingsError if `train.token_budget` is too small."""
     train, longest = job.settings.train, job.train.facts.longest
     if family_of(config).samples.batch_statistics:
         return _whole_step_samples(job, runtime)
@@ -87,18 +88,19 @@ def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
 
 
 def samples_at_once(shape: Sequence[int], is_cuda: bool) -> int:
-    """Return the maximum number of samples of `shape` per micro-batch."""
+    """Return the maximum number of samples with the given `shape` per micro-batch."""
     values = GPU_SAMPLE_VALUES if is_cuda else CPU_SAMPLE_VALUES
     return max(1, values // max(1, math.prod(shape)))
 
 
 def default_token_budget(is_cuda: bool) -> int:
-    """Return the token budget for models whose memory demand is unknown."""
+    """Return the token budget for a model whose memory demand is not known."""
     return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
 
 
 def overhead_tokens(config: Any, is_cuda: bool) -> int:
-    """Return the fixed cost of a micro-batch on the device, expressed in tokens."""
+    """Return the fixed cost of a micro-batch on the device, as a number of tokens that
+    the device could process in that time."""
     if is_cuda:
         return GPU_OVERHEAD_TOKENS
     return family_of(config).cpu_overhead_tokens(config)
@@ -112,17 +114,17 @@ def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on the number of tokens in a micro-batch."""
+    """Limits for the number of tokens per micro-batch."""
 
     least: int
-    """The number of tokens in the longest row."""
+    """The number of tokens in the longest row, which must fit."""
     most: int
-    """The maximum number of tokens in a micro-batch."""
+    """The number of tokens of the largest micro-batch that can occur."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The token budget that fits the memory of one rank."""
+    """The token budget with which steps fit in the memory of a rank."""
 
     token_budget: int
     reason: str = ""
@@ -130,18 +132,19 @@ class Fit:
     """The measured memory demand, or None if no pass was measured."""
     tight: bool = False
     fault: str = ""
-    """The reason why no step fits, or an empty string."""
+    """Why no step fits in memory, or an empty string if steps fit."""
 
 
 def is_plenty(guess: int, bounds: Bounds) -> bool:
-    """Return whether the budget `guess` far exceeds the largest micro-batch."""
+    """Return whether the estimate `guess` far exceeds the largest micro-batch."""
     return guess >= PLENTY * bounds.most
 
 
 def choose_budget(
     demand: Demand | None, bounds: Bounds, memory: int, wanted: int
 ) -> Fit:
-    """Return the largest budget that fits in `memory` bytes, but at most `wanted`."""
+    """Return the largest token budget, up to `wanted`, with which steps fit in `memory`
+    bytes. `demand` is None if not even the longest row fits."""
     if demand is None:
         return Fit(bounds.least, fault=_too_long(bounds, memory))
     if demand.states > memory:
@@ -158,7 +161,8 @@ def choose_budget(
 
 
 def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """Return the budget that fits on all ranks, because all of them must share it."""
+    """Return the fit with the smallest token budget of all ranks, because all ranks
+    must use the same budget."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     tight = any(fit.tight for fit in gathered)
     fault = next((fit.fault for fit in gathered if fit.fault), "")
@@ -166,7 +170,8 @@ def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
 
 
 def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
-    """Return the budget based on the estimate `guess`, if passes cannot be measured."""
+    """Return the fit for the estimated budget `guess`, or for `wanted` if there is no
+    estimate. It is used if passes cannot be measured."""
     if guess is None or guess >= bounds.most:
         return Fit(wanted)
     return Fit(min(wanted, rounded_down(guess, bounds.least)), tight=True)
@@ -175,12 +180,12 @@ def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
 def points(
     measure: Measure, start: int, bounds: Bounds, free_bytes: float
 ) -> list[Point]:
-    """Measure passes of two sizes and return the results in ascending order.
+    """Measure passes of two sizes. Return the results sorted by size.
 
-    The first size is `start`, or a smaller size if memory runs out. The second size is
-    near the largest one that fits in `free_bytes`, as predicted from the first pass.
-    The result is empty if the longest row does not fit. It has one point if both sizes
-    give the same pass.
+    The first size is `start`, or a smaller size if memory runs out. From the first
+    result, the largest size that fits in `free_bytes` is predicted, and the second size
+    is close to it. Return an empty list if the longest row does not fit, and one result
+    if both passes are equal.
     """
     tokens = min(max(start, bounds.least), bounds.most)
     while (first := measure(tokens)) is None:
@@ -192,8 +197,8 @@ def points(
 
 
 def _second_size(first: Point, bounds: Bounds, free_bytes: float) -> int:
-    """Return a size near the limit that the first measurement predicts, or half of the
-    first size if the limit is hardly larger than the first size."""
+    """Return a size close to the limit that the first measurement predicts. If the
+    first size was already close to it, return half of the first size."""
     tokens, taken = first
     fitting = int(tokens * free_bytes / max(taken, 1.0))
     larger = min(bounds.most, int(FOLLOWED * fitting))

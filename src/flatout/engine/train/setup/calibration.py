@@ -1,9 +1,10 @@
 """Choose the token budget that fits in GPU memory, by measuring passes of the model.
 
 The memory per token depends on kernels, precision, padding, frozen layers and
-recomputation. As no formula covers all of these for every model, forward and backward
-passes of a few sizes are measured before the first step. They do not change the run's
-random numbers and leave no gradients. Memory grows linearly with tokens.
+recomputation. No formula covers all of these for every model. Therefore, forward and
+backward passes of a few sizes are measured before the first step. They neither change
+the random numbers of the run nor leave gradients. Memory is assumed to be a linear
+function of the number of tokens.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from flatout.engine.train.step import Stepper
 
 SAMPLED_ROWS = 4_096
 FIRST_SHARE = 0.5
-"""The fraction of the estimated budget that is measured first. It is large because
-compiled kernels are autotuned at this size."""
+"""The size of the first measured pass, as a fraction of the estimated budget. It is
+large because kernels are autotuned for this size."""
 FIRST_ROWS = 2
-"""The number of rows that are measured first if there is no estimate. A batch size of 1
-would be compiled separately."""
+"""The number of rows of the first measured pass if there is no estimate. It is not 1,
+because a batch of one row would be compiled separately."""
 
 
 def fit(
     job: TrainJob, resolved: ResolvedConfig, model: TaskModel, stepper: Stepper
 ) -> Fit:
-    """Return the token budget for this rank's GPU. The passes do not communicate, so a
-    rank that runs out of memory does not block the others."""
+    """Return the token budget that fits in this rank's GPU memory. Passes do not
+    communicate, so a rank that runs out of memory does not block the others."""
     runtime, bounds = stepper.runtime, bounds_of(job, resolved, stepper)
     wanted = resolved.token_budget
     sharded = job.settings.train.distributed.strategy == "fsdp"
@@ -67,7 +68,7 @@ def fit(
 
 
 def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Bounds:
-    """Return the bounds on the micro-batches of one rank."""
+    """Return the limits for the number of tokens per micro-batch of one rank."""
     ranks, longest = stepper.runtime.ranks.world_size, job.train.facts.longest
     if resolved.strategy == "fixed":
         longest = job.settings.max_length
@@ -78,7 +79,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
 
 @contextmanager
 def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
-    """Context manager that restores the random state, gradients and buffers on exit."""
+    """Context manager that restores random state, gradients and buffers at its end."""
     runtime, was_training = stepper.runtime, model.training
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[runtime.device] if runtime.is_cuda else []):
@@ -97,7 +98,7 @@ def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
 
 
 class Passes:
-    """Measures forward and backward passes over the longest of the sampled rows."""
+    """Measures forward and backward passes over long rows of the train split."""
 
     def __init__(
         self,
@@ -118,8 +119,8 @@ class Passes:
         self._ids, self._lengths = sample[order], lengths[order]
 
     def demand(self, start: int, bounds: Bounds, room: float) -> Demand | None:
-        """Measure the memory demand. Return None if the longest row needs more than
-        `room` bytes."""
+        """Measure passes and return the memory demand. Return None if the longest row
+        does not fit in `room` bytes."""
         updater, device = self._stepper.updater, self._stepper.runtime.device
         gradients = sum(p.nbytes for p in updater.parameters)
         moments = moment_bytes(updater.optimizer.param_groups)
@@ -140,9 +141,9 @@ class Passes:
         )
 
     def measured(self, tokens: int) -> Point | None:
-        """Measure a pass of at most `tokens` tokens. Return its number of tokens, and
-        the bytes that it needs in addition to permanent memory and gradients. Return
-        None if memory runs out."""
+        """Measure a pass of at most `tokens` tokens. Return its actual number of
+        tokens, and the bytes it needs in addition to permanent memory and gradients.
+        Return None if memory runs out."""
         device = self._stepper.runtime.device
         batch = self.batch(tokens)
         try:
@@ -160,7 +161,7 @@ class Passes:
         return batch.num_padded_tokens, float(peak - before)
 
     def batch(self, tokens: int) -> StepBatch:
-        """Build a micro-batch of at most `tokens` tokens."""
+        """Return a micro-batch of long rows with at most `tokens` tokens."""
         planner = replace(self._data.planner, token_budget=tokens)
         if planner.strategy == "grouped":  # grouping may divide the batch
             planner = replace(planner, strategy="random")
@@ -170,8 +171,8 @@ class Passes:
         return data.cut(ids, 0, 0).to(self._stepper.runtime.device)
 
     def run(self, batch: StepBatch) -> None:
-        """Run a pass as the stepper does, but without the distributed wrapper. The
-        model's blocks were compiled in place, so this runs the compiled blocks."""
+        """Run a pass as the stepper does, but without the distributed wrapper. Blocks
+        that were compiled in place stay compiled."""
         for micro in batch.micro_batches:
             if self._stepper.noise is not None:
                 self._stepper.noise.draw()
@@ -181,8 +182,8 @@ class Passes:
 
 
 def longest_rows(lengths: Ints, tokens: int, planner: Planner) -> int:
-    """Return how many rows fit in a micro-batch of `tokens` tokens. The `lengths` (N,)
-    of the rows are in descending order. Rows are repeated if there are too few."""
+    """Return how many rows fit in a micro-batch of `tokens` tokens, for rows with
+    `lengths` (N,) in descending order. If N is too small, rows are used repeatedly."""
     if planner.strategy == "packed":
         again = tokens // max(1, int(lengths[-1])) + 1
         total = np.cumsum(np.resize(lengths, again))

@@ -1,7 +1,7 @@
 """The identity of a run: the settings that must not change when it is resumed.
 
-Only a run with the same identity can resume a checkpoint. The identity includes all
-settings except those with the role EXECUTION, which change the speed, location or
+A checkpoint can only be resumed by a run with the same identity. The identity includes
+all settings except those with the role EXECUTION. These change the speed, location or
 output of a run, but never its result.
 """
 
@@ -23,8 +23,8 @@ SKIPPED = "skipped rows"
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
-    """Return the settings that determine the result, by dotted name, and facts about
-    the data, custom code and base weights."""
+    """Return the settings that determine the result, by dotted name, and entries for
+    the data, the custom code and the weights of the base model."""
     return {
         **{
             name: value
@@ -40,8 +40,9 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def _base_weights(settings: Settings) -> dict[str, str]:
-    """Return hashes of the weight files of an adapter's base model, which checkpoints
-    do not contain. For models on the Hub, the token key includes the commit."""
+    """Return hashes of the weight files of an adapter's base model, because checkpoints
+    do not contain these weights. Models on the Hub are identified by the token key,
+    which includes the commit."""
     if not settings.model.lora.is_on:
         return {}
     folder = Path(settings.model.name_or_path or "")
@@ -58,8 +59,8 @@ def _hash(file: Path, changed_ns: int) -> str:
 
 
 def _own_code(settings: Settings) -> dict[str, str]:
-    """Return digests of the modules that define custom parts. PyTorch's own modules are
-    left out, because the version of PyTorch may change."""
+    """Return digests of the modules with custom code that the settings name. PyTorch's
+    own modules are left out, because its version may change."""
     train, model = settings.train, settings.model
     own_parts = (train.optimizer, train.schedule, train.compute_metrics)
     named = (*own_parts, model.task, model.family)
@@ -69,9 +70,9 @@ def _own_code(settings: Settings) -> dict[str, str]:
 
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
-    """Return the values that must match before the result of a finished run is reused:
-    the identity, skipped rows, settings of evaluation and audit, and flatout's
-    version."""
+    """Return the values that must be equal before the result of a finished run is
+    reused: the identity, skipped rows, the settings of evaluation and audit, and the
+    version of flatout."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return (
         identity(job)
@@ -86,7 +87,7 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
 
 def equal_on_all_ranks(job: TrainJob) -> dict[str, Any]:
     """Return the values that must be equal on all ranks: the identity, and the settings
-    that decide how steps are divided, logged, evaluated and saved."""
+    that affect how steps are divided, logged, evaluated and saved."""
     settings = {"train": job.settings.train.model_dump(mode="json")}
     return identity(job) | {
         name: value

@@ -1,4 +1,4 @@
-"""The input of a training run, and checks on its rows."""
+"""The input of a training run, and checks of its rows."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ ROW_COLUMN = "row"
 
 @dataclass(frozen=True)
 class TrainJob:
-    """The input of a training run. Jobs can be pickled and sent to other processes."""
+    """The input of a training run. It can be pickled and sent to other processes."""
 
     settings: Settings
     train: SplitRows
     validation: SplitRows
     test: SplitRows
     vocabulary: Vocabulary | None
-    """The tokenizer's properties, or None if the rows have no tokens."""
+    """The properties of the tokenizer, or None if rows do not consist of tokens."""
     label_names: tuple[str, ...]
     work_folder: Path
-    """The folder of checkpoints and intermediate models."""
+    """The folder for checkpoints and intermediate models."""
     metrics_file: Path
-    """The file of live metrics, with a JSON line per point."""
+    """The file for live metrics, in JSON Lines."""
     data_key: str = ""
     """The content key of the token rows."""
     tokenizer_file: str | None = None
-    """A tokenizer.json to decode rows. If None, rows are shown as token IDs."""
+    """The tokenizer.json with which rows are decoded for messages. If it is None, token
+    ids are shown instead."""
 
     def in_folder(self, folder: Path) -> TrainJob:
         """Return a copy of the job that uses the work folder `folder` and no mirror."""
@@ -51,13 +52,13 @@ class TrainJob:
         return replace(unmirrored, work_folder=folder)
 
     def changed(self, values: Mapping[str, Any]) -> TrainJob:
-        """Return a copy of the job with changed settings. `values` maps paths, such as
-        `train.max_steps`, to new values."""
+        """Return a copy of the job with other settings. `values` contains the new
+        values by dotted name, such as `train.max_steps`."""
         return replace(self, settings=self.settings.changed(values))
 
     @cached_property
     def task(self) -> Task:
-        """The model's task. Raises SettingsError or TaskError if it is invalid."""
+        """The task to train. Raises SettingsError or TaskError if it is invalid."""
         settings = self.settings
         names, seed = self.label_names, settings.runtime.seed
         task = make_task(settings.model, names, self.vocabulary, seed)
@@ -67,7 +68,7 @@ class TrainJob:
 
     @cached_property
     def batches(self) -> GlobalBatches:
-        """The rows of each step, without skipped rows. Raises SettingsError if
+        """The global batches of the run, without skipped rows. Raises SettingsError if
         `train.skip_rows` is invalid."""
         train, seed = self.settings.train, self.settings.runtime.seed
         batches = GlobalBatches(len(self.train), train.global_batch_size, seed)
@@ -134,8 +135,8 @@ def check_skipped(skipped: Ints, batches: GlobalBatches, total_steps: int) -> No
 
 
 def check_rows(job: TrainJob) -> None:
-    """Raise SettingsError or ModelError if the rows do not fit the task, the tokenizer
-    or the label names."""
+    """Raise SettingsError or ModelError if the rows of a split do not fit the task, the
+    tokenizer or the label names."""
     check_options(job.settings)
     task, classes = job.task, len(job.label_names)
     for name, rows in job.splits.items():
@@ -167,8 +168,8 @@ def check_rows(job: TrainJob) -> None:
 
 
 def without_targets(job: TrainJob) -> list[str]:
-    """Return a list with a warning if some rows have no targets because they consist of
-    a prompt without a completion."""
+    """Return a warning, in a list, if there are rows without a target. Their prompts
+    leave no room for a completion."""
     facts = job.train.facts
     if not (job.task.texts.completions and facts.num_unlabelled):
         return []
@@ -187,8 +188,8 @@ def as_numbers(tokens: Ints) -> str:
 
 
 def decoder(job: TrainJob) -> Callable[[Ints], str]:
-    """Return a function that decodes tokens to text, or lists their IDs if there is no
-    matching tokenizer."""
+    """Return a function that decodes tokens to text. If there is no matching tokenizer,
+    the function returns token ids as text."""
     if job.tokenizer_file is None or job.vocabulary is None:
         return as_numbers
     from tokenizers import Tokenizer
@@ -204,5 +205,5 @@ def cut(text: str, room: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line, without characters that control a terminal."""
+    """Return `text` in one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -39,15 +39,15 @@ class ResolvedConfig:
     fused_optimizer: bool
     residual: str = "fp32"
     overhead_tokens: int = GPU_OVERHEAD_TOKENS
-    """The fixed cost of a micro-batch on the device, expressed in tokens."""
+    """The fixed cost of a micro-batch on the device, as a number of tokens."""
     launch_tokens: int = 0
-    """The tokens that the device can process while the host launches a micro-batch."""
+    """The tokens that the device processes while the host launches a micro-batch."""
     flat_all_reduce: bool = False
     """Whether a single all-reduce sums all gradients after the backward pass."""
     compile_reason: str = ""
-    """Why compilation and CUDA graphs are on or off, with the estimated seconds."""
+    """Why compilation and CUDA graphs are on or off, with estimated seconds."""
     budget_reason: str = ""
-    """The expected memory use of steps, if it was measured."""
+    """The expected memory use of a step, or an empty string if it is unknown."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -59,8 +59,8 @@ def resolve(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned | None = None
 ) -> ResolvedConfig:
     """Choose the batching strategy, attention kernel, token budget and compilation.
-    `planned` is the work to do, or None for an unlimited number of steps. Raises
-    SettingsError if a setting cannot work."""
+    `planned` is the work of the run, or None if the number of steps is not limited.
+    Raises SettingsError if a setting is impossible."""
     train, notes = job.settings.train, []
     strategy, fault = _strategy(job, runtime, config)
     if fault:
@@ -90,8 +90,8 @@ def resolve(
 
 
 def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
-    """Return the batching strategy and, if rows cannot be packed and `grouped` is used
-    instead, the reason."""
+    """Return the batching strategy. If rows should be packed but cannot, the strategy
+    is `grouped`, and the reason is returned too."""
     wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
     if job.settings.train.rows != "tokens":  # all rows have the same length
         return "fixed", None
@@ -129,22 +129,22 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Return whether to sum all gradients with one all-reduce. This is the case if the
-    settings request it or if CUDA graphs are used."""
+    """Return whether a single all-reduce sums all gradients. It does if the settings
+    require it or if CUDA graphs are used, unless the model is sharded."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")
 
 
 PROBE_S = 0.2
-"""How long the matmul throughput of each GPU is measured, in seconds."""
+"""The time in seconds for which the matmul throughput of each GPU is measured."""
 SLOW_SHARE = 0.85
-"""A GPU whose throughput is below this fraction of the median is reported as slow."""
+"""A GPU is reported as slow if its throughput is below this fraction of the median."""
 
 
 def slow_devices(rates: Sequence[float]) -> tuple[str, ...]:
-    """Return a note for each slow GPU. `rates` contains the throughput of large matmuls
-    on each rank, in TFLOP/s."""
+    """Return a note about each slow GPU. `rates` contains the throughput of large
+    matmuls on the GPU of each rank, in TFLOP/s."""
     usual = median(rates)
     return tuple(
         f"the GPU of rank {rank} computes {rate:,.0f} TFLOP/s, the median of all ranks "

@@ -1,4 +1,4 @@
-"""Build the planner and collator that turn training data into micro-batches."""
+"""Build the planner and the collator, which turn training rows into micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU_PAD_MULTIPLE = 64
 def step_rows(
     job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
 ) -> StepRows:
-    """Return the training data, from which this rank builds the batch of each step."""
+    """Return the dataset from which this rank reads the batch of each step."""
     settings = job.settings
     planner = make_planner(settings, runtime, resolved)
     collator = make_collator(job, runtime, resolved, config)
@@ -72,9 +72,9 @@ def make_collator(
 
 def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:
     """Return the multiple to which the number of rows of a packed batch is rounded up.
-    With CUDA graphs, it is an upper bound on the number of rows, so that there is only
-    one shape. No rank has more than 1.25 times the mean number of rows, plus padding.
-    """
+    With CUDA graphs, it is an upper bound on the number of rows, so that all batches
+    have the same number. The bound is 1.25 times the mean number of rows per rank, plus
+    rows of padding."""
     if not resolved.cuda_graphs:
         return 64
     batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
