@@ -27,8 +27,8 @@ TIGHT = 0.6
 """The fraction of memory from which fragmentation matters. On an H200, fragmentation
 wasted up to a third of the memory in use."""
 PLENTY = 1.5
-"""Memory is not measured if it should suffice for this multiple of all that is
-needed."""
+"""Memory is not measured if the estimated budget is at least this multiple of the
+largest micro-batch."""
 FOLLOWED = 0.7
 """The size of the second measured pass, as a fraction of the predicted budget."""
 FULL = 0.9
