@@ -17,7 +17,7 @@ class TwoNumbers(Task):
     def label_fault(self, labels):
         """Reject lists that do not contain exactly two numbers."""
         sizes = pc.unique(pc.list_value_length(labels)).to_pylist()
-        return None if sizes == [2] else f"lists of {sizes} numbers; give two to each"
+        return None if sizes == [2] else f"lists of {sizes} numbers, not of 2"
 
     def token_label_type(self):
         """Store lists of length 2, which can be read without a copy."""

@@ -48,7 +48,7 @@ def written(folder: Path, lines: list[str], end: str = "\n") -> Path:
 @pytest.mark.parametrize("kind", LOGS)
 def test_steps_and_times_of_common_logs(tmp_path, kind):
     answer, rest = deadline_lines(written(tmp_path, LOGS[kind]), 2)
-    assert answer == "In time: 1.4 h in all, of 2 h."
+    assert answer == "In time: the run takes 1.4 h of 2 h."
     assert " of 10,000 steps are done, 1.4 h are left at 500.0 ms a step" in rest
     assert rest.endswith("run 1 of the log.")
 
@@ -75,8 +75,8 @@ def test_guide_as_own_arithmetic(tmp_path):
     told = deadline_lines(log, 72, total)
     whole_h = total * step_s / 3600
     assert told[0].startswith(
-        f"Too slow: {whole_h:.1f} h in all, allowed are 72 h; it has to be "
-        f"{whole_h / 72:.2f} times as fast."
+        f"Too slow: the run takes {whole_h:.1f} h, but only 72 h are allowed. It has "
+        f"to be {whole_h / 72:.2f} times as fast."
     )
     assert "234.0 h are left at 173.3 ms a step" in told[1]
 
@@ -87,7 +87,7 @@ def test_pauses_count_and_the_newest_run_is_told_of(tmp_path):
     log = written(tmp_path, old + new)
     run = newest_run(log)
     assert (run.number, run.done, run.total, run.step_s) == (2, 240, 1000, 1.0)
-    assert deadline_lines(log, 1)[0] == "In time: 0.3 h in all, of 1 h."
+    assert deadline_lines(log, 1)[0] == "In time: the run takes 0.3 h of 1 h."
     assert deadline_lines(log, 1)[1].endswith("run 2 of the log.")
 
 
@@ -130,7 +130,9 @@ def test_the_command_answers_first(tmp_path):
     arguments = ["deadline", str(written(tmp_path, LOGS["tqdm"])), "--hours", "1"]
     answer = CliRunner().invoke(cli.flatout, arguments)
     assert answer.exit_code == 0
-    assert answer.output.startswith("Too slow: 1.4 h in all, allowed are 1 h;")
+    assert answer.output.startswith(
+        "Too slow: the run takes 1.4 h, but only 1 h are allowed."
+    )
     silent = written(tmp_path, ["loss 0.5"])
     refused = CliRunner().invoke(cli.flatout, ["deadline", str(silent), "--hours", "1"])
     assert refused.exit_code == 2

@@ -36,7 +36,7 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
     broken = measure(job_of(tmp_path, learning_rate=1e-9), 30)
     told = " ".join(judge(replace(broken, rates=before.rates), before)[1])
-    assert "a validation loss of" in told
+    assert "the validation loss is" in told
     assert "differences: train.learning_rate: 0.01 -> 1e-09" in told
     right = Stepper.__call__
 

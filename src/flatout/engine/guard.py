@@ -176,8 +176,9 @@ def judge(
     if rate is None:
         return Verdict(
             "unknown",
-            f"guard: not compared, {len(rates)} windows after the warm-up are too few "
-            f"({MIN_WINDOWS} are needed): train more steps, or lower train.log_every",
+            f"guard: not compared, because only {len(rates)} of the {MIN_WINDOWS} "
+            "windows needed were measured after the warm-up: train more steps, or "
+            "lower train.log_every",
         )
     if baseline is None or baseline.samples_per_s is None:
         return Verdict(

@@ -99,12 +99,12 @@ def deadline_lines(path: Path, hours: float, steps: int | None = None) -> list[s
         lacks = "the number of steps: give --steps" if total is None else "times"
         raise SettingsError(f"{path}: the last step is {run.done:,}; it lacks {lacks}")
     whole_h, left_h = (n * step_s / 3600 for n in (total, max(0, total - run.done)))
-    answer = f"In time: {whole_h:,.1f} h in all, of {hours:g} h."
+    answer = f"In time: the run takes {whole_h:,.1f} h of {hours:g} h."
     if whole_h > hours:
         answer = (
-            f"Too slow: {whole_h:,.1f} h in all, allowed are {hours:g} h; it has to be "
-            f"{whole_h / hours:.2f} times as fast. kedro run --pipelines=benchmark "
-            "shows what can be gained."
+            f"Too slow: the run takes {whole_h:,.1f} h, but only {hours:g} h are "
+            f"allowed. It has to be {whole_h / hours:.2f} times as fast. kedro run "
+            "--pipelines=benchmark shows what can be gained."
         )
     return [
         answer,

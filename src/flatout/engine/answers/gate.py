@@ -174,17 +174,17 @@ def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     limit, faults = 1 - max(LEAST_RATE, noise), []
-    sentence = f"a rate of {100 * share:.0f} % of the baseline's"
+    sentence = f"the throughput is {100 * share:.0f} % of the baseline's"
     if noise > MOST_RATE:
         sentence += f", not compared: identical runs differ by {100 * noise:.0f} % here"
     elif not share >= limit:
-        faults.append(f"{sentence}, at least {100 * limit:.0f} % are expected")
+        faults.append(f"{sentence}, but at least {100 * limit:.0f} % are expected")
     loss, worst = median(now.losses), max(before.losses)
     allowed = worst + max(LEAST_LOSS * abs(worst), worst - min(before.losses))
     if not loss <= allowed:
         faults.append(
-            f"a validation loss of {loss:.4f}, at most {allowed:.4f} is expected from "
-            f"the baseline's {median(before.losses):.4f}"
+            f"the validation loss is {loss:.4f}, but at most {allowed:.4f} is expected "
+            f"(baseline: {median(before.losses):.4f})"
         )
     if faults:
         runs = [TrackedRun("", "", one.params, one.tags) for one in (before, now)]
