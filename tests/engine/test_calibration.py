@@ -311,6 +311,19 @@ def test_a_temperature_changes_no_label_of_a_number_as_threshold(tokenizer, tmp_
     assert not np.allclose(before["probability_a"], after["probability_a"])
 
 
+def test_thresholds_that_are_picked_later_keep_the_temperature(tokenizer, tmp_path):
+    names = ["no", "yes"]
+    folders = [
+        saved(tmp_path / place, tokenizer, CLASSES, names, factor=3.0) for place in "ab"
+    ]
+    rows = split_of(folders[0], texts(1), CLASSES)
+    fit(folders[0], rows, names, settings_of(CLASSES, calibrates=True))
+    later = fit(folders[0], rows, names, settings_of(CLASSES, "auto"))
+    once = fit(folders[1], rows, names, settings_of(CLASSES, "auto", calibrates=True))
+    assert later["temperature"] == once["temperature"] != 1
+    assert later["thresholds"] == once["thresholds"]
+
+
 def test_what_cannot_be_calibrated_is_refused(tokenizer, tmp_path):
     names = ["a", "b", "c"]
     folder = saved(tmp_path / "model", tokenizer, CLASSES, names)

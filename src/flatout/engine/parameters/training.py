@@ -69,8 +69,9 @@ class ModelSettings(SettingsModel):
     """embedding: value by which cosine similarities are divided. 0.05 corresponds to a
     scale of 20."""
     matryoshka: list[Annotated[int, Field(ge=1)]] = []
-    """embedding: sizes of vector prefixes that are also trained as vectors (Kusupati et
-    al. 2022). Their losses are added. If empty, only the whole vector is trained."""
+    """embedding: sizes of vector prefixes that are trained as vectors (Kusupati et al.
+    2022). Their losses are added. To train the whole vector too, include its size. If
+    empty, only the whole vector is trained."""
     lora: LoraSettings = LoraSettings()
 
     @property

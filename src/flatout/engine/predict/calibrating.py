@@ -36,7 +36,8 @@ def calibrate(
     """Fit the temperature (`evaluate.calibrate`) and thresholds
     (`model.label_threshold: auto`), and save both to the model's folder. Do nothing if
     the folder already contains values fitted with the same model, rows and settings.
-    Raises SettingsError or ModelError if the model cannot be calibrated."""
+    If only thresholds are fitted, a temperature in the folder is kept. Raises
+    SettingsError or ModelError if the model cannot be calibrated."""
     calibrates = settings.evaluate.calibrate
     picks = settings.model.label_threshold == "auto"
     if not calibrates and not picks:
@@ -58,12 +59,13 @@ def calibrate(
             "entry model of the catalog name the folder of a model"
         )
     key = ContentKey({**found.inputs, "calibrate": calibrates}).digest
-    if Calibration.read(folder).key != key:
-        _fitted(found, calibrates=calibrates, picks=picks, key=key).save(folder)
+    if (known := Calibration.read(folder)).key != key:
+        given = None if calibrates else known.temperature
+        _fitted(found, temperature=given, picks=picks, key=key).save(folder)
 
 
 def _fitted(
-    found: SplitPredictions, *, calibrates: bool, picks: bool, key: str
+    found: SplitPredictions, *, temperature: float | None, picks: bool, key: str
 ) -> Calibration:
     predictor, rows, _ = found.opened
     task = predictor.task
@@ -75,7 +77,8 @@ def _fitted(
             f"model has {len(task.label_names)} classes: set it to 0.5"
         )
     logits, labels = predictor.logits(rows), rows.labels_of(np.arange(len(rows)))
-    temperature = fitted_temperature(logits, labels) if calibrates else 1.0
+    if temperature is None:
+        temperature = fitted_temperature(logits, labels)
     if temperature in (MOST_SCALED, 1 / MOST_SCALED):
         logger.warning(
             "the temperature has reached its bound: the model is right on all "
