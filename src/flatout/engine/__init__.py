@@ -1,1 +1,1 @@
-"""The training engine; it does not import Kedro, MLflow or YAML."""
+"""The training engine, which does not import Kedro, MLflow or YAML."""

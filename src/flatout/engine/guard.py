@@ -38,7 +38,7 @@ RATE = "guard_samples_per_s"
 SYMPTOM_LIMIT = 1.03
 """A metric is reported only if it slows down steps by more than this factor."""
 NOT_SET = "not set"
-"""The text shown for a value that a run does not have."""
+"""The text shown for a setting that was not recorded for a run."""
 
 SYMPTOMS = {
     "padding_pct": "more of each batch is padding",
@@ -170,8 +170,8 @@ def judge(
     baseline: TrackedRun | None,
     settings: GuardSettings,
 ) -> Verdict:
-    """Compare the run `now` with `baseline`. `rates` contains the throughput of the run
-    in each window after the warm-up, in samples/s."""
+    """Return the result of comparing the run `now` with `baseline`. `rates` contains
+    the throughput of `now` in each window after the warm-up, in samples/s."""
     rate = typical_rate(rates)
     if rate is None:
         return Verdict(

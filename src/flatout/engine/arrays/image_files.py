@@ -157,7 +157,8 @@ class ImageFiles:
             yield None if row in unread else name, None if fault else label, fault
 
     def _class_of(self, file: Path) -> str | None:
-        """Return the class folder of a file, or None if it is not in a subfolder."""
+        """Return the name of the class folder that contains `file`, or None if the file
+        is not in a subfolder."""
         parts = file.relative_to(self.path).parts
         return parts[0] if len(parts) > 1 else None
 

@@ -98,7 +98,8 @@ class SampleSplit(SplitPlan):
         )
 
     def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
-        """Return the record batches to store for `rows` (n,) of a window."""
+        """Return the record batches to store for the rows with the indices `rows` (n,)
+        in a window."""
         columns = {}
         if self.task.label_type is not None:
             columns["labels"] = self.task.encode_labels(labels)

@@ -116,8 +116,8 @@ def _bytes_digest(file: Path) -> str:
 
 @dataclass(frozen=True)
 class FilesKey(ContentKey):
-    """Key of a result that also depends on `files`. The files are not read if their
-    sizes, times and inodes are unchanged."""
+    """Key of a result that also depends on `files`. To compare keys, the files are read
+    only if their sizes, times or inodes have changed."""
 
     files: Files
 

@@ -73,8 +73,8 @@ class LadderState:
     """The product of the gains of all kept rungs."""
 
     def complete(self, rung: Rung) -> Rung:
-        """Return a copy of `rung` with the changes that it needs and that are not yet
-        in effect added to its own changes."""
+        """Return a copy of `rung` whose changes also include the required changes
+        (`needs`) that are not yet in effect."""
         now = {**SLOW, **self.changes}
         missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
         changes = {**missing, **rung.changes}
@@ -138,7 +138,8 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 
 def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
-    """Compare all kept changes with the slow configuration in alternating windows."""
+    """Compare the changes of `rung` (all kept changes) with the slow configuration in
+    alternating windows, and return the row."""
     label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
     top, times = measured(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)

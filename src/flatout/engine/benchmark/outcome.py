@@ -107,7 +107,7 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
 
 
 def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    """Return the tuned parameters and their provenance; None if `trial` is None.
+    """Return the tuned parameters and their provenance, or None if `trial` is None.
 
     `gained` is False if the trial is 1 to `GAIN` times as fast as the configured
     settings. It is True if the trial is slower, because a slower trial is recommended

@@ -144,7 +144,8 @@ def versions() -> dict[str, str]:
 
 
 def mismatches(tuned: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Describe each difference between the records `tuned` and `here`."""
+    """Return a text for each difference between two results of `provenance`: the stored
+    record `tuned`, and the record `here` of this machine."""
     found = [
         f"{word} {tuned[name]}, here {here[name]}"
         for name, word in _WORDS.items()

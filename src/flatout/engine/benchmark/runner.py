@@ -51,10 +51,10 @@ class OutOfTime(Exception):
 
 @dataclass
 class Bench:
-    """Runs the trials of one benchmark and stores their results. If a benchmark is
-    interrupted, a file named `running` stays behind, and the next benchmark of the same
-    mode reuses its results. After a complete benchmark, the next one measures
-    everything again."""
+    """Runs the trials of one benchmark and stores their results. The folder contains a
+    file named `running` until the benchmark is complete. If the file still exists at
+    the start, the last benchmark of this mode was interrupted, and its results are
+    reused. Otherwise, everything is measured again."""
 
     settings: Settings
     files: JobFiles
@@ -105,7 +105,8 @@ class Bench:
         return self.settings.benchmark
 
     def start(self) -> None:
-        """Prepare the folder. It is emptied unless an interrupted benchmark resumes."""
+        """Prepare the folder. Earlier results in the folder are removed, unless this
+        benchmark resumes an interrupted one."""
         interrupted = self._running.exists()
         if self.folder.exists() and not (interrupted and self.options.resume):
             shutil.rmtree(self.folder)

@@ -43,7 +43,7 @@ class Tuned:
     chosen: TrialResult
     changes: Changes
     rate: float
-    """Throughput of the chosen trial in samples/s, scaled by `_end_to_end`."""
+    """Throughput of the chosen trial in samples/s (see `_end_to_end`)."""
 
 
 def tune(bench: Bench) -> Tuned | None:
@@ -66,8 +66,8 @@ def tune(bench: Bench) -> Tuned | None:
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
-    """Return the changes that the configured settings need to run, or None if they
-    cannot. If the device runs out of memory, smaller token budgets are tried."""
+    """Return the changes with which the configured settings run, or None if there are
+    none. If the device runs out of memory, smaller token budgets are tried."""
     if configured.status != "oom":
         return {} if configured.ok else None
     for rows in (16, 4, 1):
@@ -210,6 +210,7 @@ def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
 
 
 def round_budget(tokens: float) -> int:
-    """Round up to a multiple of 64 (the kernels' tiles), or of 8 for small budgets."""
+    """Return `tokens` rounded up to a multiple of 64 (the tile size of the kernels), or
+    of 8 for small budgets."""
     multiple = 64 if tokens >= 1024 else 8
     return -(-int(tokens) // multiple) * multiple

@@ -1,4 +1,4 @@
-"""Find the bottleneck of a step, the metrics that show it, and the next change."""
+"""Find the bottleneck of a step, and recommend the next change to try."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def judge(
     single: TrialResult | None = None,
     tried: Sequence[TrialResult] = (),
 ) -> Verdict:
-    """Return the verdict on `trial`. `memory_gib` is the memory of the device. If
-    `trial` ran on several devices, `single` is a trial of the same settings on one
-    device. The settings of the slower trials `tried` are not recommended again."""
+    """Return the bottleneck of `trial` and the next change to try. `memory_gib` is the
+    memory of the device. If `trial` ran on several devices, `single` is a trial of the
+    same settings on one device. The settings of the slower trials `tried` are not
+    recommended again."""
     return (
         _communication(trial, single)
         or _loader(trial, tried)

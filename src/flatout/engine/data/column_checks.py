@@ -78,7 +78,8 @@ def value_of(scalar: Any, bad: Any = None) -> Any:
 
 
 def parsed_list(value: Any) -> Any:
-    """Parse a text that contains a JSON list. Other values are returned unchanged."""
+    """Return the list if `value` is a text that contains a JSON list. Other values are
+    returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -121,7 +122,7 @@ def read_text(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
-"""Matches texts that consist of white space and zero-width characters only."""
+"""Matches texts that consist only of whitespace and zero-width characters."""
 
 
 def _is_blank(texts: Any) -> Any:
@@ -148,7 +149,8 @@ def valid_utf8(array: Any, name: str, faults: Faults) -> Any:
 
 
 def read_label(batch: RawBatch, name: str, label_type: Any, faults: Faults) -> Any:
-    """Return the labels of a batch as an Arrow array of `label_type`."""
+    """Return the labels in the column `name` of a batch as an Arrow array of
+    `label_type`. Invalid labels are rejected."""
     if pa.types.is_list(label_type):
         return _read_list(batch, name, label_type, faults)
     read = read_number if pa.types.is_floating(label_type) else read_class
@@ -228,7 +230,7 @@ def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
     """Return a column of finite numbers, or of texts that contain a number, as an Arrow
-    array of float64. Other values are rejected."""
+    array of float64. Other values, and numbers too large for float32, are rejected."""
     array = plain_values(batch.columns[name])
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)

@@ -64,8 +64,9 @@ class Columns:
         cls, settings: SplitSettings, label_type: Any, task: str, form: str = "text"
     ) -> Columns:
         """Create the columns from the parameters. `label_type` is the Arrow type of the
-        task's labels, or None if it has no labels. Raises RawTextsError if a column
-        that the task needs is not set, or if a parameter does not fit the task."""
+        task's labels, or None for a task without labels. Raises RawTextsError if a
+        column that the task needs is not set, or if a parameter does not fit the
+        task."""
         flags = tuple(settings.label_columns or ())
         if flags and not (is_names(label_type) and form == "text"):
             raise RawTextsError(
@@ -186,7 +187,7 @@ class Columns:
 
 
 def is_names(label_type: Any) -> bool:
-    """Return whether a label is a list of names."""
+    """Return whether `label_type` is the Arrow type of lists of label names."""
     is_list = label_type is not None and pa.types.is_list(label_type)
     return bool(is_list and pa.types.is_string(label_type.value_type))
 

@@ -133,7 +133,8 @@ def _is_message(value: Any) -> bool:
 def read_pairs(
     batch: RawBatch, anchor: str, positive: str, negative: str | None, faults: Faults
 ) -> tuple[Any, Any]:
-    """Return N anchors, and N lists of the positive text followed by the negatives."""
+    """Return N anchors, and N lists of the positive text followed by the negatives.
+    Both are Arrow arrays with null for rejected rows."""
     anchors, positives = (read_text(batch, n, faults) for n in (anchor, positive))
     if negative is None:
         offsets = np.arange(len(positives) + 1, dtype=np.int32)

@@ -24,7 +24,7 @@ SPLIT_CODES = {
 
 @dataclass(frozen=True)
 class SplitTexts:
-    """Raw rows of several given splits, combined into one source."""
+    """Raw rows of splits that the user provides, combined into one source."""
 
     parts: Mapping[str, RawTexts]
     """The raw texts of each split, by split name. `train` is always included."""

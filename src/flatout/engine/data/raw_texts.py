@@ -109,7 +109,7 @@ def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
 
 def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
     """Return a reader for a `datasets.Dataset`, a `DatasetDict`, a pandas or polars
-    DataFrame, or an Arrow table; a reader is returned unchanged. `name` is the name of
+    DataFrame, or an Arrow table. A reader is returned unchanged. `name` is the name of
     the catalog entry. Raises RawTextsError if `data` has another type."""
     kind = type(data).__name__
     if hasattr(data, "batches") and hasattr(data, "digest"):
@@ -130,8 +130,8 @@ def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
 
 
 def _splits_of(splits: Any, name: str) -> RawTexts:
-    """Return a reader for all splits of a `datasets.DatasetDict`. If it has only one
-    split, its rows are treated as unsplit, because `load_dataset` calls the rows of a
+    """Return a reader for all splits of a `datasets.DatasetDict`. If there is only one
+    split, the rows are treated as unsplit, because `load_dataset` calls the rows of a
     plain file "train". Raises RawTextsError if the names of the splits are unknown."""
     if len(splits) == 1:
         return _dataset_texts(next(iter(splits.values())), name)
@@ -181,8 +181,8 @@ def _dataset_texts(dataset: Any, name: str) -> RawTexts:
 
 
 def _named(numbers: Any, names: list[str]) -> Any:
-    """Convert class numbers to names. Negative numbers become null, because datasets
-    on the Hub mark a missing label with -1."""
+    """Return an Arrow array of class numbers as class names. Negative numbers become
+    null, because datasets on the Hub mark a missing label with -1."""
     numbers = numbers.cast(pa.int32())
     labelled = pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
     return pa.DictionaryArray.from_arrays(labelled, names)

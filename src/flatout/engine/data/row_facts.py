@@ -197,8 +197,8 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def leaks(exact: Hashes, codes: Codes) -> list[npt.NDArray[np.int64]]:
-    """Return an array for each text that is in more than one split. It contains the
-    index of the text's first row in each of these splits."""
+    """Return an array for each text that is in more than one split. The array contains
+    the index of the text's first row in each of these splits."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)

@@ -78,7 +78,8 @@ def with_broken_rows(batch: RawBatch) -> tuple[RawBatch, dict[int, str]]:
 
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
-    """Validate each row of `batch`. Only the first problem of a row is reported."""
+    """Validate each row of `batch`, and return the usable rows and the rejected rows.
+    Only the first problem of a row is reported."""
     faults = Faults()
     arrays = [*_values(batch, columns, faults), pa.array(batch.rows)]
     groups = read_group(batch, columns.group, faults) if columns.group else None

@@ -67,7 +67,7 @@ class SplitPlan(ABC):
     @abstractmethod
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
         """Read the raw rows once, write the usable rows to `spool`, and add the facts
-        about all rows to `collected`."""
+        about usable rows, and the rejected rows, to `collected`."""
 
     @property
     @abstractmethod

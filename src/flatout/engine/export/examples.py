@@ -60,11 +60,11 @@ print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shar
 
 
 class Example:
-    """The example code and the data that a program needs to use an exported model, and
-    the rows with which the model is traced (`inputs`)."""
+    """The example code and the data (`about`) that a program needs to use an exported
+    model, and the rows with which the model is traced (`inputs`)."""
 
     def __init__(self, predictor: Predictor, config: Any, inputs: Inputs) -> None:
-        # Tracing cannot tell the two dimensions apart if both have the same size.
+        # Tracing cannot tell rows from tokens if there are as many rows as tokens.
         rows = 3 - any(3 in t.shape[1:2] for t in inputs.values())
         self.inputs = {
             n: t.repeat(3, *[1] * (t.dim() - 1))[:rows] for n, t in inputs.items()
@@ -108,8 +108,7 @@ class Example:
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     def code(self, name: str) -> str:
-        """Return Python code that predicts with the format `name`. The code must be run
-        in the folder of the export."""
+        """Return Python code, to be run in the exported folder of the format `name`."""
         kind = next((kind for kind in SAMPLES if kind in self.inputs), None)
         texts = TEXTS.replace("TEXTS", FORMS.get(self._form, FORMS["text"]))
         rows = {None: texts, "inputs": ARRAYS, "pixel_values": IMAGES}[kind]

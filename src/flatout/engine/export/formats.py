@@ -23,7 +23,7 @@ NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 """ONNX Runtime sends usage data to Microsoft unless this variable is set."""
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
-"""Maps named input tensors to the output of `Forward`."""
+"""A function from named input tensors to the output of `Forward`."""
 
 
 class Forward(nn.Module):

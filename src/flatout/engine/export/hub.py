@@ -83,8 +83,8 @@ def _training(trained: dict[str, Any]) -> list[str]:
 
 
 def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
-    """Return a Markdown table of the metrics in `evaluated`, with 95 % confidence
-    intervals for the loss and the accuracy. Return "" if predictions are missing."""
+    """Return the metrics in `evaluated` as a Markdown table, with 95 % intervals for
+    the loss and the accuracy. Return "" if predictions are missing."""
     known = {
         n: evaluated[n] for n in task.figures if isinstance(evaluated.get(n), float)
     }

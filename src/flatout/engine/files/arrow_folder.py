@@ -133,8 +133,8 @@ def _write_state(folder: Path, fingerprint: str) -> None:
 def merge_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Merge small batches into batches of about MERGE_BYTES, because a few large
-    batches are read faster."""
+    """Yield the rows of small batches in batches of about MERGE_BYTES, because a few
+    large batches are read faster."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,8 +1,9 @@
 """Keys of stored results, so that stale data is never mistaken for current data.
 
 A :class:`ContentKey` contains all inputs of a stored result, such as the rows, the
-tokenizer file, the options and the version of the code. It is stored with the result.
-Equal keys mean equal results, and differing fields explain why a result is rebuilt.
+tokenizer file, the options and the version of the code. The key is stored with the
+result. Equal keys mean equal results, and differing fields explain why a result is
+rebuilt.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Return a file's xxh3 hash (32 hex digits). It detects accidental corruption, but
-    not tampering."""
+    """Return a file's xxh3 hash (32 hex digits). The hash detects accidental
+    corruption, but not tampering."""
     state = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

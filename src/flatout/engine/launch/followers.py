@@ -1,7 +1,7 @@
 """Coordinate ranks started by an external launcher, where only rank 0 runs the project.
 
 The other ranks wait on the launcher's store until rank 0 starts training. Then they
-join the run, and exit when it ends. Rank 0 releases them if it ends without training.
+join the run, and exit when it ends. If rank 0 ends without training, they exit too.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ def run_job(job: TrainJob) -> TrainResult:
 
 
 def launch(job: TrainJob) -> TrainResult:
-    """Train `job` in this process, or in one process per device."""
+    """Train `job` in this process, or in one process per device, and return the
+    result."""
     distributed = job.settings.train.distributed
     train_settings = job.settings.train
     url, resume = train_settings.checkpoint.mirror, train_settings.resume

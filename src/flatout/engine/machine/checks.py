@@ -65,9 +65,10 @@ def threads(
     processes: int = 1,
     folder: Path = CONTROL_GROUP,
 ) -> Finding:
-    """Compare the total number of OMP and MKL threads of `processes` processes with the
-    usable cores. `before` contains the shell's thread variables, which the parameters
-    override. `folder` is the folder of the control group."""
+    """Return a finding that compares the total number of OMP and MKL threads of
+    `processes` processes with the usable cores. `before` contains the shell's thread
+    variables, which the parameters override. `folder` is the folder of the control
+    group."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
     text = f"{count} per process (runtime.threads: {settings.threads}), {usable} cores"
@@ -85,7 +86,8 @@ def threads(
 
 
 def shared_memory(free: int | None, needed: int) -> Finding:
-    """Compare the `free` bytes of /dev/shm with the bytes that loader workers need."""
+    """Return a finding that compares the `free` bytes of /dev/shm with the bytes that
+    loader workers need. `free` is None if there is no /dev/shm."""
     if free is None:
         return Finding(SHM, "ok", "this system has no /dev/shm")
     text = (
@@ -103,8 +105,9 @@ def shared_memory(free: int | None, needed: int) -> Finding:
 def disk_space(
     folder: Path, needed: int = LEAST_FREE_BYTES, written: Iterable[Path] = ()
 ) -> Finding:
-    """Check that the disk of `folder` has `needed` bytes free for checkpoints and
-    models, and that `folder` and the paths in `written` are writable."""
+    """Return a finding about whether the disk of `folder` has `needed` bytes free for
+    checkpoints and models, and whether `folder` and the paths in `written` are
+    writable."""
     there = existing(folder)
     free = shutil.disk_usage(there).free
     text = f"{gib(free)} free in {there}, checkpoints and models need {gib(needed)}"

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def names_a_folder(name: str) -> bool:
-    """Return whether `name` is a path, not a repository (`model` or `org/model`)."""
+    """Return whether `name` looks like a path rather than the name of a repository
+    (`model` or `org/model`)."""
     looks = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
     return looks or name.count("/") > 1
 

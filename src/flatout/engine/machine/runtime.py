@@ -80,10 +80,10 @@ class Runtime:
         return min(held + free, self.device_memory_bytes or 0)
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
-        """Return the number to a multiple of which token counts (if `packed`) or row
-        lengths (if padded) are rounded up, so that few shapes occur. It is 1 in fp32 on
-        a CPU, where rounding has no benefit, and `packed_on_gpu` for packed token
-        counts on a GPU."""
+        """Return a value m: the token counts of packed batches, or the row lengths of
+        padded batches, are rounded up to a multiple of m, so that few shapes occur. m
+        is 1 in fp32 on a CPU, where rounding has no benefit, and `packed_on_gpu` for
+        packed batches on a GPU."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE
@@ -186,7 +186,7 @@ def let_segments_grow() -> None:
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:
-    """Return the peak memory of this rank. On a GPU, the values come from the
+    """Return the peak memory of this rank in GiB. On a GPU, the values come from the
     allocator. On a CPU, the value is the peak resident set size of the process."""
     if runtime.is_cuda:
         stats = torch.cuda.memory_stats(runtime.device)

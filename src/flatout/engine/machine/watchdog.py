@@ -21,7 +21,8 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process that has not written its file for this many seconds is seen as stopped."""
+"""A process is considered stopped if it has not written its file for this many
+seconds."""
 FINISHED = "finished"
 """The phase of a rank that has completed its work."""
 LONG_PHASES = frozenset(
@@ -127,8 +128,9 @@ def read_beats(folder: Path) -> list[Beat]:
 
 
 def overdue(beats: list[Beat], limit_s: float, now_s: float) -> list[Beat]:
-    """Return the ranks that have made no progress for too long. The likeliest cause
-    comes first: stopped processes, followed by the ranks with the lowest step."""
+    """Return the beats of ranks that have made no progress for too long. The likeliest
+    cause of the hang comes first: stopped processes, followed by the ranks with the
+    lowest step."""
     long_s = max(LONG_PHASE_FACTOR * limit_s, LONG_PHASE_LEAST_S)
     late = [
         beat

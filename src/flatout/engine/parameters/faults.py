@@ -47,13 +47,15 @@ def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
-    """Return the first `most` names, quoted, and the number of the remaining names."""
+    """Return a text with the first `most` names in quotes and the number of the
+    others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
 
 
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
-    """Return the closest valid name, prefixed with `parent`, or all valid names."""
+    """Return a text that suggests the closest valid name, prefixed with `parent`, or
+    lists all valid names."""
     if not valid:
         return "remove it"
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)

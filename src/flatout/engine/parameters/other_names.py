@@ -10,7 +10,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 RENAMED = {"train.strategy": "train.batching"}
-"""Old parameter names, in the same group, that still work for one release."""
+"""Maps old parameter names, which still work for one release, to new names in the same
+group."""
 
 REMOVED: dict[str, str] = {
     # model and runtime

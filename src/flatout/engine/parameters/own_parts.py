@@ -14,7 +14,8 @@ from flatout.engine.parameters.training import TrainSettings
 
 
 class Call(NamedTuple):
-    """The positional and keyword arguments with which flatout calls a custom part."""
+    """The positional and keyword arguments with which flatout calls a custom part.
+    `shown` is the text of the argument list for messages."""
 
     shown: str
     arguments: tuple[Any, ...]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _PASSWORD = re.compile(r"(://[^\s:/@]*):\S*@")
-"""Matches up to the last @, because a password can contain a slash and an @."""
+"""Matches the user and password in a URL, up to the last @, because a password can
+contain a slash and an @."""
 _IN_QUERY = re.compile(
     r"([?&](?:passw(?:or)?d|pwd|token|sslpassword)=)[^&\s'\"]*", re.I
 )

@@ -158,7 +158,8 @@ class TrainSettings(SlowHabits):
     """Weight decay, which is not applied to biases and norms."""
     freeze: list[str] = []
     """Regular expressions for the names of modules that are not trained, for example
-    `embeddings` and `encoder.layer.[0-5]`. The lowest layers need no backward pass."""
+    `embeddings` and `encoder.layer.[0-5]`. There is no backward pass below the lowest
+    trained layer."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """Decay rate of the running mean of gradients."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)

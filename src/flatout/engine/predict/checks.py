@@ -111,7 +111,8 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
 
 
 def shape_of(config: Any) -> tuple[int, ...]:
-    """Return the shape of the model's samples. Raises ModelError if it reads tokens."""
+    """Return the shape of the samples that the model expects. Raises ModelError if the
+    model reads tokens."""
     where = config.name_or_path or "the model"
     try:
         shape = family_of(config).samples.shape(config)

@@ -124,7 +124,7 @@ def predict(
 def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
     """Return an iterator over the windows of a shard ("i/n"), or over all windows if
     `shard` is None. A shard is a contiguous range of windows. `read` returns an
-    iterator over all windows. For a shard, it is called twice: first to count them."""
+    iterator over all windows. For a shard, it is also called once to count them."""
     if shard is None:
         return read()
     number, count = map(int, shard.split("/"))

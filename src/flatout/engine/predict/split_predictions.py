@@ -96,7 +96,8 @@ class SplitPredictions:
         }
 
     def _own_metrics(self) -> dict[str, str | None]:
-        """Return the path and digest of the custom metrics function, if it is set."""
+        """Return a digest of the module with the custom metrics function, or {} if no
+        function is set."""
         path = self.settings.train.compute_metrics
         file = source_of(path.rpartition(".")[0]) if path else None
         return {f"code of {path}": digest_of([file])} if file else {}

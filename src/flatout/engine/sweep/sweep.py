@@ -216,7 +216,8 @@ class Sweep:
     def _answer(
         self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
     ) -> Answer:
-        """Return the stored result of a trial, or run the trial."""
+        """Return the stored result of a trial, or run the trial and return the new
+        result."""
         kept = stored_answer(folder)
         if kept and kept.status == "ok":  # retry others: memory may now be sufficient
             return kept

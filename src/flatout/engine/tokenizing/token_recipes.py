@@ -1,5 +1,4 @@
-"""Recipes of token rows, with content keys of all data and options that affect
-tokens."""
+"""Recipes of token rows. Their content keys cover everything that affects tokens."""
 
 from __future__ import annotations
 

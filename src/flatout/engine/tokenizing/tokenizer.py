@@ -128,7 +128,7 @@ class TokenizerRecipe:
     """Recipe of the tokenizer, which is trained if `model.name_or_path` is None."""
 
     rows: Any
-    """`datasets.Dataset` to train on."""
+    """The `datasets.Dataset` of texts on which a tokenizer is trained."""
     model: ModelSettings
     tokenize: TokenizeSettings
 
@@ -162,14 +162,14 @@ class TokenizerRecipe:
         return rows.data.table.select([n for n in names if n in rows.column_names])
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Save the tokenizer to `folder`. Return an empty dict, because there are no
-        statistics to store."""
+        """Save the tokenizer to `folder`. Return {}, because it has no statistics."""
         self.build().save_pretrained(folder)
         return {}
 
     def build(self) -> Any:
-        """Load or train the `PreTrainedTokenizerFast`. Raises TokenizerError if it
-        cannot be loaded, trained or used with the model."""
+        """Load or train a tokenizer, and return it as a `PreTrainedTokenizerFast`.
+        Raises TokenizerError if this fails, or if the model cannot use the
+        tokenizer."""
         if self.model.name_or_path is None:
             tokenizer = self._trained()
             config = _scratch_config(self.model)

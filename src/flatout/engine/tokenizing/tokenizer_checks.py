@@ -116,8 +116,7 @@ _COUNT_FROM_PADDING = frozenset(
 
 
 def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
-    """Return the maximum number of tokens per row of a model with this `config`, or
-    None if there is no maximum."""
+    """Return the maximum number of tokens per row, or None if there is no maximum."""
     for name in ("max_position_embeddings", "n_positions"):
         if config.get(name):
             size = int(config[name])

@@ -93,8 +93,7 @@ def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
 
 
 def sampled(texts: Any) -> Iterator[str]:
-    """Yield all texts, or evenly spaced texts if all of them together exceed
-    TRAINING_BYTES."""
+    """Yield all texts, or evenly spaced texts if they exceed TRAINING_BYTES."""
     every = max(1, -(-int(texts.nbytes) // TRAINING_BYTES))
     for chunk in texts.chunks:
         yield from chunk.take(np.arange(0, len(chunk), every)).to_pylist()

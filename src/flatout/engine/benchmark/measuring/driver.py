@@ -66,7 +66,7 @@ class Feed:
 
 CANDIDATE_BLOCKS = 64
 ENDLESS = 2**40
-"""Number of steps for a loader that is discarded once the measurement is done."""
+"""Number of steps of an endless loader, which is discarded after the measurement."""
 
 
 @dataclass(frozen=True)

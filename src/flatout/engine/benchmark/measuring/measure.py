@@ -46,7 +46,7 @@ PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
 AGAIN_WINDOWS = 3
 """Number of windows in a trial of kind `again`. The first window is discarded because
-it is slow (552 samples/s compared with 780)."""
+it is slow (for example, 552 samples/s instead of 780)."""
 
 FeedOf = Callable[[Trainer, int], Feed]
 

@@ -71,7 +71,8 @@ class WarmTraining:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """Use a block of at most `steps` steps, and start its workers."""
+        """Replace the block by a shorter one if it has more than `steps` steps, and run
+        one step, which starts the workers."""
         if steps < self.feed.period:  # new workers take seconds to start
             del self.feed  # free its workers and batches before new ones start
             self.feed = self.feed_of(steps)
@@ -137,9 +138,8 @@ def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
 
 
 def same_on_all_ranks(value: float, runtime: Runtime) -> float:
-    """Return the maximum of `value` over all ranks. Ranks must share measured values,
-    because they derive the number of steps from them, which must be the same on all
-    ranks."""
+    """Return the maximum of `value` over all ranks. Values from which the number of
+    steps is derived must be shared, because all ranks must run the same number."""
     if runtime.ranks.world_size == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)

@@ -22,7 +22,7 @@ PACKED = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
 
 @dataclass(frozen=True)
 class Format:
-    """Text format of CSV and JSON files."""
+    """Options for reading CSV and JSON files."""
 
     encoding: str = "utf-8"
     delimiter: str = ","
@@ -79,7 +79,8 @@ class Utf8:
 
 
 class FileReader(ABC):
-    """Base class of readers of one file. `source` is the file's name in reports."""
+    """Base class of readers, each of which reads a single file. `source` is the name of
+    the file in reports."""
 
     def __init__(self, path: Path, source: str, form: Format) -> None:
         self.path, self.source, self.form = path, source, form

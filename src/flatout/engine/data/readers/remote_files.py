@@ -1,7 +1,7 @@
 """Download files from stores that fsspec supports (s3://, gs://, hf://, https://).
 
-Each file is downloaded only once, because its rows are read several times and its bytes
-are hashed. It is downloaded again only if the store reports that it has changed.
+Files are stored locally, because their rows are read several times and their bytes are
+hashed. A file is downloaded again only if the store reports that it has changed.
 fsspec's `filecache` is not used because it accepts a partial download as the whole file
 and does not detect changes of files read over https.
 """

@@ -25,7 +25,8 @@ from flatout.engine.data.readers.text_files import TextFiles
 
 NORMAL, ABNORMAL = "normal", "abnormal"
 NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
-"""Labels of normal sessions and lines in logs. loghub uses Normal, and BGL uses -."""
+"""Labels that mark a session or a line of a log as normal. In the logs of loghub, HDFS
+uses Normal, and BGL uses -."""
 SEED = 1
 """Seed for hashing session names. Splits hash the same names without this seed, so that
 the split of a session does not depend on its part (`train` or `rest`)."""

@@ -42,7 +42,7 @@ UNIT_BYTES = 2 << 20
 """Number of bytes of text to encode at a time."""
 UNIT_ROWS = 20_000
 TEXTS = ("text", "text_pair", "completion", "messages")
-"""Columns that are encoded."""
+"""Columns whose texts are encoded."""
 WRITTEN = ("completion", "messages")
 """Forms of rows in which only some of the tokens are targets."""
 

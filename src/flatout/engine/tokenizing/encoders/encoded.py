@@ -58,8 +58,9 @@ JOINED_SCHEMA = pa.schema(
         ("length", pa.int32()),
     ]
 )
-"""`document_lengths` are the token counts of the documents in a block, and `length` is
-their sum. Attention and labels must not cross document boundaries."""
+"""Schema of texts joined into blocks. `document_lengths` are the token counts of the
+documents in a block, and `length` is their sum. Attention and labels must not cross
+document boundaries."""
 
 
 def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
@@ -115,8 +116,7 @@ def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
 
 
 PASSAGES = "passages"
-"""Name of the column that lists the positive text of a row, followed by the
-negatives."""
+"""Name of the column with the positive text of a row, followed by the negatives."""
 PAIRS_SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int32())),
@@ -124,7 +124,8 @@ PAIRS_SCHEMA = pa.schema(
         ("length", pa.int32()),
     ]
 )
-"""`input_ids` are the concatenated tokens of all texts, and `length` is their count."""
+"""Schema of samples with several texts. `input_ids` are the concatenated tokens of all
+texts, and `length` is the number of these tokens."""
 
 
 def texts_of(table: Any) -> Any:

@@ -42,8 +42,8 @@ class EncodeOptions:
     empty_id: int | None = None
     """Token id that represents a text without any tokens."""
     whole_ends: bool = False
-    """If True, truncated texts get no end token. Otherwise, a model would learn that
-    all texts end at `max_length`."""
+    """Whether truncated texts get no end token, so that a model does not learn that
+    texts end at `max_length`."""
 
 
 class Encoder:
@@ -83,7 +83,8 @@ class Encoder:
 
     def _encode_completions(self, prompts: Any, completions: Any) -> Encoded:
         """Encode prompts and completions separately, because a model that generates
-        text only sees the tokens of the prompt. `marks` are 0 at target tokens."""
+        text only sees the tokens of the prompt. `marks` are 0 at the tokens of
+        completions, which are the targets, and -1 at the tokens of prompts."""
         found = [
             self._tokenizer.encode_batch_fast(t.to_pylist(), add_special_tokens=False)
             for t in (prompts, completions)
