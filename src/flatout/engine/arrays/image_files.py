@@ -71,7 +71,7 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def facts(self) -> dict[str, Any]:
-        """Return facts for the split report: the milliseconds per image of each slow
+        """Return entries for the split report: the milliseconds per image of each slow
         transform and, if the source is a folder, the class folders without images and
         the number of files that are not images."""
         found: dict[str, Any] = {"slow_transforms_ms": self.decoder.slow_transforms_ms}

@@ -147,7 +147,7 @@ class ArraySource(Protocol):
         """All files that the source reads."""
 
     def facts(self) -> dict[str, Any]:
-        """Return facts for the split report. Call this after reading all rows."""
+        """Return entries for the split report. Call this after reading all rows."""
 
     def labels(self) -> Iterator[Any]:
         """Yield the labels of all rows, if any, without reading the samples."""

@@ -23,7 +23,7 @@ ENDINGS = (".parquet", ".csv", ".tsv")
 DELIMITERS = ",;\t|"
 HEAD_BYTES = 64 << 10
 NOT_UNICODE = "\udcff"
-"""Placeholder for a label that is not valid UTF-8. It is later rejected."""
+"""Placeholder for a label that is not valid UTF-8. Such labels are rejected later."""
 
 
 def table(file: Path) -> TextFiles:

@@ -44,11 +44,11 @@ class Step:
     """Throughput with this rung relative to the throughput with only the rungs kept so
     far, from alternating windows."""
     cumulative: float | None
-    """Throughput relative to the slow configuration. It is the product of all kept
-    rungs' gains, except in the final comparisons, which measure it directly."""
+    """Throughput relative to the slow configuration: the product of the gains of all
+    kept rungs. The final comparisons measure this ratio directly."""
     spread_pct: float | None
     """Interquartile range of the ratios of alternating windows divided by their median,
-    in percent. The first row has no ratios. It contains the spread of its throughput
+    in percent. The first row has no ratios, so it contains the spread of its throughput
     instead: (highest - lowest) / median."""
     kept: bool
     changes_optimisation: bool

@@ -196,7 +196,7 @@ class Bench:
         }
 
     def _refused(self, spec: TrialSpec) -> Answer | None:
-        """Return an error result if the trial cannot be run with this data."""
+        """Return an error result if the trial needs more rows than the data has."""
         rows, batch = len(self.rows), spec.settings.train.global_batch_size
         if batch <= rows:
             return None

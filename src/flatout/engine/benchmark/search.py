@@ -169,7 +169,7 @@ def run_tune(search: Search) -> None:
 
 
 def run_ladder(search: Search) -> None:
-    for step in ladder(search.bench):  # a row that comes again replaces the first
+    for step in ladder(search.bench):  # a row that is yielded again replaces the first
         search.ladder[step.rung : step.rung + 1] = [step]
 
 

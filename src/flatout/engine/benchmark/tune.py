@@ -36,7 +36,7 @@ varies. There are fewer on a GPU, where each takes half a minute to start."""
 
 @dataclass
 class Tuned:
-    """The result of the search. Its trials are also among the benchmark's results."""
+    """The result of `tune`. The two trials are also in the results of the benchmark."""
 
     configured: TrialResult
     """The end-to-end trial with the original settings."""

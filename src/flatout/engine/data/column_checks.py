@@ -126,7 +126,7 @@ INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
 
 
 def _is_blank(texts: Any) -> Any:
-    """Return a mask that is True for each text without a visible character. It is False
+    """Return a mask that is True for each text without a visible character, and False
     for missing texts."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     unseen = pc.match_substring_regex(texts, INVISIBLE)

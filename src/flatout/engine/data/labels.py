@@ -104,7 +104,7 @@ def _several_labels(facts: RowFacts) -> dict[str, Any]:
 
 
 def _shown(facts: RowFacts, row: int) -> str:
-    """Return the labels and the place of a row as text, such as `'good' in row 5`."""
+    """Return the labels and the number of a row as text: `'good' in row 5`."""
     if facts.numbers is not None:
         label = f"{facts.numbers[row]:g}"
     else:

@@ -66,8 +66,8 @@ class SplitPlan(ABC):
 
     @abstractmethod
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
-        """Read the raw rows once, write the usable rows to `spool`, and add the facts
-        about usable rows, and the rejected rows, to `collected`."""
+        """Read the raw rows once, write the usable rows to `spool`, and add the hashes
+        and labels of these rows, and the rejected rows, to `collected`."""
 
     @property
     @abstractmethod
@@ -118,8 +118,8 @@ class SplitPlan(ABC):
 
     @cached_property
     def folds(self) -> npt.NDArray[np.int8]:
-        """Fold number of each usable row (N,), from 0 to `split.folds` - 1. It is -1
-        for rows that are in no split."""
+        """Fold number of each usable row (N,), from 0 to `split.folds` - 1, or -1 for
+        rows that are in no split."""
         settings = self.settings
         return assign_folds(self.facts, self.codes, settings.folds or 1, settings.seed)
 

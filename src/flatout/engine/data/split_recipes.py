@@ -147,7 +147,7 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Return the digest of the rows. It becomes part of the content key of the
+        """Return the digest of the rows, which becomes part of the content key of the
         token rows. The dict is empty until the last batch has been yielded."""
         return self._facts
 

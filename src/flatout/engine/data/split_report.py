@@ -122,8 +122,8 @@ def too_many_text(
     limit: float,
     quarantine: str = "rejected_rows",
 ) -> str:
-    """Return the error message for too many rejected rows. It contains the reasons, the
-    first rows rejected for each reason, and a suggested fix."""
+    """Return the error message for too many rejected rows, with the reasons, the first
+    rows rejected for each reason, and a suggested fix."""
     share = report["rejected"] / report["rows_in"]
     lines = _reason_lines(report, rejected, SHOWN_REASONS)
     return (

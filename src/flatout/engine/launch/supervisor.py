@@ -68,7 +68,8 @@ class RankError(RuntimeError):
 
 
 class HangError(RuntimeError):
-    """Raised if a rank hangs. The message gives the rank's number and all stacks."""
+    """Raised if a rank hangs. The message contains the number of this rank and the
+    stacks of all ranks."""
 
     exit_code = 6
 

@@ -1,4 +1,4 @@
-"""Machine checks for the doctor and the start of a run. They do not import torch."""
+"""Machine checks for the doctor and the start of a run, which do not import torch."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def collect_as_usual() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory in the process, and return whether this succeeded.
-    It fails if the C library is not glibc.
+    """Make glibc keep freed memory in the process, and return True. If the C library is
+    not glibc, or rejects the options, return False.
 
     Training steps on a CPU allocate the same sizes repeatedly. If freed memory were
     returned to the system, each allocation would cost a page fault per 4 KiB.

@@ -26,8 +26,8 @@ def missing_folder(name: str | None) -> str | None:
 
 
 def where_to_look(name: str) -> dict[str, Any]:
-    """Return the option `local_files_only` for `from_pretrained`. It is False, which
-    allows downloads, only if `name` may be a repository and the Hub can be reached."""
+    """Return the option `local_files_only` for `from_pretrained`. Downloads are allowed
+    only if `name` may be a repository and the Hub can be reached."""
     path = Path(name).is_dir() or names_a_folder(name)
     return {"local_files_only": path or not answers()}
 

@@ -61,12 +61,12 @@ class StopSignals:
         self._before.clear()
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:  # a forked loader worker leaves it to its parent
+        if os.getpid() != self._owner:  # forked loader workers ignore the signal
             return
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if signal.SIGCHLD not in self._before:
-            # A signal to the process group also ends loader workers. Ignore that.
+            # A signal to the process group also ends loader workers. Ignore their exit.
             before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._before[signal.SIGCHLD] = before
         if self.received is None:

@@ -240,8 +240,8 @@ class PredictSettings(SettingsModel):
     window_rows: int = Field(4_096, ge=1)
     """Number of rows that are read into memory and sorted by length at a time."""
     shard: str | None = Field(None, pattern="^[1-9][0-9]*/[1-9][0-9]*$")
-    """With i/n, predict only the i-th of n parts and write the predictions to a file
-    with these numbers in its name. If null, all rows are predicted."""
+    """Part of the rows to predict, as i/n: only the i-th of n parts. The file with the
+    predictions has these numbers in its name. If null, all rows are predicted."""
 
     @field_validator("shard")
     @classmethod

@@ -57,7 +57,8 @@ class RuntimeSettings(SettingsModel):
     """Limit on the GPU memory used by PyTorch, for example to simulate a smaller GPU.
     If null, all memory that other programs leave free can be used."""
     threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
-    """OpenMP and MKL threads. `auto` is 1 with a GPU, or else one per usable core."""
+    """Number of OpenMP and MKL threads per process. `auto` is 1 with a GPU. Without a
+    GPU, the usable cores are divided among the processes."""
     environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
     """Environment variables to set before torch is imported, in addition to the
     defaults."""

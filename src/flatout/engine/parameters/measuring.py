@@ -73,7 +73,7 @@ class BenchmarkSettings(SettingsModel):
     steps_per_trial: int = Field(20, ge=2)
     """Number of optimizer steps in a timed window."""
     warmup_steps: int = Field(3, ge=1)
-    """Number of steps before the first window. They are not measured."""
+    """Number of steps before the first window. These steps are not measured."""
     repeats: int = Field(3, ge=1)
     """Number of windows per trial, or of pairs of windows if two trials are compared.
     The median window or ratio is the result."""
@@ -109,7 +109,7 @@ SweptValue = bool | int | float | str
 
 
 class SweepRange(SettingsModel):
-    """Values between two inclusive bounds. They are integers if both bounds are
+    """Values between two inclusive bounds. If both bounds are integers, all values are
     integers."""
 
     low: int | float
@@ -182,8 +182,8 @@ class SweepSettings(SettingsModel):
         value is null is dropped."""
         if not isinstance(value, Mapping):
             return value
-        # The null of a setting may be inside of nested groups, although conf/base uses
-        # dotted names.
+        # The null may come from nested groups in --params, even if the values of the
+        # same setting come from conf/base, which uses dotted names.
         swept = list(_swept(value))
         dropped = {path for path, values in swept if values is None}
         return {path: values for path, values in swept if path not in dropped}

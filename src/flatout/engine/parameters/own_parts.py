@@ -77,7 +77,7 @@ def _named(train: TrainSettings) -> Iterator[tuple[str, str, Call]]:
 def _call_fault(part: Any, call: Call) -> str:
     if not callable(part):
         return f"it is {part!r}"
-    if isinstance(part, type) and call is CALLBACK:  # an instance of it is called
+    if isinstance(part, type) and call is CALLBACK:  # an instance is called
         own = (vars(kind).get("__call__") for kind in part.__mro__)
         method = next(filter(None, own), None)
         return _binding_fault(part) or _binding_fault(method, part, *call.arguments)

@@ -54,7 +54,7 @@ def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
 
 def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]]:
     """Return the confusion matrix, with one row per true class and one column per
-    predicted class. It is empty if there are more than MOST_CONFUSED classes."""
+    predicted class, or [] if there are more than MOST_CONFUSED classes."""
     count, number = len(names), {name: place for place, name in enumerate(names)}
     if not 0 < count <= MOST_CONFUSED:
         return []

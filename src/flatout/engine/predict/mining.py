@@ -111,7 +111,7 @@ class Triplets:
             left_out = np.hstack([np.stack([query, positives[rows]]), themselves])
             ours = chosen(vectors, own)
             cosines = (ours[query] * chosen(vectors, positives[rows])).sum(1)
-            limits = np.full((len(own), 1), np.inf)  # of several positives, the lowest
+            limits = np.full((len(own), 1), np.inf)  # the lowest limit of each anchor
             np.minimum.at(limits[:, 0], query, cosines - options.margin)
             scores, numbers = best(
                 ours, vectors, len(self.corpus), options.top_k, left_out, self.device

@@ -1,4 +1,4 @@
-"""Divide the GPUs into sets, one for each trial that runs at a time."""
+"""Divide the GPUs into sets. Trials run in parallel, one on each set."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 class Driver:
-    """Runs single training steps. `window_clock` times the windows of the benchmark. It
-    is separate from the recorder's clock, which restarts at each logging step."""
+    """Runs single training steps. `window_clock` times the windows of the benchmark,
+    because the recorder's own clock restarts at each logging step."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer

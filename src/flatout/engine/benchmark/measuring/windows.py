@@ -97,9 +97,9 @@ class WarmTraining:
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
-        """Measure windows until `enough` of them agree, and return the windows without
-        compilation. They agree if the spread of their throughput is at most
-        `most_apart_pct`."""
+        """Measure windows until there are enough valid ones whose throughput has a
+        spread of at most `most_apart_pct` (see `enough`). Return the windows without
+        compilation."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
         while not self._enough(windows, most_apart_pct):

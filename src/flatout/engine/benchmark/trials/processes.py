@@ -113,8 +113,8 @@ def run_isolated(
 ) -> Answer:
     """Run the trial specified in `folder`/spec.json and return its result.
 
-    The log is written to the same folder. It begins with the command that repeats the
-    trial in a terminal. `variables` are added to the trial's environment. The trial is
+    The log in the same folder begins with a command that repeats the trial in a
+    terminal. `variables` are added to the trial's environment. The trial is
     stopped after `timeout_s`, if its processes use more than `max_resident_bytes` of
     resident memory, or once `stop` returns True. `stop` is called every POLL_S seconds.
     """

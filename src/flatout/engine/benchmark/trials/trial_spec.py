@@ -124,7 +124,7 @@ COLUMNS = (
 @dataclass(frozen=True)
 class TrialResult:
     """The specification and result of a trial, stored as a row of benchmark_trials.csv.
-    Every column is also an attribute. It is None if the value was not measured."""
+    Every column is also an attribute. Values that were not measured are None."""
 
     trial_id: str
     spec: TrialSpec

@@ -1,7 +1,7 @@
 """Read Parquet and Arrow files.
 
-pyarrow.dataset is not used because it cannot read Arrow streams. It also needs five
-options to use as little memory as `ParquetFile`.
+pyarrow.dataset is not used because it cannot read Arrow streams, and because it needs
+five options to limit memory use as well as `ParquetFile` does without options.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generate sessions, some of them abnormal, that imitate the logs of file system
 blocks.
 
-Session names and keys show that the data is synthetic. It does not represent a real
-log.
+Session names and keys show that the data is synthetic. The data does not represent a
+real log.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Encoded:
 
 def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
     """Return the concatenated lists as a NumPy array of int32 (or int8 if `typecode` is
-    `b`). The tokenizers library only returns lists, and this is the fastest conversion.
-    It takes 4 % of the encoding time."""
+    `b`). The tokenizers library only returns lists, and this is the fastest conversion:
+    it takes 4 % of the encoding time."""
     joined = array(typecode)
     for row in rows:
         joined.fromlist(row)

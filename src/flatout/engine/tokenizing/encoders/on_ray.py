@@ -27,7 +27,8 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 
 RETRIES = 20
-"""Maximum number of times that a part is retried if its worker is killed."""
+"""Maximum number of times that a part of the rows is retried if its worker is
+killed."""
 AHEAD = 2
 """Number of parts in progress per CPU of the cluster."""
 TELL_S = 30.0
