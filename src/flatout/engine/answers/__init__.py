@@ -1,1 +1,1 @@
-"""Tools that check whether a step is correct, and list the rows that it trains on."""
+"""Tools that check whether a training step is correct, and list the rows of a step."""

@@ -169,7 +169,7 @@ def check_comparable(now: Measured, before: Measured) -> None:
 
 def judge(now: Measured, before: Measured) -> tuple[str, list[str]]:
     """Compare the results `now` with the baseline `before`. Return a sentence about the
-    throughput, and a list of problems. If throughput or loss are worse by more than the
+    throughput, and a list of problems. If throughput or loss is worse by more than the
     noise, the list also contains the settings and packages that differ."""
     share = median(now.rates) / median(before.rates)
     noise = max(1 - min(one.rates) / max(one.rates) for one in (now, before))

@@ -33,7 +33,7 @@ OF_TOKENS = (*OF_NEXT, "token-classification", "masked-lm")
 
 @dataclass
 class Part:
-    """The summed loss and the logits of a group of rows, which is part of a step."""
+    """The summed loss and the logits of some of the rows of a step."""
 
     row_ids: Ints
     loss: Tensor
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plain:
-    """Computes reference losses of `model` on `rows` for `task`, on its device."""
+    """Computes reference losses of `model` for `task` on the rows of a split."""
 
     model: Any
     task: Task

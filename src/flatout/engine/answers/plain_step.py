@@ -142,7 +142,8 @@ def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
 
 
 def roundoff_of(runtime: Runtime) -> float:
-    """Return the unit roundoff of matmuls in the run's precision, including TF32."""
+    """Return the unit roundoff of matmuls in the run's precision, or TF32 if
+    enabled."""
     tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
     name = "tf32" if tf32 and runtime.precision == "fp32" else runtime.precision
     return ROUNDOFF[name]

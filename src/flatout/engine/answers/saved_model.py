@@ -80,7 +80,8 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
 
 @torch.no_grad()
 def _outputs(plain: Plain) -> tuple[float, Tensor]:
-    """Return the mean loss and the outputs (K, ...), in row order if K counts rows."""
+    """Return the mean loss and the outputs (K, ...). If there is one output per row,
+    they are in row order."""
     parts = list(plain.parts(np.arange(len(plain.rows))))
     loss = sum(part.loss.item() for part in parts)
     logits = torch.cat([part.logits.float().cpu() for part in parts])

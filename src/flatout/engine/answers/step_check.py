@@ -181,9 +181,9 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
 
 
 def _launch(trainer: Trainer, batch: StepBatch) -> None:
-    """Run the step on `batch`. If CUDA graphs are used, the step is captured with a
-    learning rate of 0 and then replayed. In fp16, the step is repeated while gradients
-    overflow, at most OVERFLOWS times."""
+    """Run the step on `batch`. If CUDA graphs are used, first run it with a learning
+    rate of 0, because the graph is captured when a shape recurs. In fp16, the step is
+    repeated while gradients overflow, at most OVERFLOWS times."""
     stepper, optimizer = trainer.stepper, trainer.optimizer
     if trainer.resolved.cuda_graphs:  # each shape runs once before it is captured
         set_learning_rate(optimizer, 0.0)

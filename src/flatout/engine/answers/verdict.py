@@ -20,10 +20,11 @@ LEAST = 1e-4
 """The smallest relative tolerance for gradients and outputs, whose sums may be computed
 in another order. The smallest tolerance for a loss is a tenth of this value."""
 TIMES = 4
-"""The ratio of the tolerated error to the unit roundoff or to the reference's error."""
+"""The factor by which an error may exceed the unit roundoff, or the rounding error of
+the reference."""
 SMALL = 1e-3
-"""The error of a module's gradient is divided by the norm of this gradient, or by SMALL
-times the norm of all gradients if that is larger."""
+"""The error of a module's gradient is divided by the norm of this gradient, or by this
+fraction of the norm of all gradients if that is larger."""
 SHOWN = 5
 UNSURE = 0.5
 """The highest tolerance at which a check is meaningful. With a higher tolerance, a
@@ -122,8 +123,9 @@ def compared(
 def compared_loss(
     losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
-    """Compare the first loss with the second. The third is the reference in the
-    precision of the run. The tolerance is computed as in `compared`."""
+    """Compare the first two of three losses: that of the run, of the reference, and of
+    the reference in the precision of the run. The tolerance is computed as in
+    `compared`."""
     found, plain, rounded = (
         [torch.tensor(loss, dtype=torch.float64)] for loss in losses
     )

@@ -266,8 +266,8 @@ class StepRows:
     def cut(
         self, row_ids: Ints, step: int, epoch: int, memory: Tensor | None = None
     ) -> StepBatch:
-        """Return the part of this rank of the global batch that consists of the rows
-        `row_ids` (N,). It is stored in `memory` (bytes,) if it fits."""
+        """Return this rank's part of the global batch with the rows `row_ids` (N,). It
+        is stored in `memory` (bytes,) if it fits."""
         rows, ids = self.rows.sequences(row_ids)
         lengths = rows.lengths(ids)
         plan = self.planner.plan(lengths)

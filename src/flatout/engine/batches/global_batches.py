@@ -259,8 +259,7 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 MOST_PLACES = 256
-"""The maximum number of positions for cuts. Planning 1,408 rows took 40 ms without it.
-"""
+"""The maximum number of possible cuts. Without it, planning 1,408 rows took 40 ms."""
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:

@@ -224,7 +224,7 @@ def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """A map-style dataset of runs, indexed by a range of steps."""
+    """A map-style dataset of `StepRun` objects, indexed by ranges of steps."""
 
     data: StepRows
 

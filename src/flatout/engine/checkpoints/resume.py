@@ -73,7 +73,7 @@ def _choose(wanted: str, folder: Path) -> Checkpoint | None:
 
 
 def _fetch_best(found: Checkpoint, folder: Path) -> None:
-    """Copy the best model of the checkpoint `found` to `folder` unless it is there."""
+    """Copy the best model of checkpoint `found` to `folder` if it is missing there."""
     name = found.manifest.best
     if name is None or (folder / name).is_dir():
         return
@@ -162,8 +162,8 @@ def find_checkpoint(wanted: str, folder: Path) -> Checkpoint | None:
 
 
 def open_named(wanted: str) -> Checkpoint:
-    """Verify and return the checkpoint at the path `wanted`, or the newest one in it.
-    Raises CheckpointError if there is no checkpoint or it is damaged."""
+    """Verify and return the checkpoint in the folder `wanted`, or the newest one if it
+    contains several. Raises CheckpointError if there is none or it is damaged."""
     folder = Path(wanted)
     if not folder.is_dir():
         raise CheckpointError(

@@ -132,7 +132,7 @@ class Family:
     attends: ClassVar[bool] = True
     """Whether the model has attention layers, for which a kernel can be chosen."""
     samples: ClassVar[Samples] = Samples()
-    """The samples of a fixed shape that the models accept instead of tokens."""
+    """The kind of samples that the models accept. The default is for tokens."""
     schedule: ClassVar[Schedule] = Schedule()
     first_type: ClassVar[str | None] = None
     """The model type that `kedro flatout init` trains from scratch if the model in

@@ -50,15 +50,15 @@ def _outside_blocks(base: nn.Module) -> list[nn.Module]:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile only the model's blocks, because the weights are sharded per block."""
+    """Compile only the blocks, for a model whose weights are sharded per block."""
     _configure()
     for module in blocks(model):
         module.compile(dynamic=True)
 
 
 def blocks(model: Any) -> list[nn.Module]:
-    """Return the modules that the model lists as blocks: layers, sometimes
-    embeddings."""
+    """Return the modules that the model lists as blocks: its layers, and in some models
+    the embeddings."""
     names = set(getattr(model.model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 

@@ -64,8 +64,8 @@ class AttentionPairs:
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
-        """Read the layers in `config`. If `causal` is true, tokens attend only to the
-        past."""
+        """Read a model config. If `causal` is true, tokens attend only to earlier
+        tokens."""
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
         if kinds is None:

@@ -100,7 +100,8 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """Round down to one of STEPS_AN_OCTAVE values per octave, but not below `least`."""
+    """Round `tokens` down to one of STEPS_AN_OCTAVE values between two powers of two,
+    but not below `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())

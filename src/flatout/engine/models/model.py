@@ -143,9 +143,7 @@ class TaskModel(nn.Module):
 
     def _whole_model_logits(self, batch: dict[str, Tensor]) -> Tensor:
         logits: Tensor = self.model(**self._inputs(batch)).logits
-        if (
-            self.task.head_kind.one_a_row
-        ):  # (B, classes), as the model itself selects the tokens
+        if self.task.head_kind.one_a_row:  # the model itself selects the tokens
             return logits
         # Perceiver returns logits for all its positions, even beyond the row length.
         logits = logits[:, : batch["input_ids"].shape[1]]

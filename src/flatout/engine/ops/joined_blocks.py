@@ -203,8 +203,7 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Join the gate and up projections in unchanged layers. Return how many they
-    are."""
+    """Join the gate and up projections in unchanged layers, and return their number."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:

@@ -29,8 +29,7 @@ class PatchProduct(nn.Conv2d):
 
 
 def replace_patches(model: nn.Module) -> int:
-    """Replace convolutions over non-overlapping patches, and return how many they
-    are."""
+    """Replace convolutions over non-overlapping patches, and return their number."""
     places = [m for m in model.modules() if type(m) is nn.Conv2d and _is_product(m)]
     for place in places:
         place.__class__ = PatchProduct

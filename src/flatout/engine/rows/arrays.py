@@ -21,9 +21,9 @@ VALUES_AT_ONCE = 2**22
 
 @dataclass
 class ArrayFacts(TokenFacts):
-    """Statistics of a split. There is one mean and standard deviation for each value of
-    a sample, or for images (uint8, three dimensions), one per channel (last dimension).
-    """
+    """Statistics of a split, with a mean and a standard deviation for each value of a
+    sample. Images (uint8, three dimensions) have only one of each per channel, the last
+    dimension."""
 
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""
@@ -33,8 +33,8 @@ class ArrayFacts(TokenFacts):
 
     @property
     def deviation(self) -> list[float]:
-        """The standard deviations, with 1 for constant values, so that they are
-        standardised to 0."""
+        """The standard deviations. They are 1 for constant values, so that
+        standardising maps these to 0."""
         count = max(1, self._values_each(self.num_rows))
         found = np.sqrt(np.array(self.squares) / count)
         return np.where(found > 0, found, 1.0).tolist()

@@ -20,7 +20,7 @@ MOST_PIXELS = 2**28
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
 SMALL = 32
-"""A warning is logged if images are scaled to less than this and half of their size."""
+"""A warning is logged if much larger images are scaled to a smaller size than this."""
 SLOW_S = 0.01
 """The average time in seconds above which a transform is reported as slow."""
 

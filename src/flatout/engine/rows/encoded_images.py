@@ -62,7 +62,7 @@ class EncodedColumn:
 
 
 def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
-    """Yield `work` of each item, in threads unless this process is a loader worker."""
+    """Yield `work(item)` for each item, in threads except in a loader worker."""
     if current_process().daemon or len(items) < 2:
         yield from map(work, items)
         return

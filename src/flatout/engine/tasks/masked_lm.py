@@ -22,7 +22,8 @@ NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 class MaskedLM(Pieces):
     """Predict a fixed fraction of the tokens in each row. Of these tokens, 80 % are
     replaced by [MASK], 10 % by a random token, and 10 % are kept, as in BERT's
-    create_pretraining_data.py. Unlike there, random tokens are never special tokens."""
+    create_pretraining_data.py. In contrast to BERT, random tokens are never special
+    tokens."""
 
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)

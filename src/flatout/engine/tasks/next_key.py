@@ -31,8 +31,8 @@ class NextKey(CausalLM):
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the rank and the end probability of each target, as a tensor (K, 2).
         The rank is the number of keys that are likelier than the target. For an unknown
-        key, it is the vocabulary size. If the target is no key, it is -1. The end
-        probability is 1 if the target is no end."""
+        key, it is the vocabulary size. If the target is not a key, it is -1. The end
+        probability is 1 if the target is not an end."""
         import torch
 
         known = labels.clamp(min=0)

@@ -228,7 +228,7 @@ def evaluate_split(
     most_rows: int | None = None,
 ) -> Evaluation:
     """Evaluate all `rows`, or at most `most_rows` of them, within the available memory.
-    `own` contains custom metrics. The default is those of the job."""
+    `own` contains custom metrics, by default those of the job."""
     job, runtime, model = trainer.job, trainer.runtime, trainer.model
     own = own or OwnMetrics.of(job.settings.train, job.task)
 

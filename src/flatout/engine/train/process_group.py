@@ -106,10 +106,10 @@ class ProcessGroup:
 
     def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
         """Shard an uncompiled layer so that its matrices are gathered in the compute
-        dtype. If they were gathered in fp32, autograd would keep copies that autocast
-        makes until the backward pass. They would need half of the model's size on each
-        rank. Norms stay in fp32, as under autocast. Compiled layers recompute the
-        copies, so they do not need this."""
+        dtype. If they were gathered in fp32, autograd would keep the copies that
+        autocast makes of them until the backward pass, which need half of the model's
+        size on each rank. Norms stay in fp32, as under autocast. Compiled layers
+        recompute the copies and do not need this."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         vectors = [m for m in layer.modules() if _has_only_vectors(m)]
@@ -133,8 +133,8 @@ class ProcessGroup:
         return found
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raise SettingsError if `facts` differ between ranks. The message shows which
-        values of the first such rank differ from those of rank 0."""
+        """Raise SettingsError if `facts` differ between ranks. The message shows the
+        first rank that differs from rank 0, and the values that differ."""
         gathered = self.all_gather(dict(facts))
         for rank, other in enumerate(gathered):
             if differences := differing(gathered[0], other):

@@ -74,7 +74,7 @@ class Stepper:
     """Runs the steps of one model on one device.
 
     `module` maps a dict of tensors to (summed loss, logits or None). If configured, it
-    is wrapped for DDP and compiled. `no_sync` returns a context manager without
+    is wrapped for DDP and compiled. `no_sync` returns a context manager that turns off
     gradient reduction, for all micro-batches except the last. If `all_reduce` is given,
     it reduces the gradients once, after the last micro-batch. `hits` counts correct
     predictions for the training accuracy, every `metrics_every` steps. With CUDA
@@ -201,8 +201,8 @@ class Stepper:
         return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """Accumulate the gradients of a loss over all samples of a batch, and return
-        it."""
+        """Accumulate the gradients of a loss over all samples of the global batch.
+        Return this rank's part of the loss."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):

@@ -62,7 +62,7 @@ class BilmConfig(PreTrainedConfig):
 class BilmStates(ModelOutput):
     """Hidden states, of shape (B, T, 2, output_size) per layer. Along the third axis,
     index 0 is the state after reading from the left up to and including a position, and
-    index 1 the state after reading from the right."""
+    index 1 the state after reading from the right up to and including it."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
@@ -176,7 +176,8 @@ def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _along(states: Tensor, places: Tensor) -> Tensor:
-    """Return the states (B, T, H) of each row, in the order of `places` (B, T)."""
+    """Return `states` (B, T, H) with each row rearranged by the indices `places` (B,
+    T)."""
     return states.gather(1, places.unsqueeze(-1).expand_as(states))
 
 

@@ -58,8 +58,7 @@ def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
 
 
 def fuse_attention(model: Any) -> int:
-    """Replace attention layers that use PyTorch's SDPA, and return how many they
-    are."""
+    """Replace attention layers that use PyTorch's SDPA, and return their number."""
     if "sdpa" not in model.config._attn_implementation:
         return 0
     found = [m for m in model.modules() if type(m) is ViTAttention]
@@ -70,7 +69,7 @@ def fuse_attention(model: Any) -> int:
 
 
 def fuse_feed_forward(model: Any) -> int:
-    """Replace feed-forward layers with an exact GELU, and return how many they are."""
+    """Replace feed-forward layers that use an exact GELU, and return their number."""
     found = [m for m in model.modules() if type(m) is ViTMLP]
     fitting = [m for m in found if is_exact_gelu(m.activation_fn)]
     fitting = [m for m in fitting if are_matrices(m.fc1) and m.fc1.bias is not None]

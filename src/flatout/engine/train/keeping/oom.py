@@ -98,9 +98,9 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
 def _halved(
     trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
 ) -> int:
-    """Return half of `budget`. Raises OutOfMemory if a single row does not fit or the
-    settings forbid a smaller budget. With several ranks, it is always raised, because
-    the other ranks already wait for this one. The launcher then restarts all ranks."""
+    """Return half of `budget`. Raises OutOfMemory if a single row does not fit, if the
+    settings forbid a smaller budget, or if there are several ranks. The other ranks
+    already wait for this one, so the launcher has to restart all of them."""
     half = max(_longest(trainer, rows), budget // 2)
     if half >= budget:
         remedy = (
@@ -118,8 +118,8 @@ def _halved(
 
 
 def _longest(trainer: Trainer, rows: SplitRows) -> int:
-    """Return the length of the longest row in tokens, including the padding of fixed
-    lengths. The token budget cannot be smaller."""
+    """Return the number of tokens in the longest row, or the fixed length to which all
+    rows are padded. The token budget cannot be smaller."""
     if trainer.resolved.strategy == "fixed":
         return trainer.data.planner.max_length
     return rows.facts.longest

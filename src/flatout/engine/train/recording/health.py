@@ -103,7 +103,7 @@ def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str |
 
 
 def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
-    """Return a warning if steps often wait for batches, with an idle device."""
+    """Return a warning if steps often wait for batches while the device is idle."""
     if wait_pct < LOADER_WAIT_LIMIT_PCT:
         return None
     return (

@@ -316,7 +316,8 @@ class Recorder:
         return patience is not None and self.evaluations_without_best >= patience
 
     def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """End the run after the step of `batch`, and log the metrics of this step."""
+        """End the run after the step of `batch`, and log this step if it was not logged
+        yet."""
         done = batch.step + 1
         if not self.log_due(done):
             self.log(batch, learning_rate)

@@ -1,4 +1,4 @@
-"""The results of a run, as frozen dataclasses. The names of quantities have units."""
+"""The results of a run, as frozen dataclasses. Names of quantities include the unit."""
 
 from __future__ import annotations
 

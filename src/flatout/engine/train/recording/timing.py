@@ -163,7 +163,7 @@ class CompileClock:
         self._in_first_step = self.count
 
     def add(self, seconds: float) -> None:
-        """Count other work as a compilation, such as the capture of a CUDA graph."""
+        """Count a compilation, or the capture of a CUDA graph, that took `seconds`."""
         self.seconds += seconds
         self.count += 1
 

@@ -38,7 +38,7 @@ GRAPH_PAD_MULTIPLE = 256
 least this number, to limit the number of graphs. Large batches use a larger multiple.
 """
 GRAPH_PAD_SHARE = 1 / 96
-"""The multiple as a fraction of a rank's mean tokens per step, e.g. 256 / 24,600."""
+"""The ratio of this multiple to a rank's mean tokens per step, e.g. 256 / 24,600."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
@@ -262,7 +262,7 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Return whether there is enough memory for CUDA graphs, which need their own."""
+    """Return whether memory suffices for CUDA graphs, which need separate memory."""
     memory = runtime.device_memory_bytes
     if memory is None:
         return True

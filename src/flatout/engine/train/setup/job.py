@@ -205,5 +205,5 @@ def cut(text: str, room: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` in one line, without control characters."""
+    """Return `text` as one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
