@@ -78,7 +78,7 @@ class Plain:
 
     def parts(self, row_ids: Ints, epoch: int = 0) -> Iterator[Part]:
         """Yield the loss and logits of the rows `row_ids` (N,), in groups of a few
-        rows. The masks of masked-lm are those of `epoch`."""
+        rows. For masked-lm, the masks of `epoch` are used."""
         part = self._plain_part if self._has_counterpart else self._own_part
         with sdpa_kernel(SDPBackend.MATH):
             rows, ids = self.rows.sequences(row_ids)

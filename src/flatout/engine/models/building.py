@@ -203,7 +203,7 @@ def _with_adapter(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """Return the class that `config` names. For custom code in the folder, return the
+    """Return the class listed in `config`. For custom code in the folder, return the
     Auto class that loads it. Return None if the class is not found."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):

@@ -34,7 +34,7 @@ class TrainedRows:
     """A record of a model's train rows, saved to the model's folder."""
 
     key: str
-    """The key of the train rows, which is also the key of the other splits."""
+    """The content key of the train rows. The other splits have the same key."""
     seed: int
     """The value of `runtime.seed` in the training run."""
     num_rows: int

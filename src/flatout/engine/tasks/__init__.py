@@ -124,8 +124,8 @@ def make_task(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
 ) -> Task:
-    """Create the task that `settings.task` names. Raises SettingsError if there is no
-    such task, and TaskError if the task does not fit the vocabulary."""
+    """Create the task set in `settings.task`. Raises SettingsError if there is no such
+    task, and TaskError if the task does not fit the vocabulary."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 
 

@@ -26,9 +26,9 @@ Groups = list[dict[str, Any]]
 def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
-    """Create the optimizer that `train.optimizer` names. Only matrices have weight
-    decay. `fused` and `capturable` are passed to AdamW. Raises SettingsError if a
-    custom optimizer cannot be created."""
+    """Create the optimizer set in `train.optimizer`. Only matrices have weight decay.
+    `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
+    optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     if settings.optimizer == "sgd":
         momentum = SGD_MOMENTUM if settings.momentum is None else settings.momentum
@@ -50,8 +50,8 @@ def build_optimizer(
 
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Create the custom optimizer that `train.optimizer` names. Raises SettingsError if
-    its constructor fails or the object lacks what an optimizer needs."""
+    """Create the custom optimizer set in `train.optimizer`. Raises SettingsError if its
+    constructor fails or the object lacks what an optimizer needs."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
     given = {id(p) for group in groups for p in group["params"]}

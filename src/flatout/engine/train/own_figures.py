@@ -49,7 +49,7 @@ class OwnMetrics:
     def of(
         cls, train: TrainSettings, task: Task, *, tried: bool = False
     ) -> OwnMetrics | None:
-        """Load the function that `train.compute_metrics` names. Return None if the
+        """Load the function set in `train.compute_metrics`. Return None if the
         parameter is null. Raises SettingsError if the function cannot be loaded."""
         if train.compute_metrics is None:
             return None
