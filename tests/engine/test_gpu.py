@@ -22,7 +22,7 @@ from flatout.engine.ops.row_by_row import Rule
 from flatout.engine.parameters import parse_settings
 from flatout.engine.train import loop
 from flatout.engine.train.loop import train
-from flatout.engine.train.setup import calibration
+from flatout.engine.train.setup import memory_fit
 from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import (
     CONFIGS,
@@ -458,7 +458,7 @@ def test_measuring_memory_leaves_no_trace(tmp_path, monkeypatch, options):
     """Weights and random generators are the same as without the measurement."""
     found = []
     for plenty in (True, False):
-        monkeypatch.setattr(calibration, "is_plenty", lambda *_, p=plenty, **__: p)
+        monkeypatch.setattr(memory_fit, "is_plenty", lambda *_, p=plenty, **__: p)
         job = gpu_job(tmp_path, token_budget="auto", **options)
         trainer = assemble(job, set_up(job.settings.runtime))
         assert (trainer.demand is None) is plenty

@@ -35,7 +35,7 @@ from flatout.engine.train.setup.budgets import (
     is_plenty,
     points,
 )
-from flatout.engine.train.setup.calibration import (
+from flatout.engine.train.setup.memory_fit import (
     Passes,
     bounds_of,
     longest_rows,

@@ -3,9 +3,11 @@
 | question | place |
 |---|---|
 | Which rows does a step use? | `batches/global_batches.py`: `permute`, `Planner` |
-| What is the loss divided by? | `step.py`: `Stepper._loss_divisor` |
+| Where is the loss divided? | `step.py`: `Stepper._forward_backward` |
 | Where are gradients clipped? | `optimizer.py`: `Updater` |
-| What decides `compile: auto`? | `setup/compile_choice.py`: `choose_compilation` |
-| What makes a checkpoint atomic? | `checkpoint_folder.py`: `write_checkpoint` |
+| What decides `compile: auto`? | `setup/acceleration.py`: `choose_compile_and_graphs` |
+| What predicts the memory of a step? | `setup/memory_fit.py`: `fit` |
+| What makes a checkpoint atomic? | `checkpoints/checkpoint_folder.py` |
+| What happens if a rank dies? | `launch/supervisor.py`: `Attempt.run` |
 | How do metrics reach MLflow? | `recording/metrics_file.py`, then `flatout.tracking` |
 """

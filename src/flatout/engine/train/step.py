@@ -181,7 +181,7 @@ class Stepper:
         for index, micro in enumerate(micro_batches, 1):
             self._draw()
             is_last = index == len(micro_batches)
-            loss, logits = self._run(micro, is_last=is_last)
+            loss, logits = self._forward_backward(micro, is_last=is_last)
             total += loss.detach() / self._loss_divisor
             counts = self._graphs is not None or batch.step % self.metrics_every == 0
             if logits is not None and counts:
@@ -206,14 +206,14 @@ class Stepper:
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
-            self._run(tensors, is_last=index == len(batch.layout))
+            self._forward_backward(tensors, is_last=index == len(batch.layout))
         return cached.loss / self._loss_divisor
 
     def _draw(self) -> None:
         if self.noise is not None:
             self.noise.draw()
 
-    def _run(
+    def _forward_backward(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Run the forward and backward pass of a micro-batch. Return its summed loss,

@@ -40,10 +40,10 @@ def check_sources(loader: ProjectConfigLoader) -> None:
             "model.task: next-key reads the catalog entry raw_sessions: rename "
             f"raw_texts in conf/{loader.default_run_env}"
         )
-    refuse_misspelt_entries(loader)
+    refuse_misspelt_catalog_entries(loader)
 
 
-def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
+def refuse_misspelt_catalog_entries(loader: ProjectConfigLoader) -> None:
     """Raise SettingsError for catalog entries with a misspelt name. Kedro would accept
     them and read the entry in conf/base instead."""
     base = _entries(loader, loader.base_env)

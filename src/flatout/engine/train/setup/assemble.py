@@ -42,8 +42,8 @@ from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import Fit, combine_ranks, needs_whole_steps
-from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.job import TrainJob, check_rows
+from flatout.engine.train.setup.memory_fit import fit
 from flatout.engine.train.setup.resolved_config import (
     PROBE_S,
     ResolvedConfig,
