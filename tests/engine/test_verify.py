@@ -58,13 +58,13 @@ def faults_of(made, runtime=CPU):
 
 
 def divide_by_micro_batch(patch):
-    run = Stepper._run
+    run = Stepper._forward_backward
 
     def divided(self, tensors, *, is_last):
         self._loss_divisor.fill_(len(tensors["labels"]))
         return run(self, tensors, is_last=is_last)
 
-    patch.setattr(Stepper, "_run", divided)
+    patch.setattr(Stepper, "_forward_backward", divided)
 
 
 def freeze_a_layer(patch):
@@ -166,7 +166,7 @@ def reverse_class_weights(patch):
 
 
 def forget_a_micro_batch(patch):
-    run = Stepper._run
+    run = Stepper._forward_backward
 
     def last_alone(self, tensors, *, is_last):
         found = run(self, tensors, is_last=is_last)
@@ -174,7 +174,7 @@ def forget_a_micro_batch(patch):
             self.updater.optimizer.zero_grad()
         return found
 
-    patch.setattr(Stepper, "_run", last_alone)
+    patch.setattr(Stepper, "_forward_backward", last_alone)
 
 
 def mix_labels_of_rows(patch):
