@@ -8,10 +8,18 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.models.building import load_pretrained
-from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.parameters import (
+    ModelSettings,
+    SettingsError,
+    SplitSettings,
+    TokenizeSettings,
+)
 from flatout.engine.predict.predicting import predict
 from flatout.engine.rows.rows import rows_from_dataset
+from flatout.engine.tasks import columns_of
+from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from tests.engine.families import CONFIGS, LABEL_NAMES, collator_of
 from tests.engine.test_predict import texts
@@ -58,3 +66,38 @@ def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path)
     )
     for name, values in padded.items():
         assert torch.equal(batch[name].long(), values), name
+
+
+@pytest.mark.parametrize(
+    ("task", "columns"),
+    [
+        ("token-classification", {}),
+        ("causal-lm", {"prompt_column": "q", "completion_column": "a"}),
+        ("causal-lm", {"messages_column": "talk"}),
+    ],
+)
+def test_rows_with_no_place_for_a_second_text_refuse_it(task, columns):
+    settings = SplitSettings(text_pair_column="other", **columns)
+    with pytest.raises(RawTextsError, match=f"cannot be used with model.task {task}"):
+        columns_of(settings, task)
+
+
+def test_pairs_are_not_joined(tmp_path):
+    rows = Dataset.from_dict({"text": texts(30), "text_pair": texts(30)})
+    settings = ModelSettings(task="masked-lm", config={"model_type": "bert"})
+    file = saved_tokenizer(tmp_path, rows, settings, LIMITS)
+    joined = LIMITS.model_copy(update={"join_texts": True})
+    with pytest.raises(TokensError, match=r"split with split\.text_pair_column"):
+        tokens_recipe("train", rows, file, [], settings, joined)
+
+
+def test_a_model_that_tags_words_refuses_a_second_text(tmp_path):
+    rows = Dataset.from_dict({"text": texts(30)})
+    config = {"model_type": "bert", **CONFIGS["bert"]}
+    settings = ModelSettings(task="token-classification", config=config)
+    file = saved_tokenizer(tmp_path, rows, settings, LIMITS)
+    save_random(tmp_path, tmp_path, settings, LABEL_NAMES)
+    frame = pd.DataFrame({"text": texts(3), "other": texts(3)})
+    chosen = exact_settings(predict={"text_pair_column": "other"})
+    with pytest.raises(SettingsError, match="task token-classification, which reads"):
+        predict(load_pretrained(tmp_path), file, frame, chosen)

@@ -80,10 +80,11 @@ class Columns:
                 f"model.task is {task}, which {what}: set split.{first} and "
                 f"split.{second}_column"
             )
-        if what and settings.text_pair_column:
+        if form != "text" and settings.text_pair_column:
+            other = f"whose second text is split.{second}_column"
             raise RawTextsError(
-                f"split.text_pair_column cannot be used with model.task {task}, whose "
-                f"second text is split.{second}_column: set it to null"
+                f"split.text_pair_column cannot be used with model.task {task}, "
+                f"{other if what else f'if its rows are {form}'}: set it to null"
             )
         if label_type is not None and settings.label_column is None and not flags:
             raise RawTextsError(

@@ -25,7 +25,7 @@ from flatout.engine.arrays.array_files import open_source
 from flatout.engine.arrays.sources import ArraySource
 from flatout.engine.data.raw_texts import RawTexts, open_raw_texts
 from flatout.engine.models.row_faults import end_faults
-from flatout.engine.parameters import PredictSettings, Settings
+from flatout.engine.parameters import PredictSettings, Settings, SettingsError
 from flatout.engine.predict.checks import shape_of
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.predict.texts import (
@@ -100,6 +100,12 @@ def predict(
     settings = settings.model_copy(update={"predict": columns})
     check_columns(raw, columns)
     predictor = Predictor(model, tokenizer, settings)
+    if columns.text_pair_column and predictor.task.texts.form in ("words", "pairs"):
+        raise SettingsError(
+            f"predict.text_pair_column cannot be used with model.task "
+            f"{predictor.task.settings.task}, which reads one text per row: set it to "
+            "null"
+        )
     encoder = TextEncoder(predictor, model, tokenizer)
 
     def encoded(window: Any) -> Window:

@@ -137,6 +137,11 @@ def _options(
             f"tokenize.join_texts is for whole texts, and the rows were split with "
             f"split.{form}_column: set it to false"
         )
+    if join and "text_pair" in rows.column_names:
+        raise TokensError(
+            "tokenize.join_texts is for whole texts, and the rows were split with "
+            "split.text_pair_column: set one of them to false or null"
+        )
     if join and not task.texts.joined:
         raise TokensError(
             "tokenize.join_texts is for language models, and model.task is "
