@@ -149,9 +149,10 @@ def test_weights_go_by_name_or_by_place():
         ({"aa": 1.0}, "no class is called 'aa'; did you mean a?"),
         ([1.0, 2.0], r"has 2 weights for 3 classes: one each, in the order \['a', "),
         ("balanced", r"every class; 2 of 3 have no row \('b', 'c'\): give one"),
+        (dict.fromkeys("abc", 0.0), "all weights are 0, so the model would learn noth"),
     ],
 )
-def test_weights_of_other_classes_are_refused(weights, said):
+def test_weights_that_do_not_fit_are_refused(weights, said):
     with pytest.raises(SettingsError, match=said):
         loss_options(TrainSettings(class_weights=weights), LABEL_NAMES, {"0": 3})
 

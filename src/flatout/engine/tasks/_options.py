@@ -61,6 +61,11 @@ def loss_options(
     train rows per class, with class numbers as strings. Raises SettingsError if the
     class weights do not match the classes."""
     weights = _class_weights(train, label_names, label_counts)
+    if weights is not None and not any(weights):
+        raise SettingsError(
+            "train.class_weights: all weights are 0, so the model would learn nothing: "
+            "give at least one class a weight above 0"
+        )
     return LossOptions(weights, train.label_smoothing, train.focal_gamma)
 
 
