@@ -308,7 +308,7 @@ def test_what_holds_no_texts_is_refused(tmp_path, name, said):
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     if name == "numbers.csv":
-        write(file, lambda n: {"a": n, "b": n * 2 or "n/a"})
+        write(file, lambda n: {"a": n, "b": n * 2 or "n/a", "c": -n / 8 or "x"})
     elif name == "sharegpt.jsonl":
         turn = {"from": "human", "value": text()}
         write(file, lambda n: {"conversations": [turn]})

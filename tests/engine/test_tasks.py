@@ -32,6 +32,13 @@ class OldJudge(SequenceClassification):
         """Do nothing."""
 
 
+class TextsMethod(SequenceClassification):
+    """Defines a method instead of a value."""
+
+    def texts(self):
+        """Nothing."""
+
+
 class OtherNames(SequenceClassification):
     """A task whose methods have the right number of arguments with other names."""
 
@@ -52,6 +59,8 @@ BAD = {
     "tests.engine.test_tasks.HalfATask": "has no loss; add it to the class",
     "tests.engine.test_tasks.OldJudge": r"OldJudge\.judge\(logits, labels\) cannot be "
     "called: missing a required argument: 'decode'",
+    "tests.engine.test_tasks.TextsMethod": r"TextsMethod\.texts is a method: set it to "
+    "a value, as Task does",
 }
 
 

@@ -85,11 +85,14 @@ def _call_fault(part: Any, call: Call) -> str:
 
 
 def override_faults(own: type, base: type) -> Iterator[str]:
-    """Yield an error message for each method of `own` that overrides a method of `base`
-    but cannot be called with the same arguments."""
+    """Yield an error message for each method of `own` that cannot be called with the
+    arguments of the method of `base` that it overrides, or that overrides a value."""
     for name, function in vars(base).items():
         given = inspect.getattr_static(own, name)
         if given is function or not isinstance(given, (FunctionType, staticmethod)):
+            continue
+        if not callable(function):
+            yield f"{name} is a method: set it to a value, as Task does ({function!r})"
             continue
         found = inspect.signature(function).parameters.values()
         named = [p.name for p in found if p.kind is p.KEYWORD_ONLY]

@@ -273,11 +273,13 @@ def _num_classes(values: Sequence[Any]) -> int | None:
 
 
 def _are_prose(values: Sequence[Any]) -> bool:
-    """Return whether at least half of the values are long or contain several words."""
+    """Return whether at least half of the values are long or contain several words.
+    Numbers do not count, so a column of numbers with a few wrong cells is no text."""
     if not all(isinstance(value, str) for value in values):
         return False
-    several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in values)
-    return 2 * several >= len(values) and not all(map(_is_number, values))
+    others = [text for text in values if not _is_number(text)]
+    several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in others)
+    return 2 * several >= len(values)
 
 
 def _is_list_of_texts(value: Any) -> bool:
