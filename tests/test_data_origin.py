@@ -144,7 +144,7 @@ def test_other_parameters_of_split_are_refused(made, tmp_path):
     project = Project(tmp_path / "data", tmp_path / "numbers.csv", seed=1)
     assert project.refusal() == (
         "the rows were split with other parameters (then -> now): split.seed: 0 -> 1. "
-        "Run kedro run, or set the parameters back"
+        "Run kedro run with the same --env and --params, or set the parameters back"
     )
     Project(tmp_path / "data", tmp_path / "numbers.csv", max_rejected_fraction=0.5).run(
         train

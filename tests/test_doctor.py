@@ -159,5 +159,5 @@ def test_tokens_made_with_other_parameters(tmp_path: Path):
     assert (found.status, found.finding, found.fix) == (
         "warn",
         "made with other parameters (then -> now): tokenize.max_length: 320 -> 128",
-        "kedro run --pipelines=tokenize, or set the parameters back",
+        "kedro run --pipelines=split,tokenize, or set the parameters back",
     )

@@ -335,7 +335,8 @@ def refusal(tokens, tokenizer, settings=None, names=()):
     what, advice = what.split(". Run ")
     assert head == "the token rows were created from other inputs"
     assert advice == (
-        "kedro run --pipelines=split,tokenize, or set the parameters back"
+        "kedro run --pipelines=split,tokenize with the same --env and --params, or set "
+        "the parameters back"
     )
     return what
 

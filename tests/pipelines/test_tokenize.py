@@ -97,7 +97,8 @@ def test_no_node_takes_tokens_of_another_tokenizer(tmp_path, node):
     assert str(error.value) == (
         "the token rows were created from other inputs (then -> now): tokenizer: its "
         "files have changed (train_tokens, validation_tokens, test_tokens). Run kedro "
-        "run --pipelines=split,tokenize, or set the parameters back"
+        "run --pipelines=split,tokenize with the same --env and --params, or set the "
+        "parameters back"
     )
 
 

@@ -105,7 +105,7 @@ def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
         return Finding("tokens", "ok", "present, without a key: used as they are")
     if changes := changed_options(key, settings):
         text = "made with other parameters (then -> now): " + "; ".join(changes)
-        fix = "kedro run --pipelines=tokenize, or set the parameters back"
+        fix = "kedro run --pipelines=split,tokenize, or set the parameters back"
         return Finding("tokens", "warn", text, fix)
     if fault := data_fault(catalog, settings, notes=False):
         return Finding("tokens", "warn", fault)

@@ -100,7 +100,8 @@ def check_tokens_match(
         raise StaleTokensError(
             "the token rows were created from other inputs (then -> now): "
             + "; ".join(f"{text} ({', '.join(at)})" for text, at in faults.items())
-            + ". Run kedro run --pipelines=split,tokenize, or set the parameters back"
+            + ". Run kedro run --pipelines=split,tokenize with the same --env and "
+            "--params, or set the parameters back"
         )
 
 

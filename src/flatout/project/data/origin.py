@@ -101,7 +101,8 @@ def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
         return None
     return (
         f"the {kind} were created from other inputs (then -> now): "
-        f"{'; '.join(sorted(changes))}. Run kedro run, or set the parameters back"
+        f"{'; '.join(sorted(changes))}. Run kedro run with the same --env and "
+        "--params, or set the parameters back"
     )
 
 
@@ -135,7 +136,8 @@ def rows_fault(
     if changes != other:
         return (
             f"the rows were split with other parameters (then -> now): "
-            f"{'; '.join(changes)}. Run kedro run, or set the parameters back"
+            f"{'; '.join(changes)}. Run kedro run with the same --env and "
+            "--params, or set the parameters back"
         )
     now = origin_of(catalog, raw)
     if now is None:
