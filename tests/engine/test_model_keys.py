@@ -106,6 +106,22 @@ def test_what_a_model_has_is_taken(family):
     assert len(model_key_faults(ModelSettings(config=wrong))) == 1
 
 
+@pytest.mark.parametrize(
+    ("task", "number", "wanted"),
+    [("sequence-classification", 7, 3), ("regression", 3, 1)],
+)
+def test_a_number_of_labels_that_the_rows_do_not_have_is_refused(task, number, wanted):
+    right = {"model_type": "bert", **CONFIGS["bert"], "num_labels": wanted}
+    for found in (number, wanted):
+        settings = ModelSettings(task=task, config={**right, "num_labels": found})
+        parts = make_task(settings, "abc"), VOCABULARY, 8, "sdpa"
+        if found == wanted:
+            assert build(settings, *parts).config.num_labels == wanted
+            continue
+        with pytest.raises(ModelError, match=f"is {number}, .* needs {wanted} outputs"):
+            build(settings, *parts)
+
+
 def test_what_transformers_5_translates_is_taken():
     config = {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": None}
     assert model_key_faults(ModelSettings(task="causal-lm", config=config)) == []

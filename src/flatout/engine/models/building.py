@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,9 @@ def _config(
 ) -> Any:
     import transformers
 
-    extra = {**settings.applied_config, **task.config_keys()}
+    keys = task.config_keys()
+    extra = {**settings.applied_config, **keys}
+    _check_num_labels(settings.applied_config, keys)
     if settings.name_or_path is None:
         kind = extra["model_type"]
         samples = family_of_type(kind).samples
@@ -250,6 +253,18 @@ def _config(
     if vocabulary:
         _fit_vocabulary(config, vocabulary)
     return config
+
+
+def _check_num_labels(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
+    """Raise ModelError if the config `given` by the user has another number of outputs
+    than the config `keys` of the task."""
+    found = given.get("num_labels")
+    wanted = len(keys["id2label"]) if "id2label" in keys else keys.get("num_labels")
+    if found is not None and wanted is not None and found != wanted:
+        raise ModelError(
+            f"num_labels is {found}, and the model needs {wanted} outputs for the task "
+            "and its labels: remove it from model.config or model.overrides"
+        )
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
