@@ -2,12 +2,13 @@
 
 Each optimisation is a rung. Common tips come first, in the order of the guides that
 recommend them, followed by flatout's own optimisations. Each rung is added to the rungs
-kept so far. Windows with and without the new rung alternate. A rung that makes training
-slower is reported, but the rungs above it are measured without it. At the end, all kept
-rungs together are compared with the slow configuration. If a larger global batch was
-kept, the slow configuration is first compared with only those kept rungs that do not
-change the optimisation. Finally, each kept rung is left out once, and the remaining
-rungs are compared with all kept rungs (leave-one-out).
+kept so far, and measured in timing windows with and without it, which alternate. A rung
+that makes training slower is reported, but the rungs above it are measured without it.
+At the end, all kept rungs together are compared with the slow configuration. If the
+rung with a larger global batch was kept, the slow configuration is first compared with
+only those kept rungs that do not change the result of training. Finally, each kept rung
+is left out once, and the remaining rungs are compared with all kept rungs
+(leave-one-out).
 """
 
 from __future__ import annotations

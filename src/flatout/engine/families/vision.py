@@ -41,7 +41,8 @@ class _Images(Samples):
 
     def shape(self, config: Any) -> tuple[int, int, int]:
         """Return (height, width, channels). Raises ValueError if the config lacks the
-        image size or the statistics, as for some models trained elsewhere."""
+        image size or the normalisation statistics, as some models do that
+        were not trained by flatout."""
         names = ("image_size", "image_mean", "image_std")
         if missing := [n for n in names if getattr(config, n, None) is None]:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Describe a training job with paths and JSON values, for use in new processes."""
+"""Serialise a training job to paths and JSON values that new processes can read."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class TaskModel(nn.Module):
         self.fused_head = False
         """Whether the loss is computed without storing the logits (linear_loss.py)."""
         self.fused_layers: Mapping[str, int] = {}
-        """The number of layers that use each fused part, by its name
-        (`Family.fuse`)."""
+        """The number of layers that use each fused part, keyed by the part's name (see
+        `Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
         self.pools_mean = task.pooling == "mean" if task.pooling else usual
         one_state = self.head is not None and not self.pools_mean

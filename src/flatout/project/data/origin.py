@@ -64,9 +64,9 @@ def stale_fault(
 def data_fault(
     catalog: DataCatalog, settings: Settings, *, notes: bool = True
 ) -> str | None:
-    """Return why the rows to train on do not match the raw data. Returns None if they
-    match, or if the rows or the raw data are not on this machine. If `notes` is True
-    and the raw data has a new state but the same contents, the new state is stored."""
+    """Return the reason why the training rows do not match the raw data. Returns None
+    if they match, or if the rows or the raw data are not on this machine. If `notes`
+    is True and files changed without new contents, their new times are stored."""
     if settings.train.rows != "tokens":
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):

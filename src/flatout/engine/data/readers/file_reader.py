@@ -119,8 +119,8 @@ class FileReader(ABC):
             raise self.fail(error, self.advice_for(error, advice)) from error
 
     def advice_for(self, error: Exception, advice: str) -> str:
-        """Return the advice for `error`. Subclasses may return other text than
-        `advice`."""
+        """Return the advice to show for `error`. Subclasses may return a different
+        text than `advice`."""
         return advice
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:

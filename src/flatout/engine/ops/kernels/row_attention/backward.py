@@ -25,9 +25,9 @@ FEWEST_PROGRAMS = 8
 """The minimum number of programs per row in the backward pass, so that even a small
 batch fills a GPU. It was measured only with 16 query heads and 8 KV heads."""
 SECTION = 512
-"""The number of tokens of a row for which one program of the backward pass stores
-gradients, if attention has windows. The program also reads the tokens in their windows.
-Without sections, a GPU would wait for the longest row."""
+"""The length of a section in tokens. With windowed attention, one program of the
+backward pass stores the gradients of one section of a row, and also reads the tokens in
+their windows. Without sections, most of the GPU would be idle during the longest row."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
