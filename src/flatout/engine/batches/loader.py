@@ -267,8 +267,9 @@ def _prefetch_to_device(
 
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
-    """Make the current stream wait until `run` is copied, but not until the next run is
-    copied. The memory of `run` is not reused until the stream has finished with it."""
+    """Make the current stream wait for the copy of `run`, but not for the copy of the
+    next run. The memory of `run` is not reused before the stream has finished with
+    it."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)

@@ -57,8 +57,8 @@ def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
 
 
 def note_own_code(model: Any) -> None:
-    """Set OWN_CODE in the config of a model whose classes are custom code. Such a model
-    may have a type that flatout knows, for example `bert`."""
+    """Set OWN_CODE in the config of a model with custom model classes. The model type
+    alone does not identify such a model, because it may be known, such as `bert`."""
     from flatout.engine.ops.plain import is_plain
 
     family = family_of(model.config)

@@ -31,8 +31,8 @@ PADDED = "flatout_sdpa"
 device. Reading would make the host wait at every step."""
 ROWS_MAX_LENGTH = 512
 """The maximum row length, in tokens, for which the small tiles of the Triton kernel are
-faster than the 128-token tiles of flash attention. It was measured for rows of up to
-320 tokens."""
+faster than the 128-token tiles of flash attention. Only rows of up to 320 tokens were
+measured."""
 ROWS_MAX_WINDOW = 256
 """The maximum window, in tokens, for which the small tiles are faster than those of
 flash attention, whatever the row length."""

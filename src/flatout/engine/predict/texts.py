@@ -37,8 +37,8 @@ def text_windows(
     raw: RawTexts, settings: PredictSettings, form: str = "text"
 ) -> Iterator[Any]:
     """Yield all rows of `raw`, in order, as tables with the schema `window_schema` and
-    at most `window_rows` rows (fewer if rows are large). The texts of rows with a
-    reason are null. `form` is the task's `Texts.form`."""
+    at most `window_rows` rows (fewer if rows are large). The texts of rejected
+    rows are null. `form` is the task's `Texts.form`."""
     pending = window_schema(settings).empty_table()
     for batch in raw.batches(_wanted(settings)):
         pending = pa.concat_tables([pending, _checked(batch, settings, form)])

@@ -128,8 +128,8 @@ def _digest_of(tokenizer: Any) -> str | None:
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """Return a text such as `tokenize.max_length: 320 -> 128` for each parameter that
-    has changed since the rows with the key `key` were created."""
+    """Return a description such as `tokenize.max_length: 320 -> 128` of each parameter
+    that has changed since the rows with the key `key` were created."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
     return wanted.changes_since(stored)

@@ -201,8 +201,8 @@ class Stepper:
         return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """Accumulate the gradients of a loss over all samples of the global batch.
-        Return this rank's part of the loss."""
+        """Accumulate the gradients of a loss that compares all samples of the global
+        batch with each other. Return this rank's part of the loss."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):

@@ -134,9 +134,9 @@ def residual_norm(
 
     `states` and `residual` have shape (P, N), `bias`, `weight` and `shift` (N,), and
     `seed` is an int32 scalar. `carry` has no values and only routes a gradient. To use
-    it, pass it as `carried` to the call that has this output, detached, as its
-    residual. The backward pass then receives both gradients of the output separately,
-    and adds them as it reads them.
+    it, detach the output, pass it as `residual` to the next call, and pass `carry` as
+    `carried` to the same call. The backward pass then receives both gradients of the
+    output separately, and adds them as it reads them.
     """
     states, residual = states.contiguous(), residual.contiguous()
     tokens, width = states.shape

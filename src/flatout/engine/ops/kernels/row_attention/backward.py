@@ -27,7 +27,7 @@ batch fills a GPU. It was measured only with 16 query heads and 8 KV heads."""
 SECTION = 512
 """The length of a section in tokens. With windowed attention, one program of the
 backward pass stores the gradients of one section of a row, and also reads the tokens in
-their windows. Without sections, most of the GPU would be idle during the longest row."""
+their windows. Without sections, most of the GPU would wait for the longest row."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
