@@ -113,7 +113,8 @@ def test_a_line_that_is_cut_and_bytes_that_are_no_text_do_no_harm(tmp_path):
     [
         (["loss 0.5", "no more"], "no line with a step, such as `step 100/1000`"),
         (["step 5", "step 6"], "the last step is 6; it lacks the number of steps"),
-        (["step 5/10", "step 6/10"], "the last step is 6; it lacks times"),
+        (["step 5/10", "step 6/10"], "6; it lacks two steps with different times"),
+        (["10:00:00 step 5/9", "10:00:00 step 6/9"], "it lacks two steps with diff"),
     ],
 )
 def test_what_is_missing_is_said_with_what_was_found(tmp_path, lines, fault):
@@ -133,6 +134,9 @@ def test_the_command_answers_first(tmp_path):
     assert answer.output.startswith(
         "Too slow: the run takes 1.4 h, but only 1 h are allowed."
     )
+    for wrong in ("0", "nan"):
+        refused = CliRunner().invoke(cli.flatout, [*arguments[:-1], wrong])
+        assert refused.exit_code == 2 and "a number above 0" in refused.output
     silent = written(tmp_path, ["loss 0.5"])
     refused = CliRunner().invoke(cli.flatout, ["deadline", str(silent), "--hours", "1"])
     assert refused.exit_code == 2

@@ -51,6 +51,8 @@ class OtherNames(SequenceClassification):
 
 
 BAD = {
+    "classification": "one of image-classification, multi-label-classification, sequ",
+    "regresion": "did you mean regression",
     "tests.engine.nowhere.MyTask": "cannot be imported",
     "tests.engine.test_tasks.NoSuchTask": "cannot be imported",
     "tests.engine.test_tasks.BAD": "does not derive from Task",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,9 @@ def deadline(logfile: Path, hours: float, steps: int | None) -> None:
     """
     from flatout.reports.deadline import deadline_lines
 
-    if hours <= 0:
-        raise click.BadParameter("hours must be above 0", param_hint="--hours")
+    if not 0 < hours < math.inf:
+        wrong = "hours must be a number above 0"
+        raise click.BadParameter(wrong, param_hint="--hours")
     with plain_errors():
         lines = deadline_lines(logfile, hours, steps)
     for line in lines:

@@ -63,7 +63,7 @@ class TunedParameters(PathDataset):
 
     def save(self, data: str) -> None:
         if not data:
-            logger.info("%s: no recommendation, the file is unchanged", self._path)
+            logger.info("%s: no recommendation, so nothing is written", self._path)
             return
         if self._environment:  # added to the last group of the text
             data += f"  environment: {self._environment}\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from flatout.engine.parameters import SettingsError
 
 DAY_S = 86_400.0
+TIMES = "two steps with different times"
 _N = r"(\d[\d,]*)(?!\.?\d)"
 _KEY = r"(?:global[_ ]?step|\bstep|\biter(?:ation)?|\bbatch)s?\b\W{0,4}"
 _STEP = re.compile(
@@ -96,7 +97,7 @@ def deadline_lines(path: Path, hours: float, steps: int | None = None) -> list[s
     run = newest_run(path)
     total, step_s = steps or run.total, run.step_s
     if total is None or step_s is None:
-        lacks = "the number of steps: give --steps" if total is None else "times"
+        lacks = "the number of steps: give --steps" if total is None else TIMES
         raise SettingsError(f"{path}: the last step is {run.done:,}; it lacks {lacks}")
     whole_h, left_h = (n * step_s / 3600 for n in (total, max(0, total - run.done)))
     answer = f"In time: the run takes {whole_h:,.1f} h of {hours:g} h."

@@ -53,11 +53,18 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(map(repr, names[:most])) + more
 
 
+MOST_LONGER = 4
+"""At most so many names that contain the given name are suggested."""
+
+
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     """Return a text that suggests the closest valid name, prefixed with `parent`, or
-    lists all valid names."""
+    the few names that contain `name`. Lists all valid names if none is close."""
     if not valid:
         return "remove it"
+    longer = sorted(f"{parent}{one}" for one in valid if name in one)
+    if 1 < len(longer) <= MOST_LONGER:
+        return f"did you mean one of {', '.join(longer)}?"
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
 

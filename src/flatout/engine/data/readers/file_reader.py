@@ -164,8 +164,8 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise RawTextsError(
-            f"{path} is not there: set its filepath in the catalog (relative paths "
-            "start at the project's folder)"
+            f"{path} is not there: correct the path in the command or in the catalog "
+            "(relative paths start at the project's folder)"
         ) from error
     except PermissionError as error:
         raise RawTextsError(
