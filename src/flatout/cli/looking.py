@@ -110,7 +110,7 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
     "--steps", type=click.IntRange(min=1), help="Total number, if not in the log."
 )
 def deadline(logfile: Path, hours: float, steps: int | None) -> None:
-    """Predict from its LOGFILE whether any training run will finish in time.
+    """Predict whether a training run will finish in time, from its log file.
 
     Steps and times are read from plain log lines and tqdm progress bars.
     """

@@ -35,7 +35,7 @@ class Run:
     @property
     def step_s(self) -> float | None:
         """Seconds per step, including pauses between steps. The value is None if fewer
-        than two steps have a time."""
+        than two steps were timed."""
         ends = self.times_s[:1] + self.times_s[-1:] or [(0, 0.0)] * 2
         (first, begin), (last, end) = ends
         return (end - begin) / (last - first) if last > first and end > begin else None

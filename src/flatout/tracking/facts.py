@@ -100,7 +100,7 @@ def _user() -> str:
 
 
 def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
-    """Return the parameters among a node's `inputs` as texts, keyed by path, such as
+    """Return the parameters among a node's `inputs` as strings, keyed by path, such as
     `train.loader.num_workers`. Kedro passes some groups as settings objects."""
     groups = {
         name.removeprefix(PARAMETERS): (

@@ -91,7 +91,8 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
 
 
 class DrawnDropout(nn.Module):
-    """A replacement for nn.Dropout on a CPU. Models pass its `p` to attention."""
+    """A replacement for nn.Dropout on a CPU. `p` is the dropout rate, which models also
+    pass to attention."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

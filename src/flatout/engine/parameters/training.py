@@ -201,8 +201,8 @@ class TrainSettings(SlowHabits):
     """Metric that selects the best model, for example `f1_macro`: a metric of the task
     or of compute_metrics. If null, the loss is used."""
     compute_metrics: str | None = None
-    """Dotted path of a function (predictions, labels) -> metrics by name, which are
-    computed in addition to the task's own metrics."""
+    """Dotted path of a function that maps predictions and labels to a dict of metrics.
+    These are reported in addition to the task's own metrics."""
     greater_is_better: bool | None = None
     """Whether a higher value of train.metric is better. This can be set only for a
     metric of compute_metrics. If null, higher values are better unless the name of the

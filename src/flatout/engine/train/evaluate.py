@@ -158,8 +158,9 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """Add the rows of `batch` to the metrics, and to the loss, which compares all of
-    these rows. Only the main rank adds the loss, because `Sums.read` sums over ranks.
+    """Update the metrics with the rows of `batch`, and add their loss, which compares
+    each row with all others. Only the main rank adds the loss, because `Sums.read` sums
+    over ranks.
     """
     parts: list[Part] = []
     for micro in batch.micro_batches:

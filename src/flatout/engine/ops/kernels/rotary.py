@@ -39,8 +39,8 @@ def _forward_kernel(
     heads: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
     eps: tl.constexpr, norms: tl.constexpr,
 ):  # fmt: skip
-    """Process one token. Each of its heads is loaded as two halves, (H + 2 G, D / 2)
-    each."""
+    """Process one token. The first and the second halves of its heads are loaded
+    separately, each with shape (H + 2 G, D / 2)."""
     token = tl.program_id(0).to(tl.int64)
     head, half = tl.arange(0, block), tl.arange(0, dim // 2)
     place = (token * (heads + 2 * keys) + head)[:, None] * dim + half[None, :]

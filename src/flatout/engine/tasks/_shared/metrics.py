@@ -224,8 +224,8 @@ class Directions(Metrics):
     def __init__(self, device: torch.device) -> None:
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
         self._counts = torch.zeros(3, 2, dtype=torch.int64, device=device)
-        """For each direction, the numbers of targets, of correct predictions and of
-        targets among the TOP_K likeliest tokens."""
+        """For each direction, the number of targets, the number of correct predictions,
+        and the number of targets among the TOP_K most likely tokens."""
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add logits (k, 2, V) and labels (k, 2)."""
