@@ -30,9 +30,9 @@ def saved_model(
 ) -> SavedModel:
     """Return a description of the model that was saved by the catalog entry `entry`.
     `data` is the model, or a tuple that begins with it. If the entry is not a
-    TransformersModel, the model is also saved in the folder `spare`/model. For arrays and images,
-    the first sample of `rows` (a `datasets.Dataset`) becomes the input example.
-    `report` is the train report."""
+    TransformersModel, the model is also saved in the folder `spare`/model. For arrays
+    and images, the first sample of `rows` (a `datasets.Dataset`) becomes the input
+    example. `report` is the train report."""
     parts = data if isinstance(data, tuple) else (data,)
     if isinstance(entry, TransformersModel):
         folder = entry.path.absolute()

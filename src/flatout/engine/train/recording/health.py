@@ -168,8 +168,8 @@ def find_problems(recorder: Recorder) -> dict[str, str | None]:
 
 
 class Conditions:
-    """Measures the time spent waiting for CPU cores, and the GPU's clock rate. Samples are taken at logging
-    steps, which synchronise the device anyway."""
+    """Measures the time spent waiting for CPU cores, and the GPU's clock rate.
+    Samples are taken at logging steps, which synchronise the device anyway."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
