@@ -24,6 +24,7 @@ from flatout.engine.files.content_key import ContentKey, file_hash
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import SettingsError
+from flatout.engine.predict.predicting import predict_samples
 from flatout.engine.rows.arrays import ArrayFacts
 from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.assemble import build_model
@@ -518,6 +519,32 @@ def test_a_constant_beside_precise_times_has_a_deviation_of_one(tmp_path):
     assert facts.deviation[1] == wanted.scale_[1] == 1 and facts.mean[1] == 0.1
     np.testing.assert_allclose(facts.mean, wanted.mean_, rtol=1e-12)
     np.testing.assert_allclose(facts.deviation, wanted.scale_, rtol=1e-9)
+
+
+def test_predict_reads_the_columns_of_the_training_by_name(tmp_path):
+    values, label = samples(120)
+    columns = dict(zip("abc", values[:, 0].T, strict=True))
+    frame = pd.DataFrame({**columns, "label": label})
+    frame.to_parquet(tmp_path / "train.parquet")
+    settings = settings_of(max_steps=20)
+    made = split(tmp_path / "train.parquet", settings)
+    job = samples_job(tmp_path, settings, made)
+    job.train.facts.names = made["train"].facts()["tokens"]["names"]
+    folder = run_job(job).last_model_folder
+    inputs = torch.tensor(values[:, 0])
+    wanted = load_pretrained(folder).eval()(inputs).logits.softmax(1).detach().numpy()
+    spare = frame.assign(spare=1.0)[["c", "spare", "a", "b"]]
+    renamed = frame[[*"abc"]].set_axis([*"xyz"], axis=1)
+    for number, table in enumerate((frame, spare, renamed)):
+        table.to_parquet(file := tmp_path / f"{number}.parquet")
+        made = predict_samples(load_pretrained(folder), file, "arrays", settings)
+        found = pa.Table.from_batches(made.batches(), made.schema).to_pandas()
+        shares = found[[f"probability_{n}" for n in job.label_names]].to_numpy()
+        np.testing.assert_allclose(shares, wanted, rtol=1e-4, atol=1e-6)
+    frame[[*"ab"]].to_parquet(file := tmp_path / "short.parquet")
+    made = predict_samples(load_pretrained(folder), file, "arrays", settings)
+    with pytest.raises(ArraysError, match=r"inputs\[2\] is 'c', which is not the"):
+        list(made.batches())
 
 
 @pytest.mark.parametrize("name", ["group_column", "split_column"])

@@ -48,6 +48,9 @@ class ArrayFiles:
     """Name of the column or array that contains the labels."""
     is_labelled: bool = True
     """Whether labels are required. If this is False, labels are not read."""
+    trained_on: tuple[str, ...] = ()
+    """The input columns of a model. They are read from tables that have any of them,
+    if `inputs` is empty."""
     kind: ClassVar = "arrays"
 
     @property
@@ -103,8 +106,15 @@ class ArrayFiles:
             yield Window(name_in(self.path, file), start, values, labels, faults)
 
     def _inputs_in(self, names: Sequence[str]) -> list[str]:
-        found = self.inputs or [n for n in names if not INDEX.fullmatch(n)]
+        trained = self.trained_on if {*self.trained_on} & {*names} else ()
+        found = self.inputs or trained or [n for n in names if not INDEX.fullmatch(n)]
         return [n for n in found if n != self.label]
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the input columns of a table, or an empty list for arrays."""
+        is_table = self.files.paths[0].suffix.lower() in tables.ENDINGS
+        return self._first_inputs if is_table else []
 
     @cached_property
     def _first_inputs(self) -> list[str]:

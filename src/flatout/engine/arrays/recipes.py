@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.arrays.array_files import open_source
+from flatout.engine.arrays.array_files import ArrayFiles, open_source
 from flatout.engine.arrays.sample_split import SampleSplit, label_names_of
 from flatout.engine.arrays.sources import ArraySource, FilesKey
 from flatout.engine.data.columns import is_names
@@ -40,6 +40,8 @@ class SamplesRecipe(PlanRecipe, ArrowRecipe):
     are labels, `labels`."""
 
     split: str
+    names: list[str]
+    """The names of the input columns of tables."""
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class SamplesRecipe(PlanRecipe, ArrowRecipe):
     def batches(self) -> Iterator[Any]:
         """Yield the rows as RecordBatches, in order. Raises SplitError or ArraysError
         if the samples cannot be used."""
-        facts = EncodedFacts()
+        facts = EncodedFacts(names=self.names)
         for batch in self.plan.rows(self.split):
             facts.add(batch)
             yield batch
@@ -90,12 +92,14 @@ def array_recipes(
         raise SplitError(one_label_text(names[0]))
     plan = SampleSplit(source, split, make_task(model, names))
 
+    columns = source.column_names if isinstance(source, ArrayFiles) else []
+
     def key(result: str) -> FilesKey:
         return _key(result, source, split, model)
 
     return {
         "rejected": RejectedRecipe(key("rejected"), plan),
-        **{name: SamplesRecipe(key(name), plan, name) for name in SPLITS},
+        **{name: SamplesRecipe(key(name), plan, name, columns) for name in SPLITS},
         "label_names": names,
         "report": ReportRecipe(key("report"), plan),
     }

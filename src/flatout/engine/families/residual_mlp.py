@@ -36,6 +36,8 @@ class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
     dropout: float = 0.0
     input_shape: Any = (1,)
     """The shape of a sample."""
+    input_names: Any = ()
+    """The columns of the table that the model was trained on, in order."""
     input_mean: Any = None
     """The mean of each value of a flattened sample."""
     input_deviation: Any = None
@@ -131,6 +133,7 @@ class Tables(Samples):
         size = math.prod(facts.shape)
         return {
             "input_mean": np.resize(facts.mean, size).tolist(),
+            "input_names": facts.names,
             "input_deviation": np.resize(facts.deviation, size).tolist(),
         }
 

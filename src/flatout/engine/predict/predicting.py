@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.arrays.array_files import open_source
+from flatout.engine.arrays.array_files import ArrayFiles, open_source
 from flatout.engine.arrays.sources import ArraySource
 from flatout.engine.data.raw_texts import RawTexts, open_raw_texts
 from flatout.engine.models.row_faults import end_faults
@@ -208,6 +208,9 @@ def predict_samples(
         height, _, channels = shape_of(model.config)
         own = own.model_copy(update={"size": height, "channels": channels})
     source = open_source(path, settings.split.label_column, own, is_labelled=False)
+    if isinstance(source, ArrayFiles):
+        names = getattr(model.config, "input_names", ())
+        source = replace(source, trained_on=tuple(names))
     return Predictions(partial(_windows, source, predictor), PLACES, predictor)
 
 

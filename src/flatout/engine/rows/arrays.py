@@ -28,6 +28,8 @@ class ArrayFacts(TokenFacts):
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""
     mean: list[float] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """The names of the input columns, in order, if the samples are from a table."""
     squares: list[float] = field(default_factory=list)
     """The sums of squared differences from the means."""
 
