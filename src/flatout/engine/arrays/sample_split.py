@@ -223,4 +223,4 @@ def label_names_of(source: ArraySource, task: Task) -> list[str]:
         return []
     labels, faults = _read_labels(list(source.labels()), task.label_type)
     good = np.setdiff1d(np.arange(len(labels)), list(faults.reasons))
-    return ordered_names(sorted(pc.unique(labels.take(pa.array(good))).to_pylist()))
+    return ordered_names(pc.unique(labels.take(pa.array(good))).to_pylist())

@@ -20,13 +20,15 @@ SHOWN_TEXTS = 3
 
 def ordered_names(names: Sequence[str]) -> list[str]:
     """Return label names in numeric order if all are finite numbers, otherwise in
-    alphabetical order. Names of equal numbers, such as 01 and 1, keep their order."""
+    alphabetical order. Names of equal numbers, such as 01 and 1, are in alphabetical
+    order, so that the order of the rows does not matter."""
+    found = sorted(names)
     for number in (int, _finite):  # int is exact even for long numbers.
         try:
-            return sorted(names, key=number)
+            return sorted(found, key=number)
         except ValueError:
             continue
-    return sorted(names)
+    return found
 
 
 def _finite(name: str) -> float:
