@@ -29,6 +29,7 @@ def bert(width: int, layers: int, heads: int) -> dict[str, Any]:
     return {**BERT, **sizes, **depth}
 
 
+SMALL = bert(64, 2, 2)
 MODERNBERT = {"model_type": "modernbert", "vocab_size": 50_368}
 MODERNBERT_ROWS = "ModernBERT-base's shape, 1,200 tokens, batch 32"
 SHAPES = {
@@ -51,7 +52,7 @@ def shape_of(given: argparse.Namespace) -> Shape:
         return shape
     batch, micro = min(16, shape.batch), None if shape.micro_batch is None else 8
     small = {"batch": batch, "micro_batch": micro, "steps": 8, "warm_steps": 4}
-    return replace(shape, config=bert(64, 2, 2), token_budget="auto", **small)
+    return replace(shape, config=SMALL, token_budget="auto", **small)
 
 
 def _model(shape: Shape) -> Any:

@@ -29,6 +29,8 @@ SHAPES = {
     "Qwen3-0.6B's shape, 128 rows": Shape(QWEN3, 128, token_budget=32_768, steps=8),
 }
 """The shape of each case. The batch size is the number of rows per device."""
+SMALL = {"bert": encoders.SMALL, "qwen3": language_models.SMALL}
+"""The config of each model type with `--small`."""
 
 SHOWN = ("samples_per_s", "loader_wait_pct", "step_ms_p50", "peak_allocated_gib")
 SHOWN += ("peak_reserved_gib", "compile_s")
@@ -43,7 +45,7 @@ def flatout(devices: int, strategy: str, given: argparse.Namespace) -> Figures:
     each = SHAPES[given.case]
     causal = each.config["model_type"] == "qwen3"
     if given.small:
-        config = (language_models if causal else encoders).SMALL
+        config = SMALL[each.config["model_type"]]
         each = replace(each, config=config, batch=16, token_budget="auto", steps=8)
     shape = replace(each, batch=each.batch * devices)
     table = training.token_table(each)

@@ -16,17 +16,20 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from benchmarks import (
     checkouts,
     commands,
+    embeddings,
     encoders,
     harness,
     images,
     language_models,
     lstms,
     quality,
+    scaling,
     training,
 )
 from tests.forks import Forked
 
-SCRIPTS = (checkouts, commands, encoders, images, language_models, lstms, quality)
+SCRIPTS = (checkouts, commands, embeddings, encoders, images, language_models, lstms)
+SCRIPTS += (quality,)
 
 
 def test_sides_change_places_and_ratios_are_of_turns(monkeypatch, tmp_path):
@@ -61,6 +64,11 @@ def test_each_script_names_its_cases_and_sides(module):
         assert all(
             callable(side) or isinstance(side, partial) for side in sides.values()
         )
+
+
+def test_scaling_has_a_small_model_for_each_of_its_types():
+    types = {shape.config["model_type"] for shape in scaling.SHAPES.values()}
+    assert types == {config["model_type"] for config in scaling.SMALL.values()}
 
 
 @pytest.fixture(scope="module")
