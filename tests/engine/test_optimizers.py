@@ -163,6 +163,11 @@ def test_a_step_on_the_fast_path_is_adamws(tmp_path):
     assert len(trainer.optimizer.param_groups) == 2
 
 
+def test_momentum_is_refused_for_other_optimizers():
+    with pytest.raises(ValueError, match="momentum is not used by the optimizer adamw"):
+        TrainSettings(momentum=0.5)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5, None])
 def test_momentum_is_the_one_that_is_set(momentum):
     """The value 0 is valid: PyTorch's SGD without momentum has no state."""

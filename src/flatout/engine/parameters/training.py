@@ -285,6 +285,11 @@ class TrainSettings(SlowHabits):
                 "optimizer_options are for an optimizer that is named by its dotted "
                 f"path: for {self.optimizer} set learning_rate and weight_decay"
             )
+        if self.momentum is not None and self.optimizer != "sgd":
+            raise ValueError(
+                f"momentum is not used by the optimizer {self.optimizer}: remove it, "
+                "or set optimizer: sgd"
+            )
         taken = {"lr": "learning_rate", "weight_decay": "weight_decay"}
         for name in taken.keys() & self.optimizer_options.keys():
             raise ValueError(f"optimizer_options: {name} is train.{taken[name]} here")
