@@ -70,7 +70,8 @@ REMOVED = {
     "benchmark --label-column": "kedro flatout init FILE has this option",
     "benchmark --text-column": "kedro flatout init FILE has this option",
     "best": "kedro run --pipelines=sweep writes conf/best",
-    "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
+    "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder "
+    "measures each optimisation",
     "compile-cache": "archive the cache with tar as docs/guides/gpus.md describes",
     "init --yes": "init asks nothing any more; --task names the task",
     "mlflow": "kedro flatout ui shows the runs; conf/base/mlflow.yml has settings",

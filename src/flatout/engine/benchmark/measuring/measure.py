@@ -214,7 +214,7 @@ def _note(trainer: Trainer, windows: list[Window], pairs: list[InterleavedPair])
     ratios = [pair.ratio for pair in pairs]
     spread = middle_half_pct(ratios) if pairs else spread_pct(windows)
     if spread > SPREAD_LIMIT_PCT:
-        what = "half of the ratios" if pairs else "windows"
+        what = "ratios in the middle half" if pairs else "windows"
         notes.append(f"{what} differ by {spread:.0f} %")
     if not all(one.clean for one in pairs or windows):
         notes.append("something was compiled in every window")
