@@ -80,7 +80,7 @@ def test_each_row_is_seen_once_a_pass(tmp_path, monkeypatch, batching):
     assert kept[-1].seen[:-1].tolist() == [2] * len(job.train)
 
 
-@pytest.mark.parametrize("method", ["_run", "update"])
+@pytest.mark.parametrize("method", ["_forward_backward", "update"])
 def test_a_step_that_lacked_memory_is_counted_once(tmp_path, monkeypatch, method):
     """Memory runs out in the second micro-batch, or in the update of the step."""
     audits, right = [], getattr(Stepper, method)

@@ -62,8 +62,9 @@ def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     the few names that contain `name`. Lists all valid names if none is close."""
     if not valid:
         return "remove it"
+    typo = difflib.get_close_matches(name, valid, n=1, cutoff=0.9)
     longer = sorted(f"{parent}{one}" for one in valid if name in one)
-    if 1 < len(longer) <= MOST_LONGER:
+    if not typo and 1 < len(longer) <= MOST_LONGER:
         return f"did you mean one of {', '.join(longer)}?"
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
