@@ -303,7 +303,7 @@ def test_what_holds_no_file_of_a_known_kind(tmp_path):
     write(tmp_path / "notes.txt", "hello")
     with pytest.raises(RawTextsError, match=r"found: notes\.txt"):
         _ = TextFiles(tmp_path).files
-    with pytest.raises(RawTextsError, match="is not there: correct the path in the command"):
+    with pytest.raises(RawTextsError, match="is not there: correct the path in"):
         _ = TextFiles(tmp_path / "no.csv").files
 
 
