@@ -27,7 +27,7 @@ def in_one_buffer(
 ) -> tuple[Tensor, Shapes]:
     """Copy the arrays of all micro-batches into one buffer (bytes,). Return the buffer
     and the shapes that `views` needs to find the arrays in it. The buffer is the start
-    of `memory` if that is given and large enough, else newly allocated."""
+    of `memory` if this is given and large enough. Otherwise, it is newly allocated."""
     shapes = tuple(
         tuple((n, np.dtype(a.dtype).str, tuple(a.shape)) for n, a in arrays.items())
         for arrays in parts
@@ -50,7 +50,8 @@ def in_one_buffer(
 
 @lru_cache(maxsize=1_024)
 def places(shapes: Shapes) -> tuple[int, list[dict[str, Place]]]:
-    """Return the buffer size in bytes, and the places of each micro-batch's tensors."""
+    """Return the buffer size in bytes, and the `Place` of each tensor per
+    micro-batch."""
     found, size = [], 0
     for part in shapes:
         own: dict[str, Place] = {}
@@ -68,7 +69,8 @@ def _torch_type(dtype: str) -> torch.dtype:
 
 
 def views(buffer: Tensor, shapes: Shapes) -> list[dict[str, Tensor]]:
-    """Return the tensors of each micro-batch by name, as views of `buffer` (bytes,)."""
+    """Return each micro-batch's tensors, keyed by name, as views of `buffer`
+    (bytes,)."""
     return [
         {
             name: buffer[begin:end].view(dtype).view(shape)

@@ -53,7 +53,8 @@ ROW = "target_row"
 
 
 MicroBatch = dict[str, Tensor]
-"""The tensors of one forward pass by name. The module docstring lists their shapes."""
+"""The tensors of one forward pass, keyed by name. The module docstring lists their
+shapes."""
 
 
 @dataclass
@@ -111,8 +112,8 @@ class StepBatch:
 @dataclass
 class StepRun:
     """Consecutive steps in one buffer, which is sent, pinned and copied to the device
-    as a whole. For small batches, each of these takes longer than building the batch.
-    """
+    as a whole. For small batches, each of these operations takes longer than building
+    the batch."""
 
     buffer: Tensor
     """The bytes of all steps, a uint8 tensor of shape (bytes,)."""
@@ -149,8 +150,7 @@ class Collator:
     task: Task
     layout: Layout
     pools_last: bool = False
-    """Whether the last token represents a row (in decoders) instead of the first one.
-    """
+    """Whether a row is represented by its last token (in decoders), not its first."""
     names_rows: bool = False
     """Whether micro-batches contain `target_row`, for tasks with one target per row."""
 
@@ -234,9 +234,8 @@ class Collator:
 def with_all_positions(
     index: Ints, labels: npt.NDArray[Any], size: int, ignored: float
 ) -> tuple[Ints, npt.NDArray[Any]]:
-    """Return all positions `range(size)`, so that a model need not select hidden
-    states, and labels (size, ...), which are `ignored` except at the positions `index`.
-    """
+    """Return all positions `range(size)`, and labels (size, ...) that are `ignored`
+    except at the positions `index`. The model then need not select hidden states."""
     found = np.full((size, *labels.shape[1:]), ignored, labels.dtype)
     found[index] = labels
     return np.arange(size), found

@@ -199,7 +199,7 @@ class Planner:
         )
 
     def _padded(self, lengths: Ints) -> Plan:
-        """Form slots of one row per rank, and micro-batches of consecutive slots."""
+        """Group rows into slots (one row per rank), and slots into micro-batches."""
         order, budget = np.arange(len(lengths)), self.token_budget
         if self.strategy == "grouped":
             order = np.argsort(-lengths, kind="stable")

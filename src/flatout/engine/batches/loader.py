@@ -254,7 +254,8 @@ class _Timed:
 def _prefetch_to_device(
     runs: Iterator[StepRun], device: torch.device, side: torch.cuda.Stream
 ) -> Generator[StepRun]:
-    """Yield `runs` on the device. Each run is copied ahead on the stream `side`."""
+    """Yield `runs` on the device. Each run is copied in advance on the stream
+    `side`."""
     ahead: tuple[StepRun, Any] | None = None
     for run in runs:
         with torch.cuda.stream(side):

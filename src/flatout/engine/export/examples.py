@@ -56,7 +56,7 @@ print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shar
     "scores": "print(expit(outputs[:, 0]))",
     "numbers": "print(outputs)",
 }
-"""The last lines of the example code, by the meaning of the model's outputs."""
+"""The last lines of the example code, keyed by the meaning of the model's outputs."""
 
 
 class Example:

@@ -27,8 +27,8 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     """Write the card of the model in `folder`. An existing card without MARK was not
     written by flatout, so it is not replaced. Reports in `reporting` that are older
-    than the model are ignored. The card shows `command`. Raises ModelError if `folder`
-    has no model trained by flatout."""
+    than the model are ignored. The card contains `command` as a code block. Raises
+    ModelError if `folder` has no model trained by flatout."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
     card = folder / CARD

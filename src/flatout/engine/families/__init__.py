@@ -48,7 +48,8 @@ def family_of(config: Any) -> Family:
 
 def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
     """Return the family for the model type `kind`. User-defined families take
-    precedence over flatout's own, which are not used for custom code (`own_code`)."""
+    precedence over flatout's own. Custom code (`own_code`) uses only user-defined
+    families."""
     from flatout.engine.families._family import Family
 
     found = [family for family in families() if kind in family.model_types]
@@ -57,8 +58,8 @@ def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
 
 
 def note_own_code(model: Any) -> None:
-    """Set OWN_CODE in the config of a model with custom model classes. The model type
-    alone does not identify such a model, because it may be known, such as `bert`."""
+    """Set OWN_CODE in the config of a model with custom classes. The model type does
+    not show this, because custom classes can use a known type, such as `bert`."""
     from flatout.engine.ops.plain import is_plain
 
     family = family_of(model.config)
@@ -88,8 +89,8 @@ def import_own(settings: ModelSettings) -> None:
 
 
 def first_type(head: HeadKind, *, causal: bool) -> str | None:
-    """Return the model type with which to train from scratch for this head, or None if
-    the model type in conf/base is suitable. `causal` selects families of decoders."""
+    """Return the model type to train from scratch with this head, or None if the model
+    type in conf/base is suitable. `causal` selects families of decoders."""
     fitting = (f for f in families() if head in f.heads and f.causal == causal)
     return next((f.first_type for f in fitting if f.first_type), None)
 

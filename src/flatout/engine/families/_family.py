@@ -38,8 +38,8 @@ class Schedule:
 
     compiles: bool = True
     """Whether `train.compile: auto` may compile the model. Recurrent layers should not
-    be compiled: they already run as cuDNN kernels, at which Dynamo breaks the graph. If
-    this is False, flatout's fused kernels are always used."""
+    be compiled, because Dynamo breaks the graph at their cuDNN kernels. If this is
+    False, flatout's fused kernels are always used."""
     records_padded: bool = False
     """Whether steps on padded rows may be captured as CUDA graphs. Set this only if a
     forward pass never synchronises the device, and if `tests/engine/test_gpu.py`
@@ -54,7 +54,7 @@ class Schedule:
 
 class Samples:
     """Samples of a fixed shape, such as images or numeric arrays, that some models
-    accept instead of tokens. These defaults are for models that accept tokens."""
+    accept instead of tokens. The defaults are for models that accept tokens."""
 
     one_shape: ClassVar[bool] = False
     """Whether all samples have one shape. If so, the model is compiled as a whole."""
@@ -76,8 +76,9 @@ class Samples:
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
         """Return the keys and values of `statistics_keys` for a checkpoint that stores
-        them in a separate file. `where` contains options of `from_pretrained`. Raises
-        OSError if the file cannot be loaded and ValueError if it cannot be parsed."""
+        them in a separate file. `where` contains the options for `from_pretrained`.
+        Raises OSError if the file cannot be loaded and ValueError if it cannot be
+        parsed."""
         return {}
 
     def fault(self, config: Any) -> str | None:
@@ -91,14 +92,13 @@ class Samples:
         return None
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the fields of a micro-batch after random augmentation. The task has
-        already drawn the random parameters from (seed, epoch, row), as further fields.
-        """
+        """Augment a micro-batch at random and return its fields. `batch` includes the
+        random parameters, which the task has drawn from (seed, epoch, row)."""
         return batch
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Return JSON files that other programs need in the model's folder, by file
-        name."""
+        """Return the contents of JSON files that other programs need in the model's
+        folder, keyed by file name."""
         return {}
 
     def count_products(self, model: Any) -> int | None:
@@ -120,7 +120,7 @@ class Family:
     model_classes: ClassVar[tuple[type, ...]] = ()
     """The model classes of this family that transformers does not provide."""
     heads: ClassVar[Mapping[HeadKind, Head]] = {}
-    """The functions that compute logits from the targets' hidden states, by head
+    """The functions that compute logits from the targets' hidden states, keyed by head
     kind."""
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
     """The kinds of heads that consist only of the output embedding matrix."""
@@ -132,7 +132,7 @@ class Family:
     attends: ClassVar[bool] = True
     """Whether the model has attention layers, for which a kernel can be chosen."""
     samples: ClassVar[Samples] = Samples()
-    """The kind of samples that the models accept. The default is for tokens."""
+    """The kind of samples that the models accept. The default is tokens."""
     schedule: ClassVar[Schedule] = Schedule()
     first_type: ClassVar[str | None] = None
     """The model type that `kedro flatout init` trains from scratch if the model in
@@ -207,7 +207,7 @@ class Family:
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
         """Replace parts of the model, unless customised, with equivalent fused kernels
-        for training. Return the number of replaced layers, by name of the part."""
+        for training. Return the number of replaced layers, keyed by part."""
         return {}
 
 

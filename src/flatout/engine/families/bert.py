@@ -51,8 +51,8 @@ class Bert(Family):
 
 
 class Roberta(Bert):
-    """The family of `roberta` models. Unlike BERT's, their position ids start after the
-    padding id, and their classification head has no pooler."""
+    """The family of `roberta` models. Unlike in BERT, position ids start after the
+    padding id, and the classification head has no pooler."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {

@@ -1,10 +1,9 @@
 """A residual multilayer perceptron for numeric samples of a fixed shape.
 
-A sample is flattened and standardised with the statistics of the train split, which the
-model's config contains. It then passes through `num_hidden_layers` residual blocks of
-width `hidden_size`, each with a LayerNorm, two linear layers and a GELU (the ResNet for
-tabular data of Gorishniy et al. 2021).
-"""
+A sample is flattened and standardised with the statistics of the train split, which are
+stored in the model's config. It then passes through `num_hidden_layers` residual blocks
+of width `hidden_size`, each with a LayerNorm, two linear layers and a GELU (the ResNet
+for tabular data of Gorishniy et al. 2021)."""
 
 from __future__ import annotations
 
@@ -128,8 +127,8 @@ class Tables(Samples):
         return tuple(config.input_shape)
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Return one mean and one standard deviation per value of a sample. For images,
-        whose statistics are per channel, they are repeated for every pixel."""
+        """Return one mean and one standard deviation per value of a sample. The
+        statistics of images are per channel, so they are repeated for every pixel."""
         size = math.prod(facts.shape)
         return {
             "input_mean": np.resize(facts.mean, size).tolist(),

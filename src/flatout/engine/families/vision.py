@@ -30,7 +30,7 @@ from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
-"""The largest value of a byte, by which transformers' image processors divide bytes."""
+"""The largest value of a byte. transformers' image processors divide pixels by it."""
 
 
 class _Images(Samples):
@@ -41,8 +41,8 @@ class _Images(Samples):
 
     def shape(self, config: Any) -> tuple[int, int, int]:
         """Return (height, width, channels). Raises ValueError if the config lacks the
-        image size or the normalisation statistics, as some models do that
-        were not trained by flatout."""
+        image size or the normalisation statistics, which can happen if flatout did not
+        train the model."""
         names = ("image_size", "image_mean", "image_std")
         if missing := [n for n in names if getattr(config, n, None) is None]:
             raise ValueError(

@@ -234,10 +234,10 @@ def save_model(model: Any, folder: Path, weights: Any = None) -> None:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze parameters for which one of the regex `patterns` matches a part of the
-    dotted name. The backward pass ends at the lowest parameter that is not frozen.
-    Raises SettingsError if a pattern matches nothing or all parameters would be frozen.
-    """
+    """Freeze the parameters whose dotted name contains a match for one of the regex
+    `patterns`. The backward pass ends at the lowest parameter that is not frozen.
+    Raises SettingsError if a pattern matches nothing or all parameters would be
+    frozen."""
     for pattern in patterns:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         found = [p for name, p in model.named_parameters() if fits(name)]

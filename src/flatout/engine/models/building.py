@@ -146,9 +146,8 @@ def load_pretrained(
     """Load a model that `save_pretrained` saved to `folder`, on the CPU.
 
     An adapter is loaded with its base model, and merged into it if `merge` is true.
-    Raises ModelError if the model's class is unknown or is code that is not trusted, or
-    if the base model of an adapter cannot be loaded.
-    """
+    Raises ModelError if the model's class is unknown or its code is not trusted, or if
+    the base model of an adapter cannot be loaded."""
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)
@@ -256,8 +255,8 @@ def _config(
 
 
 def _check_num_labels(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
-    """Raise ModelError if the config `given` by the user has another number of outputs
-    than the config `keys` of the task."""
+    """Raise ModelError if the user's config `given` and the task's config `keys` differ
+    in the number of outputs."""
     found = given.get("num_labels")
     wanted = len(keys["id2label"]) if "id2label" in keys else keys.get("num_labels")
     if found is not None and wanted is not None and found != wanted:

@@ -1,10 +1,9 @@
 """Apply torch.compile to the blocks of a model.
 
 Identical blocks share a graph, so the compilation time does not grow with the number of
-layers. For the shape of Qwen3-0.6B with 28 layers, one graph took over 240 s to
-compile, and separate blocks took 20 s (16 cores, H200). On several devices, the
-gradients of a block can be reduced while the backward pass of other blocks runs.
-"""
+layers. For a model of the size of Qwen3-0.6B (28 layers), compiling one graph took over
+240 s, and compiling blocks took 20 s (16 cores, H200). On several devices, the
+gradients of a block can be reduced while the backward pass of other blocks runs."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ MOST_VARIANTS = 16
 embeddings, the first layer, the last layer, and batches of a single row or token."""
 
 LAYERS_A_PART = 3
-"""The number of layers that take as long to compile for one shape as one block takes
+"""Compiling this many layers for one shape takes about as long as compiling one block
 for all shapes. ViT-S/16 (12 layers) took 77 s for one shape and 34 s as blocks.
 ResNet-50 (16 layers) took 101 s and 139 s. The times include imports, the first step
 and ten parallel compilations (H200, 2026-11-24)."""
@@ -153,5 +152,6 @@ class OneShape(nn.Module):
 
 
 def _is_recorded() -> bool:
-    """Return whether a CUDA graph is being captured, which compilation would break."""
+    """Return whether a CUDA graph is being captured. Compilation would break the
+    capture."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

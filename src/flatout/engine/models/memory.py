@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 ACTIVATION_BYTES = 125
 """Bytes of activations per token, layer and hidden unit if the feed-forward size is 4 x
-hidden size, as BERT-base reserves on an H200 (28.0 GiB at 24,600 tokens). 90 of these
-bytes are kept for the backward pass in fp32, or 79 with bf16 autocast."""
+hidden size. The value was measured for BERT-base on an H200 (28.0 GiB for 24,600
+tokens). 90 of these bytes are kept for the backward pass in fp32, or 79 with bf16
+autocast."""
 STATE_BYTES, WEIGHT_BYTES = 16, 4
 """Bytes per trained weight, including its gradient and Adam's two moments, and bytes
 per frozen weight. All are in fp32."""
@@ -60,13 +61,13 @@ class Demand:
     update: int
     """Temporary bytes during the optimizer's update."""
     fixed: float
-    """Bytes of a pass for any number of tokens, e.g. weights in the compute dtype."""
+    """The fixed bytes of a pass, e.g. for weights in the compute dtype."""
     per_token: float
     """Bytes of a pass per token: activations and temporary memory of kernels."""
 
     @property
     def states(self) -> int:
-        """Bytes in use during an optimizer step, whatever the number of tokens."""
+        """Bytes in use during an optimizer step, regardless of the number of tokens."""
         return self.held + self.gradients + self.moments + self.update
 
     def passes(self, tokens: int) -> float:

@@ -19,7 +19,7 @@ from flatout.engine.tasks import Task, has_custom_head
 
 GRADIENT = "logits_gradient"
 """The batch field with the gradient (K, ...) of the loss with respect to the logits. If
-it is present, it is used instead of the task's loss."""
+present, it replaces the gradient of the task's loss."""
 LOGITS_AT_ONCE = 2**27
 """The maximum number of logits in memory at a time (512 MiB in fp32). For comparison,
 the logits of 65,536 tokens over a vocabulary of 151,936 need 37 GiB, and the loss makes
@@ -162,7 +162,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` or an error that caused it means out of memory."""
+    """Return whether `error`, or an error that caused it, is an out-of-memory error."""
     if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

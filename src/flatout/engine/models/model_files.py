@@ -20,7 +20,7 @@ PREFIX = "sentence_transformers.models."
 RANKER = "reranking"
 """The task whose models can be loaded with `CrossEncoder`."""
 MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-"""The folders of sentence-transformers modules, by class and in execution order."""
+"""The folders of sentence-transformers modules, keyed by class, in execution order."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ModelFiles:
 
     model: Any
     parts: Sequence[Any]
-    """Objects to save next to the merged model too, such as the tokenizer."""
+    """Objects that are also saved next to the merged model, such as the tokenizer."""
     settings: Settings
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -31,7 +31,7 @@ def load_with_new_head(
     """Load a model with `auto.from_pretrained` for the labels of `options["config"]`.
     `saved` is the config in the checkpoint. Weights that start from scratch are logged
     and listed in the model's attribute `new_weights`. Raises BodyMismatch if weights
-    below the head do not fit, and any error of transformers."""
+    below the head do not fit. Errors of transformers are not caught."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     places: list[int] | None = list(range(len(now)))
@@ -71,7 +71,7 @@ def _places(
     then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
 ) -> list[int] | None:
     """Return the index in `then` of each label in `now`, or None if the labels do not
-    match. `then` are the checkpoint's labels, and `now` those of the data."""
+    match. `then` contains the checkpoint's labels, and `now` the data's labels."""
     kind, same = config.problem_type, list(range(len(now)))
     # transformers treats a single output without a problem type as regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)

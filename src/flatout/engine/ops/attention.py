@@ -24,7 +24,7 @@ from flatout.engine.ops.row_by_row import Rule, row_by_row
 PACKED = "flatout_packed"
 """The name under which attention without padding is registered with transformers."""
 ROWS = "flatout_rows"
-"""The name of attention without padding on a GPU that chooses the kernel by row
+"""The name of attention without padding on a GPU. The kernel is chosen by row
 length."""
 PADDED = "flatout_sdpa"
 """The name of transformers' SDPA with a mask that is built without reading from the
@@ -118,9 +118,9 @@ def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
 
 
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
-    """Return the window size for `window`, in which a token counts as part of its
-    window. transformers does not count the token itself in decoders that the config
-    makes bidirectional, so 1 is added to `span` for these."""
+    """Return the window size `span` with the token itself included, as `window`
+    requires. In decoders that the config makes bidirectional, transformers' window
+    sizes do not include it, so 1 is added."""
     if span is None or causal or not getattr(module, "is_causal", False):
         return span
     return span + 1

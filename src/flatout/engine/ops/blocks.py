@@ -1,9 +1,8 @@
 """Fused feed-forward and output blocks for BERT.
 
 The operations between two matmuls are memory-bound. They are either bias and GELU, or
-bias, dropout, residual and LayerNorm. One kernel computes each of these groups, and
-another kernel its gradients (kernels/bias_gelu.py and residual_norm.py).
-"""
+bias, dropout, residual and LayerNorm. For each of these groups, one kernel computes the
+result and another the gradients (kernels/bias_gelu.py and residual_norm.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ MAX_WIDTH = 1024
 
 
 class _Carry:
-    """Holds the tensor that routes the gradient of a block's residual input to the
-    block whose output it is (see `residual_norm`)."""
+    """Stores the tensor that routes the gradient of a block's residual input to the
+    block that computed this input (see `residual_norm`)."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -55,10 +54,9 @@ class _Intermediate(nn.Module):
 
 class _Output(nn.Module):
     """A linear layer followed by dropout, residual and LayerNorm. In the backward pass,
-    the gradient of the residual input goes directly to the previous block, which adds
-    it to the gradient of its output. If `takes` is true, this block passes on the
-    gradient of its residual in this way. If `gives` is true, it receives that of the
-    next block."""
+    a block with `takes` sends the gradient of its residual input directly to the
+    previous block. A block with `gives` receives this gradient from the next block and
+    adds it to the gradient of its own output."""
 
     dense: nn.Linear
     dropout: nn.Module

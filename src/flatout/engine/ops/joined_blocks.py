@@ -4,9 +4,8 @@ Projections of the same input (query, key and value, or gate and up) become one 
 On an H200, a matmul with a 768 x 768 weight runs at 460 TFLOP/s, and one with a 768 x
 3072 weight runs at 710 TFLOP/s. The layers keep their weights, so checkpoints do not
 change. Layers with adapters are called one by one. The joined product is passed to
-attention without splitting it. In models with rotary embeddings, one kernel instead of
-seven applies norms and rotary embeddings to the product (kernels/rotary.py).
-"""
+attention without being split. In models with rotary embeddings, one kernel instead of
+seven applies norms and rotary embeddings to the product (kernels/rotary.py)."""
 
 from __future__ import annotations
 
@@ -236,8 +235,8 @@ def _replace(
     modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
 ) -> int:
     """Replace the class of `modules` with `kind`, and return the number of modules.
-    `spans` contains the window size of each module, which counts the query itself, or
-    None for attention to all tokens."""
+    `spans` contains the window size of each module, including the query itself, or None
+    for attention to all tokens."""
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)

@@ -23,8 +23,7 @@ def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
 
     Return the modules whose attribute `target_index` must be set to the targets (K,)
     before each forward pass, or () if the layer is customised. One of the modules is
-    attention, which on a CPU computes only the targets. Repeated calls are harmless.
-    """
+    attention, which computes only the targets on a CPU. Repeated calls are harmless."""
     layer = model.base_model.encoder.layer[-1]
     point = layer.attention.output
     if not hasattr(point, "target_index"):

@@ -149,8 +149,8 @@ def longest_row(
 
 def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
     """Raise ModelError if the rows were tokenized with a different vocabulary. Rows
-    without a stored vocabulary, which were created elsewhere or by earlier versions,
-    are not checked."""
+    that were created elsewhere or by earlier versions have no stored vocabulary and are
+    not checked."""
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(
@@ -162,8 +162,8 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return the hash of each file of a model by file name. If the model has no local
-    files, return its commit by model name instead."""
+    """Return the hash of each of a model's files, keyed by file name. If the model has
+    no local files, return its commit, keyed by model name."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

@@ -91,9 +91,9 @@ def baseline_figures(
 def wrong_rows(
     predictions: pd.DataFrame, rows: Any, tokenizer: TokenizerFile | None, most: int
 ) -> pd.DataFrame:
-    """Return the `most` wrong predictions with the largest loss. A column contains the
-    text of each row, decoded from the tokens, or the source file if the rows are arrays
-    or images. `rows` is the `datasets.Dataset` of the split."""
+    """Return the `most` wrong predictions with the largest loss. One column contains
+    the text of each row, decoded from the tokens. For arrays and images, it contains
+    the source file. `rows` is the `datasets.Dataset` of the split."""
     wrong = predictions[predictions["wrong"].astype(bool)]
     kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)
     opened, name = rows_from_dataset(rows), "text" if tokenizer else "source"

@@ -95,9 +95,9 @@ class Triplets:
                 yield _batch(*_pairs(batch), others, name)
 
     def _mined(self, vectors: list[Vectors], anchors: Ints, positives: Ints) -> Ints:
-        """Return an array (N, negatives) with the text numbers of the negatives of each
-        of N pairs, best first. Missing negatives are -1. `anchors` and `positives` are
-        the text numbers of the pairs (N,)."""
+        """Return the text numbers (N, negatives) of the mined negatives of N pairs,
+        best first. Missing negatives are -1. `anchors` and `positives` are the text
+        numbers of the pairs (N,)."""
         options = self.options
         found = np.full((len(anchors), options.negatives), -1)
         order = np.argsort(anchors, kind="stable")

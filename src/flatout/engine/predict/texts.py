@@ -60,8 +60,8 @@ def window_schema(settings: PredictSettings) -> Any:
 
 
 def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
-    """Return `window` with reasons added for unusable rows. `faults` maps the index of
-    a row among the rows that have no reason yet to its reason."""
+    """Return `window` with reasons added for unusable rows. `faults` maps row indices
+    to reasons. These indices count only rows that have no reason yet."""
     places = np.flatnonzero(window.column("reason").is_null().to_numpy())
     reasons = np.array(window.column("reason").to_pylist(), dtype=object)
     for number, fault in faults.items():

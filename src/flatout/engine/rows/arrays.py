@@ -16,14 +16,14 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
 VALUES_AT_ONCE = 2**22
-"""The number of values per call (as two fp64 copies) when statistics are computed."""
+"""The number of values per update of the statistics, which makes two fp64 copies."""
 
 
 @dataclass
 class ArrayFacts(TokenFacts):
     """Statistics of a split, with a mean and a standard deviation for each value of a
-    sample. Images (uint8, three dimensions) have only one of each per channel, the last
-    dimension."""
+    sample. Images (uint8, three dimensions) have one of each per channel (the last
+    dimension)."""
 
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""
@@ -63,7 +63,7 @@ class ArrayFacts(TokenFacts):
         return values_in(batch.column("inputs"))
 
     def _values_each(self, rows: int) -> int:
-        """Return the number of values in `rows` rows over which each mean is taken."""
+        """Return how many values of `rows` rows contribute to each mean."""
         places = int(np.prod(self.shape, dtype=np.int64)) // max(1, len(self.mean))
         return rows * places
 

@@ -1,4 +1,4 @@
-"""Decode image files to pixel arrays of a given size, in grey or RGB and upright."""
+"""Decode image files to upright pixel arrays of a given size, in grey or RGB."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from flatout.engine.rows.layout import Ints
 
 ENCODED = "encoded"
 ROWS_AT_ONCE = 256
-"""The number of files that are in memory at a time while rows are written."""
+"""The maximum number of files in memory at a time while rows are written."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ class Layout:
     packed: bool = False
     pad_token_id: int = 0
     pad_to_length: int | None = None
-    """In the padded layout, pad to this length (`fixed`) instead of the longest row."""
+    """The length to which the padded layout pads rows (`fixed`), or None to pad to the
+    longest row."""
     pad_multiple: int = 1
     """The padded length or the packed total is rounded up to a multiple of this
     number."""
@@ -59,11 +60,11 @@ class Layout:
     multiple of this number, which limits the number of shapes. For tasks with one
     target per row, ignored targets are added too."""
     every_place: bool = False
-    """Whether, in the padded layout, all positions are targets, of which some are
+    """Whether all positions of the padded layout are targets, some of which are
     ignored. All batches of one shape then have the same number of targets K."""
     max_length: int = 512
-    """In the padded layout, rounding does not pad rows beyond this length. In the
-    packed layout, rows of padding are not longer than this."""
+    """The maximum length of a row. The padded layout does not round lengths up beyond
+    it. The packed layout divides its padding into rows of at most this length."""
 
     def num_padded_tokens(self, lengths: Ints) -> int:
         """Return the number of tokens, with padding, in a batch of rows of `lengths`

@@ -29,8 +29,7 @@ KINDS = {
     "inputs": "flatout.engine.rows.arrays:ArrayRows",
     "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
 }
-"""The module and class of each kind of rows, by the column that contains the
-samples."""
+"""The module and class of each kind of rows, keyed by the column with the samples."""
 
 
 class TokenRowsError(ValueError):
@@ -59,7 +58,7 @@ class Rows(ABC):
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether each token has a label. `views` returns these as the column
+        """Whether each token has a label. `views` returns these labels as the column
         `labels`."""
         return False
 
@@ -70,8 +69,7 @@ class Rows(ABC):
         return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:
-        """Return a row's position in the split, with which its random choices are
-        seeded."""
+        """Return a row's position in the split. It seeds the row's random choices."""
         return (row,)
 
     @abstractmethod

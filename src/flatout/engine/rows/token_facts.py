@@ -25,14 +25,15 @@ class TokenFacts:
     num_rows: int = 0
     num_tokens: int = 0
     longest: int = 0
-    """The number of tokens of the longest row. If samples have several sequences, it is
-    that of the longest sequence."""
+    """The number of tokens in the longest row, or in the longest sequence if samples
+    have several."""
     most_sequences: int = 1
     """Maximum number of sequences per sample."""
     largest_id: int = 0
     """The largest token id."""
     label_counts: dict[str, int] = field(default_factory=dict)
-    """The number of rows of each class. Keys are class numbers as strings, for JSON."""
+    """The number of rows of each class, keyed by class number (a string, as in
+    JSON)."""
     num_unlabelled: int = 0
     """The number of rows with token labels but no target after their first token."""
     unlabelled: list[int] = field(default_factory=list)

@@ -54,7 +54,7 @@ PAIRED = (
     ("anchor", "positive", "embedding", "pairs"),
     ("query", "passage", "reranking", "ranking"),
 )
-"""For each pair of text columns, the task that needs them and the form of its rows."""
+"""Pairs of text columns, with the task that needs each pair and its form of rows."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",

@@ -30,7 +30,7 @@ class Calibrated:
         return self.label_names
 
     def cuts(self) -> list[float]:
-        """Return a calibrated logit for each name in `thresholded`, above which the
+        """Return, for each name in `thresholded`, the calibrated logit above which the
         name is predicted. During training, `auto` means a probability of 0.5."""
         given, found = self.settings.label_threshold, self.calibration
         if given != "auto":  # a temperature never changes the predicted class

@@ -66,7 +66,7 @@ class Texts:
     causal: bool = False
     """Whether a token may attend only to earlier tokens."""
     predicts_neighbours: bool = False
-    """Whether the end of a text is predicted too. Truncated texts then get no end
+    """Whether the end of a text is predicted too. If so, truncated texts get no end
     token."""
     joined: bool = False
     """Whether texts may be concatenated to fill rows (`tokenize.join_texts`)."""
@@ -126,24 +126,23 @@ class Metrics(ABC):
 class Task(ABC):
     """Base class of all tasks.
 
-    The defaults are for one label per row and a linear head. Subclasses override what
-    is different. The results of methods that receive rows may depend only on (seed,
-    epoch, row).
-    """
+    The defaults are for one label per row and a linear head. Subclasses override
+    whatever differs. The results of methods that receive rows may depend only on (seed,
+    epoch, row)."""
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     """The transformers class that builds the model with its head."""
     architectures: ClassVar[tuple[str, ...]] = ("ForSequenceClassification",)
     """The suffixes of the class names of models with such a head."""
     head_kind: ClassVar[HeadKind] = HeadKind.ROW
-    """The kind of head, for which the model family provides the function."""
+    """The kind of head. The model family provides the function that computes it."""
     whole_batch: ClassVar[bool] = False
     """Whether the loss compares all samples of a global batch with one another, as
     contrastive losses do. Each sample then has one target. If a step has several
     micro-batches or ranks, logits are computed twice (train/cached_gradients.py).
     Evaluations compare COMPARED_ROWS rows at a time (train/evaluate.py)."""
     pooling: str | None = None
-    """How the hidden states of a row's tokens become one vector: mean, first, last, or
+    """How a row's hidden states are combined into one vector: mean, first, last, or
     None for the default of the model family."""
     label_type: ClassVar[Any] = None
     """The Arrow type of a label in the output of `split`: string for a class name,
@@ -157,7 +156,7 @@ class Task(ABC):
     takes_options: ClassVar[frozenset[str]] = frozenset()
     """The names of the `LossOptions` fields that the task supports."""
     targets_per_token: float = 0.0
-    """The number of targets per token, from which the memory of logits is estimated."""
+    """The number of targets per token, used to estimate the memory of logits."""
     loss_options: LossOptions = LossOptions()
     """The options of the training loss in this run."""
     figures: ClassVar[Mapping[str, bool]] = {"loss": False}

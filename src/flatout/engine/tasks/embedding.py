@@ -149,7 +149,7 @@ def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
 
 
 def _first(found: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first true column of each row of the boolean matrix `found` (K, K),
-    and whether the row has a true column. Both are tensors (K,)."""
+    """Return the index of the first true column in each row of the boolean matrix
+    `found` (K, K), and whether the row has one. Both are tensors (K,)."""
     most, at = found.int().max(1)
     return at, most > 0

@@ -3,9 +3,8 @@
 DeepLog (Du et al. 2017) calls a session abnormal if one of its keys is not among the g
 likeliest keys at its position. If ranks are counted from 0, this means that the highest
 rank in the session is g or more. The paper does not model the end of a session. The
-rank of an end is meaningless if a model was trained without ends, so ends are scored by
-their probability instead.
-"""
+rank of an end token is meaningless if a model was trained without end tokens, so these
+are scored by their probability instead."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ class NextKey(CausalLM):
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the rank and the end probability of each target, as a tensor (K, 2).
-        The rank is the number of keys that are likelier than the target. For an unknown
-        key, it is the vocabulary size. If the target is not a key, it is -1. The end
-        probability is 1 if the target is not an end."""
+        The rank is the number of keys that are likelier than the target. The rank of an
+        unknown key is the vocabulary size. If the target is not a key, the rank is -1.
+        The end probability is 1 if the target is not an end."""
         import torch
 
         known = labels.clamp(min=0)

@@ -61,8 +61,8 @@ class BilmConfig(PreTrainedConfig):
 @dataclass
 class BilmStates(ModelOutput):
     """Hidden states, of shape (B, T, 2, output_size) per layer. Along the third axis,
-    index 0 is the state after reading from the left up to and including a position, and
-    index 1 the state after reading from the right up to and including it."""
+    index 0 is the state of the left-to-right stack, and index 1 that of the
+    right-to-left stack. Both stacks have read the token at the position itself."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None

@@ -58,7 +58,7 @@ def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
 
 def _places(size: int, start: Tensor, share: Tensor) -> Tensor:
     """Return the position (B, size) of each output pixel's centre in the input. The
-    crop begins at `start` (B,) and has the width `share` (B,), as fractions."""
+    crop begins at `start` (B,) and has the width `share` (B,). Both are fractions."""
     middles = (torch.arange(size, device=start.device) + 0.5) / size
     return (start[:, None] + middles * share[:, None]) * size - 0.5
 

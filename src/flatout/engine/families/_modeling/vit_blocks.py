@@ -1,11 +1,10 @@
 """Vision transformer layers with fewer kernel launches.
 
 One matmul computes query, key and value. One kernel computes bias and GELU of the
-feed-forward layer, and in the backward pass also the sum for the bias gradient, for
-which Inductor would read the data again (kernels/bias_gelu.py). The last layer computes
-its query, output, norm and feed-forward part only for the first token, because the head
-reads no other token. Logits and gradients stay the same.
-"""
+feed-forward layer. Its backward pass also computes the bias gradient, for which
+Inductor would read the data again (kernels/bias_gelu.py). The last layer computes its
+query, output, norm and feed-forward part only for the first token, because the head
+reads no other token. Logits and gradients stay the same."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ def scramble(bits):
 
 @triton.jit
 def dropout_stream(seed_ptr):
-    """Return the key of the random numbers of this dropout layer in this forward
-    pass."""
+    """Return the key for the dropout hash of a layer in one forward pass."""
     return scramble(tl.load(seed_ptr).to(tl.uint32))
 
 

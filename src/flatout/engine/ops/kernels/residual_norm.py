@@ -30,7 +30,7 @@ any number of tokens. Each program processes its tokens in sequence, and loads t
 token while it computes the current one (0.15 ms instead of 0.17 ms). The forward pass
 has one program per token."""
 OPTIONS = {"num_warps": 1}
-"""One warp processes a whole row, so that reductions stay within the warp."""
+"""Launch options. One warp per row keeps all reductions within that warp."""
 
 
 @triton.jit
@@ -167,8 +167,8 @@ class _FirstCarry(torch.autograd.Function):
 
 
 def first_carry(states: Tensor) -> Tensor:
-    """Return a tensor (P, N) to pass as `carried` to a call whose residual is `states`
-    (P, N), detached. It routes the gradient of the residual to `states`."""
+    """Return a tensor (P, N) to pass as `carried` to a call whose residual is the
+    detached `states` (P, N). It routes the gradient of the residual to `states`."""
     return _FirstCarry.apply(states)
 
 

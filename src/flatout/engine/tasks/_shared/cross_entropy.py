@@ -30,14 +30,14 @@ class CrossEntropy(Task):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a fused kernel may compute the loss. It may if no loss options are
-        set and no custom task overrides `loss`."""
+        """Whether a fused kernel may compute the loss. This is true if no loss options
+        are set and no custom task overrides `loss`."""
         ours = type(self).loss.__module__.startswith("flatout.engine.tasks.")
         return ours and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """Return the sum of the class weights over all targets, by which PyTorch's
-        weighted mean is also divided. Return None if there are no class weights."""
+        """Return the sum of the targets' class weights, which is also the divisor of
+        PyTorch's weighted mean. Return None if there are no class weights."""
         if self.loss_options.class_weights is None:
             return None
         targets = self.targets(rows, row_ids, epoch, pools_last=False)

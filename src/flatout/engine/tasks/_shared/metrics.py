@@ -86,7 +86,7 @@ class Classes(Metrics):
         return [self._counts, self._among_first]
 
     def kept(self) -> list[list[Tensor]]:
-        """Return scores, (k, C) or (k, 1), and labels (k,), in one list each."""
+        """Return a list of scores, (k, C) or (k, 1), and a list of labels (k,)."""
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
@@ -139,8 +139,7 @@ def figures_of_counts(
 ) -> dict[str, float]:
     """Compute metrics from the number of correct, true and predicted rows of each
     class, in fp64 tensors (C,). Macro averages are taken over all classes that occur in
-    labels or predictions. As in scikit-learn, a ratio with the denominator zero is
-    zero."""
+    labels or predictions. As in scikit-learn, a division by zero gives zero."""
     there = true + predicted > 0
     precision = (right / predicted.clamp(min=1))[there].mean()
     recall = (right / true.clamp(min=1))[there].mean()

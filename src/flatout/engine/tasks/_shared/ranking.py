@@ -22,7 +22,7 @@ from flatout.engine.tasks._task import Metrics
 DEPTH = 10
 """The number of highest-ranked passages of each query that metrics consider."""
 RELEVANT = 0.5
-"""The smallest label with which a passage is relevant."""
+"""A passage is relevant if its label is at least this value."""
 QUERIES_AT_ONCE = 1024
 FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10")
 Ints = npt.NDArray[np.int64]
@@ -68,7 +68,7 @@ class Retrieval(Metrics):
 
 def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
     """Return the indices (2, N) of the first and second text of N scored pairs, and
-    their scores (N,). `labels` (K, 3) are those of all texts."""
+    their scores (N,). `labels` (K, 3) contains the labels of all texts."""
     order = np.argsort(labels[:, 0], kind="stable")
     places = labels[order, 1]
     rows = np.stack([order[places == 0], order[places == -1]])
@@ -87,7 +87,7 @@ def _correlation(
 
 
 class _Wanted:
-    """The relevant passages of each query, derived from labels (K, 3) of texts."""
+    """The relevant passages of each query, given the labels (K, 3) of all texts."""
 
     def __init__(self, labels: npt.NDArray[Any]) -> None:
         samples, places, hashes = labels.T

@@ -1,8 +1,8 @@
 """Calibration: measure how well probabilities match outcomes, and correct them.
 
-Logits (N, L) with 0/1 labels (N, L) are L independent labels with a sigmoid each.
-Logits (N, C) with labels (N,) are C classes with a softmax. All computations use fp64.
-"""
+Logits (N, L) with 0/1 labels (N, L) are for L independent labels, each with a sigmoid.
+Logits (N, C) with labels (N,) are for C classes with a softmax. All computations use
+fp64."""
 
 from __future__ import annotations
 

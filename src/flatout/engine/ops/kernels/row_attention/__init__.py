@@ -1,5 +1,5 @@
-"""Attention inside concatenated rows of tens to hundreds of tokens, or in rows of any
-length with windows of that width.
+"""Attention within concatenated rows of tens to hundreds of tokens, or within windows
+of that width in rows of any length.
 
 Flash-attention kernels work in tiles of 128 tokens. The median text is half as long as
 a tile, so much of the tile is wasted. Here, tiles are 64 wide, and fully masked tiles

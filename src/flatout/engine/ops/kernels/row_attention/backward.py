@@ -27,7 +27,7 @@ batch fills a GPU. It was measured only with 16 query heads and 8 KV heads."""
 SECTION = 512
 """The length of a section in tokens. With windowed attention, one program of the
 backward pass stores the gradients of one section of a row, and also reads the tokens in
-their windows. Without sections, most of the GPU would wait for the longest row."""
+its windows. Without sections, most of the GPU would wait for the longest row."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -83,9 +83,8 @@ def _backward_kernel(  # noqa: PLR0915
 ):  # fmt: skip
     """Compute all gradients of one row, or with windows of one `section` of a row, for
     `each` query heads that share a KV head. The gradient dq of a query tile is summed
-    over key tiles in fp32 in `sum_ptr`, where each program has its own part. If several
-    programs share a KV head, they write dk and dv to `apart_ptr`, to be summed later.
-    """
+    over key tiles in fp32, in the program's own part of `sum_ptr`. Programs that share
+    a KV head write dk and dv to `apart_ptr`, which is summed later."""
     keys: tl.constexpr = heads // group
     row_stride: tl.constexpr = (heads + 2 * keys) * dim
     q_ptr, k_ptr = qkv_ptr, qkv_ptr + heads * dim

@@ -24,7 +24,7 @@ def constants(scale: float, dropout: float) -> dict[str, float]:
 
 @triton.jit
 def head_stream(seed_ptr, head):
-    """Return the key of the random numbers of this head in this forward pass."""
+    """Return the key for the dropout hash of a head in one forward pass."""
     return scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
 
 
