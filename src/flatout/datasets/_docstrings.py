@@ -10,8 +10,8 @@ _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def docstrings(path: Path) -> list[str]:
-    """Return the docstrings of at least MIN_WORDS words in a file. Returns an empty
-    list if the file is not valid Python."""
+    """Return the docstrings of at least MIN_WORDS words in a file. If the file is not
+    valid Python, the list is empty."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):

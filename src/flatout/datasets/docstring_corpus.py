@@ -40,12 +40,13 @@ PACKAGES = {
     "scipy": "scipy",
     "networkx": "networkx",
 }
-"""Maps modules to distributions. The first installed modules are used as labels."""
+"""Maps modules to distributions. The first ones that are installed become the
+labels."""
 FORMAT_VERSION = 1
 """Increase this if the code creates different rows from the same packages."""
 FILES_A_CHUNK = 24
 SURPLUS = 1.05
-"""Texts collected per text needed. The surplus replaces duplicates between packages."""
+"""Ratio of texts collected to texts needed. The surplus replaces duplicates."""
 
 
 class DocstringCorpus(ReadOnlyDataset):
@@ -144,8 +145,8 @@ def _hash(text: str) -> int:
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
     """Return the texts of each package, from its files in order. A package is complete
-    with the first chunk of files after which it has `wanted` distinct texts, or with
-    its last file. All processes parse chunks of the packages that are not complete."""
+    if at least `wanted` distinct texts have been found or all of its files have been
+    parsed. All processes parse chunks of the packages that are not complete."""
     texts: dict[str, list[str]] = {package: [] for package in packages}
     left, cores = {package: _chunks(package) for package in packages}, usable_cores()
     with ProcessPoolExecutor(cores, get_context("spawn")) as processes:

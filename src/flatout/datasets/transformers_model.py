@@ -18,7 +18,7 @@ class TransformersModel(PathDataset):
     """A folder with a Hugging Face model.
 
     The model is saved with `save_pretrained` (safetensors) and loaded with the
-    architecture that its config names. If a tokenizer is saved with the model,
+    architecture given in its config. If a tokenizer is saved with the model,
     `transformers.pipeline` needs only the folder. The folder is written under a
     temporary name and then renamed, so it is never incomplete. Code in the folder runs
     only if `load_args` contains `trust_remote_code: true`.

@@ -38,7 +38,7 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
 
 class ExaminedProject:
     """The project and the machine to check. If the project cannot be loaded, the
-    settings are the defaults, and the checks of the catalog are left out."""
+    default settings are used and the catalog is not checked."""
 
     def __init__(self, thread_variables: dict[str, str]) -> None:
         self._thread_variables = thread_variables

@@ -88,8 +88,8 @@ CHECKPOINT_BYTES = 12
 
 
 def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
-    """Return the bytes of disk space needed for `keep` checkpoints, one that is being
-    written, and the copies of the best and last model. Returns at least 1 GiB."""
+    """Return the disk space in bytes (at least 1 GiB) for `keep` checkpoints, another
+    one that is being written, and the copies of the best and last model."""
     parameters = count_parameters(config, settings)
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
     return max(LEAST_FREE_BYTES, needed)

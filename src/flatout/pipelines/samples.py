@@ -12,10 +12,9 @@ from flatout.pipelines import SPLITS, parameters
 
 
 def encode_samples(raw: Path, **groups: Any) -> dict[str, Any]:
-    """Check the samples in `raw`, a file or folder, and assign them to the three
-    splits. `groups` are the parameter groups. The results are recipes, which the
-    catalog's datasets execute only if the stored result was created from different
-    inputs."""
+    """Return recipes that check the samples in `raw`, a file or folder, and assign them
+    to the three splits. A recipe is executed while its result is saved, unless the
+    stored result is up to date. `groups` are the parameter groups."""
     from flatout.engine.arrays.recipes import array_recipes
 
     settings = Settings(**groups)

@@ -24,7 +24,7 @@ from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
 WRITERS = {"tuned": "benchmark", "best": "sweep"}
-"""Environments that pipelines write, each with the name of its pipeline."""
+"""Maps each environment that is written by a pipeline to the name of that pipeline."""
 
 PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
@@ -120,9 +120,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def settings(self) -> Settings:
-        """All parameters, which are parsed only once. The registered pipelines are
-        adjusted to them here, because Kedro-Viz calls no hook that could do so. Raises
-        SettingsError if a parameter is invalid."""
+        """All parameters. They are parsed on first access, which also adjusts the
+        registered pipelines to them, because Kedro-Viz calls no hook that could do so.
+        Raises SettingsError if a parameter is invalid."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = with_absolute_paths(
@@ -170,8 +170,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return found or super().__getitem__(key)
 
     def _environments(self) -> list[str]:
-        """Return the environments that are merged over conf/base, in increasing
-        priority. If conf/ is an archive, conf/local is not included, as in Kedro."""
+        """Return the environments that are merged over conf/base, in order of
+        increasing priority. If conf/ is an archive, conf/local is not included, as in
+        Kedro."""
         env = self.env or self.default_run_env
         if env == self.base_env:
             return []

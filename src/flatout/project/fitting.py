@@ -35,7 +35,7 @@ def short_names(pipeline: Pipeline) -> set[str]:
 
 def fit_pipelines(settings: Settings) -> None:
     """Make the registered pipelines read rows of the configured kind. If the parameter
-    `pipelines` names pipelines, the default pipeline becomes their sum."""
+    `pipelines` is set, the default pipeline is the sum of these pipelines."""
     kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         _fit(name, rows=kind)
@@ -48,7 +48,7 @@ def fit_pipelines(settings: Settings) -> None:
 
 def _fit(name: str, **options: str) -> None:
     """Create the registered pipeline `name` again with `options`, in the same
-    namespace. If it is defined by the project and not by flatout, it is unchanged."""
+    namespace. A pipeline that the project defines itself is left unchanged."""
     nodes = pipelines[name].nodes if name in pipelines else []
     if nodes and nodes[0].func.__module__.startswith("flatout.pipelines."):
         made = import_module(f"flatout.pipelines.{name}").create_pipeline(**options)

@@ -61,8 +61,8 @@ class Guard:
         self._trained = _run_of(folder) if typical is not None else None
 
     def ended(self) -> None:
-        """Add the run to the runs with which later runs are compared. Raises
-        SlowRunError if the run was slow and `guard.on_slow` is `fail`."""
+        """Record the run as a possible baseline for later runs. Raises SlowRunError if
+        the run was slow and `guard.on_slow` is `fail`."""
         if self._trained is not None:
             guard.append_run(self._runs, self._trained)
         found, fails = self._verdict, self._settings.guard.on_slow == "fail"

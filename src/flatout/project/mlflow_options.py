@@ -19,7 +19,7 @@ EXPERIMENT = "tracking.experiment"
 
 
 class MlflowOptions(BaseModel):
-    """The options in mlflow.yml. The alias of a field is the option's path there."""
+    """The options in mlflow.yml. A field's alias is the path in that file."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -24,8 +24,8 @@ _CLOCK = re.compile(r"(?:^|\[|\d )(?:(\d+):)?(\d\d):(\d\d)(?=[<\W])")
 
 @dataclass
 class Run:
-    """A run in a log: its number in the log (from 1), its last step, its total number
-    of steps if known, and pairs (step, time in seconds)."""
+    """A run in a log: its number in the log (counted from 1), its last step, its total
+    number of steps if known, and (step, time in seconds) pairs."""
 
     number: int
     done: int = 0
@@ -80,7 +80,7 @@ def _number(text: str) -> int:
 
 def _time_s(text: str) -> float | None:
     """Return the time in a line of the log, in seconds since 1970, midnight or the
-    start of the run. Returns None if the line has no time."""
+    start of the run, or None if the line has no time."""
     if date := _DATE.search(text):
         with suppress(ValueError):  # not a valid date
             return datetime.fromisoformat(date[0]).timestamp()

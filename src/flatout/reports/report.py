@@ -35,7 +35,7 @@ PICKS = {
     "% of its memory": "memory_pct",
     "samples/s per GiB": "samples_per_s_per_gib",
 }
-"""The columns of the table of recommended trials, by heading."""
+"""Maps the headings of the table of recommended trials to its columns."""
 
 
 def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
@@ -83,8 +83,8 @@ def _head(summary: Summary) -> str:
 
 
 def _not_measured(summary: Summary) -> str:
-    """Return text about the trials that an earlier run measured, and about the
-    combinations that were not tried. Returns "" if there are none."""
+    """Return a text about trials that were measured by an earlier run and combinations
+    that were not tried, or "" if there are none."""
     reused, skipped = summary["reused_trials"], len(summary["skipped"])
     parts = []
     if reused:

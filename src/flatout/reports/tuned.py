@@ -19,8 +19,8 @@ NOTHING_GAINED = "# No faster than the configured settings: kedro run does as we
 
 
 def parameters_text(summary: Mapping[str, Any]) -> str:
-    """Return the text of conf/tuned/parameters.yml for the summary of a benchmark.
-    Returns "" if the benchmark recommends no settings."""
+    """Return the text of conf/tuned/parameters.yml for the summary of a benchmark, or
+    "" if the benchmark recommends no settings."""
     tuned = summary.get("tuned")
     if not tuned:
         return ""
@@ -38,8 +38,8 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """Return the range of samples/s over several trials, e.g. ` (trials: 160 to 181)`.
-    Returns "" if the range is unknown."""
+    """Return the range of samples/s over several trials, e.g. ` (trials: 160 to 181)`,
+    or "" if the range is unknown."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""

@@ -140,7 +140,7 @@ class Follower:
 
 def rates_since(points: Path, begin_s: float) -> list[float]:
     """Return the samples/s of each window in the file `points` since the time
-    `begin_s`. Windows of the warm-up, for which no rate is logged, are left out."""
+    `begin_s`. Warm-up windows, for which no rate is logged, are left out."""
     found = read_points(points)
     late = [p["metrics"] for p in found if p.get("time_s", 0.0) >= begin_s]
     rates = [metrics.get("train_samples_per_second") for metrics in late]

@@ -48,9 +48,9 @@ class MlflowSender:
         return connect(self.uri, self._record.registry_uri)
 
     def send(self, client: MlflowClient) -> str | None:
-        """Send new data and return the run's id. Returns None, and sends nothing, until
-        the first node has begun or, if the run trains, until the first point has been
-        logged. Until then, the run may turn out to have nothing to record."""
+        """Send new data and return the run's id. Nothing is sent, and the result is
+        None, before the first node begins or, if the run trains, before the first point
+        is logged. Until then, the run may turn out to have nothing to record."""
         if self._has_not_begun():
             return None
         run_id = self._open(client)

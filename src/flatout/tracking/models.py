@@ -31,7 +31,7 @@ def log_and_register(
 ) -> str:
     """Log a saved model to the run and register it if a name is configured. Steps that
     were completed earlier are skipped. `described` are the fields of a SavedModel.
-    Returns the model's URI, or LOST if another run has replaced the model's files."""
+    Return the model's URI, or LOST if another run has replaced the model's files."""
     found, folder = SavedModel(**described), Path(described["folder"])
     logged = _logged(client, run_id)
     if logged:
@@ -67,8 +67,8 @@ def _logged(client: MlflowClient, run_id: str) -> list[str]:
 def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
     """Register the logged model at `uri` as a version of the registered model, unless
     this has been done already. The alias `champion` is given to the best version
-    trained on the same tokens. The first setting remains the best until the validation
-    loss of another setting is lower for the same seeds, by more than the noise."""
+    trained on the same tokens. The first setting remains the best until another setting
+    has a significantly lower validation loss for the same seeds."""
     import mlflow
 
     name = str(found.registered_model)

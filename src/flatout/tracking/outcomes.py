@@ -34,7 +34,7 @@ CURVES = "validation_"
 SORTED_BY = "test_accuracy"
 
 TRIAL_SETTINGS = frozenset({*SETTING_BY_COLUMN, "world_size"})
-"""Columns with numbers that were set for a trial, not measured."""
+"""Numeric columns with settings of a trial, as opposed to measurements."""
 
 PRUNED = "pruned"
 """Status of a trial that a sweep ended early on purpose. It is not a failure."""
@@ -90,7 +90,7 @@ def _numbers(found: Iterable[tuple[str, Any]]) -> dict[str, float]:
 def nested_runs(trials: Any) -> list[dict[str, Any]]:
     """Return one nested run per row of the DataFrame `trials`, as a dict with name,
     status, params, metrics, tags, start_ms, end_ms and points. Measured numbers become
-    metrics. Settings and texts become parameters.
+    metrics. Settings and strings become parameters.
 
     Each run lasts as long as its trial. If the table has no start times, the runs
     follow one another, and the last one ends at the current time.

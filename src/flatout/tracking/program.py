@@ -46,8 +46,8 @@ class Program:
         self._process = start(folder.path, variables)
 
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
-        """Wait up to `limit_s` seconds for MLflow to receive all data of the run, which
-        has ended. Return a list of the data that MLflow lacks."""
+        """Wait up to `limit_s` seconds for MLflow to receive all data of the finished
+        run. Return a list of the data that it has not received."""
         begin_s = time.monotonic()
         failing_s: float | None = None
         while self._process.poll() is None and time.monotonic() < begin_s + limit_s:

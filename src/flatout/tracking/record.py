@@ -1,4 +1,4 @@
-"""Record of a run for MLflow: a folder with `run.json`, a file that the hooks write."""
+"""Record of a run for MLflow: a folder in which the hooks write the file `run.json`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class SavedModel:
 
 def newest_ns(folder: Path) -> int:
     """Return the modification time (ns) of the newest file in `folder`, or 0 if there
-    is none. The calibration and model card are ignored: they are written later."""
+    is none. The calibration and model card are ignored, because they are written
+    later."""
     later = (CALIBRATION, "README.md")
     files = (f for f in folder.glob("*") if f.is_file() and f.name not in later)
     return max((f.stat().st_mtime_ns for f in files), default=0)

@@ -73,8 +73,8 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def default_artifact_location(tracking_uri: str) -> str | None:
-    """Return the artifact folder for a SQLite store. Without this folder, MLflow would
-    use the working directory. Returns None for other stores, which choose their own."""
+    """Return the artifact folder for a SQLite store, for which MLflow would otherwise
+    use the working directory. For other stores, the result is None."""
     file = _sqlite_file(tracking_uri)
     return None if file is None else str(file.parent.absolute() / "mlartifacts")
 
@@ -91,7 +91,7 @@ LOGIN = (
     "(server.credentials of conf/base/mlflow.yml)"
 )
 UNWRITABLE = ("attempt to write a readonly database", "unable to open database file")
-"""SQLite's messages if the file or folder is not writable."""
+"""Messages of SQLite that mean that the file or folder is not writable."""
 
 
 def cause(error: BaseException) -> str:

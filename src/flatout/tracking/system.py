@@ -21,7 +21,7 @@ PREFIX = "system/"
 
 
 class GpuWatch:
-    """Checks all GPUs that a run may use for slowed clocks and for other programs.
+    """Checks all GPUs that a run may use for throttled clocks and for other programs.
     `nvml` is the module `pynvml`, and `root_pid` is the ID of the process that started
     all training processes."""
 
@@ -73,8 +73,8 @@ class GpuWatch:
         return found
 
     def _others_gib(self, gpu: Any, ours: set[int]) -> float:
-        """Return the GPU memory (GiB) of processes that are not in `ours`. Returns 0 if
-        the driver lists no process of `ours`: in a container, process IDs differ."""
+        """Return the GPU memory (GiB) used by processes not in `ours`. The result is 0
+        if the driver lists none of `ours`, as in a container."""
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
         if not any(process.pid in ours for process in found):
             return 0.0
@@ -104,7 +104,7 @@ class SystemMetrics:
         self.sample()  # CPU utilisation is measured since the last sample
 
     def sample(self) -> dict[str, float]:
-        """Return the metrics since the last call by name. Also log new GPU problems."""
+        """Return the metrics since the last call, and log new GPU problems."""
         with suppress(psutil.Error):  # the run's process is gone
             for text in self._gpus.sample() if self._gpus else ():
                 logger.warning("%s", text)

@@ -1,5 +1,5 @@
-"""Nodes of the split pipeline. They return recipes, which the catalog's datasets
-execute only if the stored result was created from different inputs."""
+"""Nodes of the split pipeline. They return recipes: objects that compute a result while
+it is saved, unless the stored result is up to date."""
 
 from __future__ import annotations
 

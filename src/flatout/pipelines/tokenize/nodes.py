@@ -1,5 +1,5 @@
-"""Nodes of the tokenize pipeline. They return recipes, which the catalog's datasets
-execute only if the stored result was created from different inputs."""
+"""Nodes of the tokenize pipeline. They return recipes: objects that compute a result
+while it is saved, unless the stored result is up to date."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.engine.tokenizing.tokenizer import (
 def make_tokenizer(
     train_rows: Any, model: ModelSettings, tokenize: TokenizeSettings
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
-    """Return a recipe for the checkpoint's tokenizer or for one trained on
+    """Return a recipe that loads the checkpoint's tokenizer or trains one on
     `train_rows`. The recipe is returned twice, for the two catalog entries that share
     the tokenizer's folder."""
     recipe = TokenizerRecipe(train_rows, model, tokenize)

@@ -34,8 +34,8 @@ RECIPES = OURS_ALONE | {
 
 
 class GenericEntry(AbstractDataset[Any, Any]):
-    """Wrapper around one of Kedro's own datasets. It executes a recipe and saves the
-    result in the form that the dataset accepts."""
+    """Wrapper around one of Kedro's own datasets. If a node returns a recipe, the
+    wrapper executes it and saves the result in a form that the dataset accepts."""
 
     def __init__(self, dataset: AbstractDataset[Any, Any]) -> None:
         self._dataset = dataset
@@ -113,8 +113,8 @@ def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
 
 
 def trust_own_model(pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Allow nodes to run the custom code of the model that the same run trains. The
-    code of models from other runs is allowed only by `load_args` of the entry."""
+    """Allow nodes to run the custom code of the model that the same run trains. For
+    models from other runs, the entry's `load_args` must allow this."""
     if "model" in {n for node in pipeline.nodes for n in node.inputs} & (
         pipeline.all_outputs()
     ):

@@ -1,9 +1,9 @@
 """Detect rows that were created from outdated raw data.
 
 When rows are saved, `note_origin` stores the state of the raw data next to them: a hash
-of the catalog entry and of the size, times and inode of its files. If the state is
-still the same when a training run starts, no row is read. If it differs, the rows are
-outdated only if the digest of the raw rows has changed.
+of the catalog entry and of the size, times and inode of its files. If the state is the
+same when a training run starts, the raw rows are not read again. If it differs, the
+rows are outdated only if the digest of the raw rows has changed.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def stale_fault(
 def data_fault(
     catalog: DataCatalog, settings: Settings, *, notes: bool = True
 ) -> str | None:
-    """Return the reason why the training rows do not match the raw data. Returns None
-    if they match, or if the rows or the raw data are not on this machine. If `notes`
-    is True and files changed without new contents, their new times are stored."""
+    """Return the reason why the training rows do not match the raw data, or None if
+    they match or if the rows or the raw data are not on this machine. If `notes` is
+    True, the new times of files that were touched but not changed are stored."""
     if settings.train.rows != "tokens":
         return samples_fault(catalog, settings)
     if any(_is_stale(catalog, split) for split in SPLITS):
@@ -78,8 +78,8 @@ def data_fault(
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why stored arrays or images do not match the raw files. Returns None if
-    they match, or if the raw files are not on this machine."""
+    """Return why stored arrays or images do not match the raw files, or None if they
+    match or if the raw files are not on this machine."""
     from flatout.engine.arrays.array_files import open_source
     from flatout.engine.arrays.recipes import changes_since
 
@@ -118,7 +118,7 @@ def rows_fault(
     catalog: DataCatalog, settings: Settings, *, notes: bool = True
 ) -> str | None:
     """Return why the rows of the last split do not match the raw data or the
-    parameters. Returns None if they match or cannot be compared. `notes` has the same
+    parameters, or None if they match or cannot be compared. `notes` has the same
     meaning as in `data_fault`."""
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None

@@ -43,9 +43,9 @@ class PhaseClock:
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process started. On Linux, psutil computes the
-    start time by adding the boot time, which is rounded to seconds. The boot time is
-    therefore subtracted again."""
+    """Return the seconds since this process started. On Linux, psutil's start time
+    contains the boot time rounded to seconds. The boot time is therefore subtracted
+    again."""
     created_s = psutil.Process().create_time()
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return time.time() - created_s

@@ -29,7 +29,7 @@ class Run:
     tracked: RunFolder | None = None
     """The run's record for MLflow, or None if the run is not tracked."""
     reused: bool = False
-    """Whether training had already finished, so that this run did not train."""
+    """True if training had already finished, so that this run did not train."""
 
     def begin(self, context: KedroContext) -> None:
         """Set the fields from `context`. Raises SettingsError if a parameter or an
@@ -72,6 +72,6 @@ class Run:
 
 
 def _joined(**options: str | None) -> str:
-    """Return a text with the options that have a value, each preceded by a space."""
+    """Return the options that have a value as a string, each preceded by a space."""
     given = ((f"--{n.replace('_', '-')}", v) for n, v in options.items() if v)
     return "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given)

@@ -54,6 +54,6 @@ FORMS: tuple[tuple[str, Mapping[str, Sequence[str]]], ...] = (
         },
     ),
 )
-"""Tasks that can be recognised by their column names. Each entry maps the task's
+"""Tasks that can be detected from the column names. Each entry maps the task's
 parameters in `split` to the usual names of the columns. The first entry that matches is
 used. Only the column for `negative_column` may be missing."""

@@ -37,7 +37,7 @@ Labels = tuple[str, str | list[str] | None, str]
 
 @dataclass(frozen=True)
 class Guess:
-    """Guessed `model.task`, `split` and `tokenize.max_length`, and the reason."""
+    """The guessed `model.task`, `split` and `tokenize.max_length`, and the reason."""
 
     task: str
     split: dict[str, Any]
@@ -51,10 +51,10 @@ def guess(
     label: str | None = None,
     task: str | None = None,
 ) -> Guess:
-    """Return a guess from the column names and the values of the first rows. `text`,
-    `label` and `task` are the text column, the label column and the task if the user
-    has given them. Raises RawTextsError if a given column is missing or if no column
-    contains text."""
+    """Guess the settings from the column names and the values of the first rows.
+    `text`, `label` and `task` are the text column, the label column and the task if the
+    user has given them. Raises RawTextsError if a given column is missing or if no
+    column contains text."""
     columns = first_values(raw)
     for name in (text, label):
         if name is not None and name not in columns:
@@ -100,7 +100,7 @@ def _is_missing(value: Any) -> bool:
 
 def _parsed(values: list[Any]) -> list[Any]:
     """Return the values, parsed if all of them are JSON lists. Readers return lists as
-    text."""
+    strings."""
     if not all(isinstance(v, str) and v.startswith("[") for v in values):
         return values
     try:
@@ -141,7 +141,7 @@ def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
 
 def _fits(parameter: str, values: Sequence[Any]) -> bool:
     """Return whether the values fit `parameter`, a column parameter in FORMS. Only
-    completions may be numbers. Labels always fit: `_is_score` checks them."""
+    completions may be numbers. Labels always fit, because `_is_score` checks them."""
     if parameter == "label_column":
         return True
     if parameter == "messages_column":
@@ -232,7 +232,7 @@ def _split_column(rest: Values) -> str | None:
 
 
 def _labels(columns: Values) -> Labels | None:
-    """Return the task, the label column or columns, and the reason. Returns None if no
+    """Return the task, the label column or columns, and the reason, or None if no
     column looks like labels."""
     first = _first(columns, lambda _, values: all(map(_is_list_of_texts, values)))
     task = "multi-label-classification"
@@ -263,7 +263,7 @@ def _are_targets(name: str, values: Sequence[Any]) -> bool:
 
 def _num_classes(values: Sequence[Any]) -> int | None:
     """Return the number of distinct values if they can be classes, i.e. if there are
-    few and all are integers or texts. Returns None otherwise."""
+    few and all are integers or strings. Otherwise, return None."""
     if not all(isinstance(value, (str, int)) for value in values):
         return None
     if any(_is_number(value) and not WHOLE.fullmatch(str(value)) for value in values):
@@ -274,7 +274,8 @@ def _num_classes(values: Sequence[Any]) -> int | None:
 
 def _are_prose(values: Sequence[Any]) -> bool:
     """Return whether at least half of the values are long or contain several words.
-    Numbers do not count, so a column of numbers with a few wrong cells is no text."""
+    Numbers are ignored, so a column of numbers with a few invalid cells is not mistaken
+    for text."""
     if not all(isinstance(value, str) for value in values):
         return False
     others = [text for text in values if not _is_number(text)]

@@ -29,7 +29,7 @@ OTHERS = {
 }
 """Environments for data without texts, each with its file extensions."""
 MORE = {"images": ",images.size=64,images.channels=3"}
-"""Parameters that override the image size and channels of the demonstration."""
+"""Parameters that override the image size and channels of the built-in example."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
 FILES = ("catalog.yml", "parameters.yml")
@@ -166,8 +166,8 @@ def settings_texts(
 
 def _model_type(task: str) -> str | None:
     """Return the model type to train from scratch, or None to keep the type in
-    conf/base. If the task's head is of kind ROW or TOKEN, the result is None, and the
-    model families, which import torch, are not imported."""
+    conf/base. For heads of kind ROW or TOKEN, the result is None. In this case, the
+    model families are not imported, because they import torch."""
     kind = task_class(task)
     if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):
         return None

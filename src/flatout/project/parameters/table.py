@@ -1,4 +1,4 @@
-"""A readable table of a run's parameters and their sources."""
+"""Format a run's parameters and their sources as a table."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def check_group(group: str | None) -> None:
 
 
 def table(loader: ProjectConfigLoader, group: str | None) -> str:
-    """Return a text with one line per parameter: path, value, and the last source that
-    sets it. If `group` is given, only the parameters of this group are included."""
+    """Return a string with one line per parameter: path, value, and the last source
+    that sets it. If `group` is given, only its parameters are included."""
     settings, layers = loader.settings.model_dump(mode="json"), loader.layers()
     lines = [
         (path, as_yaml(found_in(settings, path)), _source(layers, path))
