@@ -17,8 +17,7 @@ from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
 
 WRITTEN_LATER = ("tuned", "best")
-"""Environments that pipelines write. The configuration loader checks whether they
-exist."""
+"""Environments that are written by pipelines. The configuration loader checks them."""
 KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
 """Matches Kedro's error messages about invalid values of options such as --nodes."""
 
