@@ -108,7 +108,7 @@ class Verdict:
     state: State
     text: str
     baseline: str | None = None
-    """The run id of the baseline."""
+    """The run ID of the baseline."""
     rate_pct: float | None = None
     step_pct: float | None = None
     differences: list[Difference] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Reference losses, computed with the transformers model and PyTorch's loss functions.
 
 Rows of equal length share a forward pass, without padding or masks. If transformers
-lacks the task or model, flatout's own model class and loss are used without its
+lacks the task or model, flatout's own model class and loss are used, without flatout's
 optimisations. `Plain.described` describes the reference.
 """
 
@@ -33,7 +33,7 @@ OF_TOKENS = (*OF_NEXT, "token-classification", "masked-lm")
 
 @dataclass
 class Part:
-    """The summed loss and the logits of some of the rows of a step."""
+    """The summed loss and the logits of a group of rows in a step."""
 
     row_ids: Ints
     loss: Tensor

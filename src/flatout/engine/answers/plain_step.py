@@ -76,8 +76,8 @@ class PlainStep:
         return Step(loss / divisor, (targets,), gradients)
 
     def weights_after(self, gradients: Weights) -> Weights:
-        """Return the weights after a step of a torch.optim optimizer with `gradients`,
-        which are clipped first if `train.max_grad_norm` is set."""
+        """Return the weights after a step of a torch.optim optimizer with `gradients`.
+        They are clipped first if `train.max_grad_norm` is set."""
         train = self._job.settings.train
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -142,7 +142,7 @@ def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
 
 
 def roundoff_of(runtime: Runtime) -> float:
-    """Return the unit roundoff of matmuls in the run's precision, or TF32 if
+    """Return the unit roundoff of matmuls in the run's precision, or in TF32 if it is
     enabled."""
     tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
     name = "tf32" if tf32 and runtime.precision == "fp32" else runtime.precision

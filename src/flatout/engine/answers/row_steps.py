@@ -117,8 +117,8 @@ def row_lines(
     """Return lines that describe the rows of `step`, or `row`. If both are None, the
     rows at the largest rise in the loss are described. At most `most` rows are shown,
     with recomputed losses and gradient norms if `replays` is true. Raises SettingsError
-    if there is nothing to show, or if the last run used other rows and its loss is
-    needed."""
+    if there is nothing to show, or if losses of the last run are needed but it used
+    different rows."""
     note = _other_rows(job, refused=replays or (step is None and row is None))
     head, rows, at = _select_rows(job, step, row)
     columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", [""] * len(rows)

@@ -35,7 +35,7 @@ ROWS = 200
 def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     """Compare the predictions of the saved model in `folder` with those of plain
     transformers, on the first ROWS rows of the `datasets.Dataset` `tokens`. The losses
-    are compared, and also the outputs if there is one per row. Raises ModelError if
+    are compared, and the outputs too if there is one per row. Raises ModelError if
     `folder` contains no model, or if the model cannot process the rows."""
     begin_s = time.perf_counter()
     if not (folder / "config.json").is_file():

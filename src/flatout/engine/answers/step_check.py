@@ -114,7 +114,7 @@ def _change(plain: PlainStep, found: Step) -> Check:
 
 
 def without_dropout(job: TrainJob) -> TrainJob:
-    """Return `job` without dropout in the model's config, and without resuming."""
+    """Return a copy of `job` that uses no dropout and does not resume a checkpoint."""
     config = build_model(job, empty=True).config.to_dict()
     off = {
         name: 0.0

@@ -23,8 +23,8 @@ TIMES = 4
 """The factor by which an error may exceed the unit roundoff, or the rounding error of
 the reference."""
 SMALL = 1e-3
-"""The error of a module's gradient is divided by the norm of this gradient, or by this
-fraction of the norm of all gradients if that is larger."""
+"""The error of a module's gradient is divided by the norm of the gradient, or by this
+fraction of the total gradient norm if that is larger."""
 SHOWN = 5
 UNSURE = 0.5
 """The highest tolerance at which a check is meaningful. With a higher tolerance, a
@@ -123,7 +123,7 @@ def compared(
 def compared_loss(
     losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
-    """Compare the first two of three losses: that of the run, of the reference, and of
+    """Compare the first two of three losses: those of the run, of the reference, and of
     the reference in the precision of the run. The tolerance is computed as in
     `compared`."""
     found, plain, rounded = (
@@ -201,7 +201,7 @@ def _some(names: list[str]) -> str:
 def _modules(
     plain: PlainStep, found: Step, least: float, times: float
 ) -> Iterator[Check]:
-    """Yield one check per module, which compares its gradients with the reference."""
+    """Yield one check per module that compares its gradients with the reference."""
     exact = plain.found.gradients
     size = SMALL * _norm(exact.values())
     modules: dict[str, list[str]] = {}

@@ -140,7 +140,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
     """Return the path of the file `name` in `folder`. Raises CheckpointError if this
-    path is outside `folder`. `file` and `key` say where `name` comes from."""
+    path is outside `folder`. For the error message, `file` and `key` identify the
+    origin of `name`."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -181,7 +182,7 @@ def step_folders(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest valid checkpoint, if any, and the errors in newer ones."""
+    """Return the newest valid checkpoint, if any, and the errors in any newer ones."""
     faults: list[str] = []
     for candidate in step_folders(folder):
         try:
@@ -220,7 +221,7 @@ def _best_of(folder: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Hide a folder, so that no process uses it while incomplete, and remove it."""
+    """Hide a folder, then remove it, so that no process uses an incomplete folder."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 

@@ -42,7 +42,8 @@ class CheckpointMirror:
     background thread. Failed uploads are retried and never stop the training run."""
 
     def __init__(self, url: str, folder: Path, keep: int) -> None:
-        """Mirror the checkpoints in `folder` to `url` and keep `keep` of them there."""
+        """Mirror the checkpoints in `folder` to `url`, where the newest `keep` copies
+        are kept."""
         self._mirror = Mirror(url, PARAMETER)
         self._folder, self._keep = folder, keep
         self._run = uuid.uuid4().hex

@@ -184,7 +184,7 @@ def resume_line(found: Checkpoint) -> str:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe each name whose values in `before` and `now` differ, for example
+    """Describe each name whose value differs between `before` and `now`, for example
     `train.epochs: 3 -> 4`."""
     names = sorted({*before, *now})
     return [

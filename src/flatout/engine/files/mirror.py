@@ -56,8 +56,8 @@ class Mirror:
         return without_password(self.url)
 
     def copies(self) -> dict[str, bool]:
-        """Return whether each copy is complete, by the name of the copy, in sorted
-        order."""
+        """Return a dict that maps the name of each copy to whether it is complete,
+        sorted by name."""
         files, root = self._place
         files.invalidate_cache()
         found: dict[str, bool] = {}

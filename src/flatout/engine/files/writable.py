@@ -23,8 +23,8 @@ def first_fault(paths: Iterable[Path]) -> str | None:
 
 
 def shown(place: Path) -> str:
-    """Return a path as text for messages, relative to the working directory if it lies
-    in it. A folder's path ends with a slash."""
+    """Return a path as text for messages. Paths in the working directory are relative
+    to it, and the paths of folders end with a slash."""
     inside = place.is_relative_to(Path.cwd()) and place != Path.cwd()
     text = str(place.relative_to(Path.cwd()) if inside else place)
     return f"{text.rstrip('/')}/" if os.path.isdir(place) else text

@@ -53,8 +53,8 @@ def read_result(job: TrainJob) -> TrainResult:
 
 def load_finished_result(job: TrainJob) -> TrainResult | None:
     """Return the result of a finished run with the same settings and data, or None if
-    the job's folder has no such result. There is one if an earlier process died before
-    storing the result elsewhere, or if the same run is repeated."""
+    the job's folder has no such result. Such a result exists if an earlier process died
+    before storing it elsewhere, or if the same run is repeated."""
     found = [job.work_folder / name for name in (RESULT, FINISHED)]
     path = next((path for path in found if path.is_file()), None)
     if path is None or job.settings.train.resume != "auto":

@@ -1,4 +1,4 @@
-"""Start the ranks of this machine and supervise them until they have ended.
+"""Start the ranks of this machine and supervise them until they have exited.
 
 PyTorch's elastic launcher starts the ranks. Its restarts are not used, because the
 launcher would also restart a job with an invalid parameter. It also cannot reduce the

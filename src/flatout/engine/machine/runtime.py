@@ -74,7 +74,7 @@ class Runtime:
     @property
     def memory_within_reach(self) -> int:
         """The GPU memory in bytes that this process has reserved or can still allocate,
-        without the memory that other programs use."""
+        excluding the memory that other programs use."""
         held = torch.cuda.memory_reserved(self.device)
         free, _ = torch.cuda.mem_get_info(self.device)
         return min(held + free, self.device_memory_bytes or 0)

@@ -1,8 +1,8 @@
 """Heartbeats of all ranks, for the process that supervises them.
 
 Each rank writes a small file twice per second, and whenever its phase changes. The file
-contains the step, the phase, the time of the last progress and the time of writing,
-which does not advance in a stopped process. Times are from the machine's monotonic
+contains the step, the phase, the time of the last progress and the time of writing. The
+last one does not advance in a stopped process. Times are from the machine's monotonic
 clock, so that processes can compare them.
 """
 
@@ -29,8 +29,8 @@ LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "audit", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""In long phases, the time limit for progress is multiplied by the factor, and it is at
-least the minimum in seconds."""
+"""In long phases, the time limit for progress is multiplied by this factor, and it is
+at least this number of seconds."""
 
 
 @dataclass(frozen=True)

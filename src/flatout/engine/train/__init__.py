@@ -1,6 +1,6 @@
 """The training loop, with its setup, logging and checkpointing.
 
-| question | place |
+| question | code |
 |---|---|
 | Which rows does a step use? | `batches/global_batches.py`: `permute`, `Planner` |
 | Where is the loss divided? | `step.py`: `Stepper._forward_backward` |

@@ -30,8 +30,8 @@ Part = tuple[Tensor, Tensor, Tensor]
 
 def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:
     """Combine the `parts` of all ranks. Return the logits and labels (S, ...) of a
-    global batch of `count` = S targets, in order of position. Padding, whose position
-    is S, is dropped."""
+    global batch of `count` = S targets, in order of position. Padding has the position
+    S and is dropped."""
     logits, labels, places = (torch.cat(list(own)) for own in zip(*parts, strict=True))
     found = []
     for values in (logits.float(), labels):

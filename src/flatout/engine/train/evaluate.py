@@ -51,17 +51,17 @@ class Sums:
         self._targets = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, ...) and labels (k, ...) to the loss and the metrics."""
+        """Update the loss and the metrics with logits (k, ...) and labels (k, ...)."""
         self.add_loss(logits, labels)
         self.judge(logits, labels)
 
     def add_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, ...) and labels (k, ...) to the loss only."""
+        """Update only the loss with logits (k, ...) and labels (k, ...)."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
 
     def judge(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (k, ...) and labels (k, ...) to the metrics only."""
+        """Update only the metrics with logits (k, ...) and labels (k, ...)."""
         if self._metrics is not None:
             self._metrics.update(logits, labels)
 
@@ -91,9 +91,9 @@ class Sums:
         return Evaluation(loss, known)
 
     def _figures(self, runtime: Runtime) -> dict[str, Any]:
-        """Return the metrics, computed on the main rank and sent to all ranks. Each
-        rank on its own might get slightly different values, or a custom metric might
-        fail on some ranks only."""
+        """Return the metrics, computed on the main rank and sent to all ranks. If each
+        rank computed its own metrics, values might differ slightly, or a custom metric
+        might fail on some ranks only."""
         box: list[Any] = [{}]
         if runtime.ranks.is_main and self._metrics is not None:
             try:
@@ -158,10 +158,9 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """Update the metrics with the rows of `batch`, and add their loss, which compares
-    each row with all others. Only the main rank adds the loss, because `Sums.read` sums
-    over ranks.
-    """
+    """Update `sums` with the metrics and the loss of `batch`. The loss compares each
+    row with all other rows of the batch. Only the main rank adds it, because
+    `Sums.read` sums over ranks."""
     parts: list[Part] = []
     for micro in batch.micro_batches:
 

@@ -2,8 +2,8 @@
 
 DDP reduces gradients during the backward pass. This hides the latency of a slow
 interconnect, but occupies multiprocessors that matmuls need. In addition, all ranks
-would have to capture CUDA graphs at the same step, although a new shape does not occur
-on all ranks at the same step.
+would have to capture CUDA graphs at the same step, but new shapes occur at different
+steps on different ranks.
 """
 
 from __future__ import annotations

@@ -162,9 +162,9 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """After the step of `batch`, log metrics, evaluate the model and save a checkpoint,
-    each if it is due. Raises Interrupted if a signal was received, and NonFiniteError
-    if a loss or gradient was not finite."""
+    """After a step on `batch`, log metrics, evaluate the model and save a checkpoint if
+    they are due. Raises Interrupted if a signal was received, and NonFiniteError if a
+    loss or gradient was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)

@@ -1,5 +1,5 @@
-"""Custom functions: metrics for evaluations (`train.compute_metrics`), and callbacks
-that are called at events of a run (`train.callbacks`)."""
+"""Call custom functions: metrics in evaluations (`train.compute_metrics`), and
+callbacks at events of a run (`train.callbacks`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OwnMetrics:
     taken: frozenset[str]
     """The names of the task's metrics, which the function must not return."""
     tried: bool = False
-    """Whether this is the test before training. Errors then end the run."""
+    """Whether the function is being tested before training. Errors then end the run."""
 
     @classmethod
     def of(
@@ -106,12 +106,12 @@ class OwnFigures(Metrics):
         return [] if self._inner is None else self._inner.tensors()
 
     def kept(self) -> list[list[Tensor]]:
-        """Return all logits and labels, and what the task's metrics keep."""
+        """Return all logits and labels, and the tensors kept by the task's metrics."""
         inner = [] if self._inner is None else self._inner.kept()
         return [self._logits, self._labels, *inner]
 
     def compute(self) -> dict[str, Any]:
-        """Return all metrics. The custom function gets only rows that have a target."""
+        """Return all metrics. The custom function receives only rows with a target."""
         found = {} if self._inner is None else self._inner.compute()
         labels = torch.cat(self._labels)
         real = self._task.real(labels)
@@ -124,7 +124,7 @@ class OwnFigures(Metrics):
 def checked_figures(
     parameter: str, found: Any, is_taken: Callable[[str], bool]
 ) -> tuple[dict[str, float], list[str]]:
-    """Check `found`, which a custom function returned. Return the finite numbers in it
+    """Check `found`, the return value of a custom function. Return its finite numbers
     by name, and a message for each invalid item. `parameter` is the name of the
     setting, for messages. `is_taken` returns whether flatout uses a name itself."""
     if not isinstance(found, Mapping):
@@ -146,8 +146,7 @@ def checked_figures(
 
 
 def number_of(value: Any) -> float | None:
-    """Return a Python, NumPy or PyTorch number as a float, or None if `value` is no
-    number."""
+    """Convert a Python, NumPy or PyTorch number to a float. Return None otherwise."""
     if isinstance(value, (str, bytes)):
         return None
     try:
@@ -158,7 +157,7 @@ def number_of(value: Any) -> float | None:
 
 def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
     """Raise SettingsError if `train.metric` is neither a metric of the task nor in
-    `found`, the metrics of the test before training."""
+    `found`, the metrics computed in the test before training."""
     known = figures_of(task.settings, type(task))
     name, own = train.metric, found.keys() - {"loss", *known}
     if name is None or name in known or name in found or not own:
@@ -175,7 +174,8 @@ class Callbacks:
     and training continues. Numbers that callbacks return are written to `metrics`."""
 
     def __init__(self, paths: Sequence[str], metrics: MetricsFile) -> None:
-        """Create the callbacks in `paths`. Raises SettingsError if this fails."""
+        """Import and create the callbacks at the dotted `paths`. Raises SettingsError
+        if this fails."""
         self._metrics = metrics
         self._callbacks = [(path, _made(path)) for path in paths]
 

@@ -106,10 +106,10 @@ class ProcessGroup:
 
     def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
         """Shard an uncompiled layer so that its matrices are gathered in the compute
-        dtype. If they were gathered in fp32, autograd would keep the copies that
-        autocast makes of them until the backward pass, which need half of the model's
-        size on each rank. Norms stay in fp32, as under autocast. Compiled layers
-        recompute the copies and do not need this."""
+        dtype. If they were gathered in fp32, autograd would keep autocast's copies of
+        them until the backward pass. These copies need half of the model's size on each
+        rank. Norms stay in fp32, as under autocast. Compiled layers recompute the
+        copies instead of keeping them."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         vectors = [m for m in layer.modules() if _has_only_vectors(m)]
@@ -123,7 +123,7 @@ class ProcessGroup:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
 
     def leave(self) -> None:
-        """Leave the group. No messages can be sent to other ranks after this."""
+        """Leave the group. No messages can be sent to other ranks afterwards."""
         self.accelerator.end_training()
 
     def all_gather(self, value: Any) -> list[Any]:

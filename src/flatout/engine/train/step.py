@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Hits = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
 """A function that maps logits and labels to the number of correct predictions and the
-number of all predictions, as scalar tensors, or to None if it cannot count them."""
+total number of predictions, as scalar tensors, or to None if it cannot count them."""
 MAX_GRAPHS = 64
 """The maximum number of CUDA graphs, which is enough for nearly all shapes. More graphs
 would leave too little memory for steps without graphs."""
@@ -46,11 +46,11 @@ class StepSums:
     """Sums on the device over the steps since the last logging step."""
 
     loss: Tensor
-    """The sum over steps of this rank's part of the mean loss (a scalar)."""
+    """This rank's contribution to the mean loss, summed over steps (a scalar)."""
     hits: Tensor
     """The number of correct predictions on this rank, in steps that count them."""
     judged: Tensor
-    """The number of all predictions in these steps."""
+    """The total number of predictions in these steps."""
     last_loss: Tensor
     last_norm: Tensor
     first_bad_step: Tensor
@@ -75,11 +75,12 @@ class Stepper:
 
     `module` maps a dict of tensors to (summed loss, logits or None). If configured, it
     is wrapped for DDP and compiled. `no_sync` returns a context manager that turns off
-    gradient reduction, for all micro-batches except the last. If `all_reduce` is given,
-    it reduces the gradients once, after the last micro-batch. `hits` counts correct
-    predictions for the training accuracy, every `metrics_every` steps. With CUDA
-    graphs, it does so at every step, which costs nothing. `compare` is a loss over all
-    samples of a global batch. `audit` collects statistics of each row.
+    gradient reduction. It is used for every micro-batch except the last. If
+    `all_reduce` is given, it reduces the gradients once, after the last micro-batch.
+    `hits` counts correct predictions for the training accuracy, every `metrics_every`
+    steps. With CUDA graphs, it does so at every step, because this costs nothing.
+    `compare` is a loss over all samples of a global batch. `audit` collects statistics
+    of each row.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a step
@@ -146,7 +147,7 @@ class Stepper:
         self._add_audited()  # last, because steps that run out of memory are repeated
 
     def backward(self, batch: StepBatch) -> None:
-        """Compute this rank's gradients and its part of the batch's mean loss."""
+        """Compute this rank's gradients and its contribution to the mean loss."""
         self._backward(batch)
         self._add_audited()
 
@@ -171,8 +172,8 @@ class Stepper:
             self.updater.optimizer.zero_grad(set_to_none=True)
 
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
-        """Add up the gradients of the global batch's mean loss over micro-batches.
-        Return this rank's part of this loss as a scalar tensor."""
+        """Accumulate the gradients of the global batch's mean loss over micro-batches.
+        Return this rank's contribution to the loss as a scalar tensor."""
         if self.compare is not None and not self._is_alone(batch):
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
@@ -202,7 +203,7 @@ class Stepper:
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
         """Accumulate the gradients of a loss that compares all samples of the global
-        batch with each other. Return this rank's part of the loss."""
+        batch with each other. Return this rank's contribution to the loss."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
@@ -260,8 +261,8 @@ class _LossScale:
         return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
 
     def is_unrecoverable(self, finite: Tensor) -> Tensor:
-        """Return whether the step is not finite although the scale is minimal, as a
-        boolean scalar tensor. At larger scales, skipped steps are normal."""
+        """Return a boolean scalar tensor: whether the step is not finite even though
+        the scale has its minimum. At larger scales, skipped steps are normal."""
         return ~finite & (self.scale <= self.FLOOR)
 
     def update(self, finite: Tensor) -> None:
@@ -283,7 +284,7 @@ class _StepGraphs:
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
         self._graphs: dict[Shapes, tuple[Any, Tensor]] = {}
-        """Each shape's graph, and the buffer from which it reads its batch."""
+        """The graph of each shape, and the buffer from which it reads a batch."""
         self._update: Any = None
         self._seen: set[Shapes] = set()
         self._pool: Any = None

@@ -49,9 +49,9 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
 
 
 def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
-    """Return the state dict of a sharded model, with all weights in host memory, on the
-    main rank. On other ranks, its tensors are empty. Tied weights share memory. Return
-    None if the model is not sharded."""
+    """Return the state dict of a sharded model. On the main rank, it contains all
+    weights in host memory. On other ranks, the tensors are empty. Tied weights share
+    memory. Return None if the model is not sharded."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
         return None

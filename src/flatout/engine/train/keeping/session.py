@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
 """How long to wait for the lock. Ranks of a failed attempt may still be exiting."""
 FIRST_MINUTES = 1.0
-"""The maximum time until the first checkpoint, in minutes. If a run is killed early,
-little work is lost."""
+"""The maximum time until the first checkpoint, in minutes. It is short, so that little
+work is lost if a run is killed early."""
 
 
 class Session:
@@ -177,8 +177,8 @@ class Session:
             ) from None
 
     def _find(self) -> Checkpoint | None:
-        """Return the checkpoint to resume, on the main rank. If this fails there, raise
-        CheckpointError on all ranks."""
+        """Return the checkpoint to resume on the main rank, and None on other ranks. If
+        the main rank fails, raise CheckpointError on all ranks."""
         found, reason = None, None
         if self._ranks.is_main:
             try:

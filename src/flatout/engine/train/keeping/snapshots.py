@@ -56,11 +56,11 @@ class Snapshot:
     """A copy of a run's state in the host memory of the main rank."""
 
     files: dict[str, Named]
-    """The tensors of the files MODEL, OPTIMIZER and RANKS, by file and name."""
+    """The tensors of the files MODEL, OPTIMIZER and RANKS, by file and tensor name."""
     state: dict[str, Any]
     first_bad_step: Tensor
     ready: Any = None
-    """The CUDA event that follows the copies to the host, or None without a GPU."""
+    """The CUDA event recorded after the copies to the host, or None without a GPU."""
 
     def write(self, folder: Path) -> list[str]:
         """Write the files of a checkpoint to `folder` and return their names. Raises
@@ -93,9 +93,9 @@ class Snapshots:
     _buffers: Named = field(default_factory=dict)
 
     def take(self) -> Snapshot | None:
-        """Copy the state to the host memory of the main rank. Return the copy there,
-        and None on other ranks. All ranks must call this. The device copies the state
-        before the next step, and the host does not wait for this."""
+        """Copy the state to the host memory of the main rank. Return the copy on the
+        main rank, and None on other ranks. All ranks must call this. The device
+        finishes copying before the next step, but the host does not wait for it."""
         trainer = self.trainer
         shared = {**self._gather_generators(), "sums": _gather_sums(trainer)}
         files = {
@@ -328,9 +328,9 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
-    """Create the optimizer's state as its first step would. Return the tensors of this
-    state by their names in a checkpoint. `stored` contains tensors with the shapes and
-    dtypes of the checkpoint."""
+    """Create the same optimizer state as the first step would. Return the tensors of
+    this state by their names in a checkpoint. `stored` contains tensors with the shapes
+    and dtypes of the checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, like in stored.items():
@@ -354,7 +354,8 @@ def _empty_state(trainer: Trainer, parameter: Tensor, key: str, like: Tensor) ->
 
 def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
     """Restore the states of this rank's random generators. If the checkpoint has none
-    for this rank, seed them from the seed, the step and the rank."""
+    for this rank, seed the generators with a value that depends on the run's seed, the
+    step and the rank."""
     me = trainer.runtime.ranks.rank
     prefix = f"{me}/"
     mine = {n.removeprefix(prefix): t for n, t in ranks.items() if n.startswith(prefix)}

@@ -56,7 +56,7 @@ class RowAudit:
         sums = torch.zeros(4, num_rows + 1, device=device)
         self.seen, self.right, self.margin, self.steady = sums
         self.sums = sums
-        # -1 marks rows that were not seen yet. It differs from every class number.
+        # -1 marks rows that have not been seen yet. It differs from every class number.
         self.likely = torch.full((num_rows + 1,), -1, device=device)
 
     def reset(self) -> None:
@@ -162,8 +162,8 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
 
 
 def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:
-    """Return a boolean array (rows,), which is true for rows whose input also occurs
-    with another label."""
+    """Return a boolean array (rows,) that is true for rows whose input also occurs with
+    another label."""
     hashes = np.unique(row_hashes(job.train), return_inverse=True)[1]
     low, high = np.full(len(labels), 2**62), np.full(len(labels), -1)
     np.minimum.at(low, hashes, labels)

@@ -51,8 +51,8 @@ class NonFiniteError(RuntimeError):
 
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
-    """Return a warning if the first loss is far above the chance loss, else None.
-    Tokenizer, model and labels may then not belong together."""
+    """Return a warning if the first loss is far above the chance loss, else None. A
+    high loss may mean that the tokenizer, the model and the labels do not match."""
     if chance is None or not loss > chance + INITIAL_LOSS_TOLERANCE:
         return None  # the loss of a first step without a target is NaN
     return (
@@ -142,8 +142,8 @@ def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str 
 
 
 FIRST_POINTS = 5
-"""The number of log points at the start of a session at which health is checked. Later,
-it is checked at each evaluation."""
+"""Health is checked at this many log points at the start of a session. Later, it is
+checked at each evaluation."""
 FEWEST_POINTS = 3
 """The minimum number of log points to judge gradient norms and loader waits."""
 

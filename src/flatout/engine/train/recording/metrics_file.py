@@ -1,4 +1,4 @@
-"""Write live metrics to a file, which other programs send to a tracking store."""
+"""Write live metrics to a file. Other programs send them to a tracking store."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MetricsFile:
 
 
 def read_points(path: Path) -> list[dict[str, Any]]:
-    """Return all points in a file except damaged lines, or [] if there is no file."""
+    """Return the points in a file, without damaged lines, or [] if there is no file."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [point for point in map(parse_point, lines) if point]
 

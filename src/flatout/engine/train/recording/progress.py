@@ -20,7 +20,7 @@ EVALUATION_SPEEDUP = 3.0
 """The assumed ratio of evaluation throughput to training throughput, which is used
 until an evaluation has been measured."""
 WINDOWS_TO_JUDGE = 2
-"""The minimum number of windows after the warm-up for a warning about the deadline."""
+"""The number of windows after the warm-up that a deadline warning requires."""
 
 
 class Progress:

@@ -64,7 +64,7 @@ class Recorder:
     samples: int = 0
     first_batch_s: float = 0.0
     compiled_before_s: float = 0.0
-    """Compilation time before the first step, while memory was measured."""
+    """Compilation time in seconds before the first step, while memory is measured."""
     compiled_first_s: float = 0.0
     """The compilation time in seconds up to the end of the first step."""
     initial_loss: float = float("nan")
@@ -110,7 +110,7 @@ class Recorder:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that the method `state` has returned."""
+        """Restore a state that was returned by the method `state`."""
         self.history = [LogPoint(**point) for point in state["history"]]
         best = state["best"]  # old checkpoints also have a confusion matrix
         self.best = Evaluation(best["loss"], best["metrics"]) if best else None
@@ -147,13 +147,14 @@ class Recorder:
         return job.task.chance_loss(len(job.label_names) or pieces)
 
     def check_health(self) -> None:
-        """Log and record a warning about each problem that was not reported before."""
+        """Log and record a warning about each problem that has not been reported
+        yet."""
         for kind, text in find_problems(self).items():
             if text:
                 self.warn(kind, text)
 
     def warn(self, kind: str, text: str) -> None:
-        """Log and record a warning, unless there was one of the same `kind` before."""
+        """Log and record a warning, unless there already is one of this `kind`."""
         if kind not in self.problems and self.trainer.runtime.ranks.is_main:
             logger.warning(text)
         self.problems.setdefault(kind, text)
@@ -181,8 +182,8 @@ class Recorder:
         self._slow_habits(batch.step, learning_rate)
 
     def _slow_habits(self, step: int, learning_rate: float) -> None:
-        """Imitate typical slow training loops after a step, if the settings require it.
-        conf/slow does so for comparison."""
+        """Imitate typical slow training loops after a step, if the settings ask for it.
+        The settings in conf/slow do, for comparison."""
         train = self.trainer.job.settings.train
         if train.synchronize_every_step:
             loss = read_loss(self.trainer)
@@ -236,8 +237,8 @@ class Recorder:
                 self.callbacks.call(event, step, values)
 
     def _write(self, point: LogPoint) -> None:
-        """Write a point to the file. If no step had a target, omit the loss and
-        warn."""
+        """Write a point to the metrics file. If no step had a target, omit the loss and
+        warn about it."""
         metrics = point.as_metrics()
         if not self._steps_since_log:
             del metrics["train_loss"]
@@ -316,15 +317,15 @@ class Recorder:
         return patience is not None and self.evaluations_without_best >= patience
 
     def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """End the run after the step of `batch`, and log this step if it was not logged
-        yet."""
+        """End the run after the step of `batch`, and log the step if it has not been
+        logged yet."""
         done = batch.step + 1
         if not self.log_due(done):
             self.log(batch, learning_rate)
         self.end_at(done)
 
     def end_at(self, done: int) -> None:
-        """End the run after `done` steps, unless these are all steps."""
+        """End the run after `done` steps, unless it is already complete."""
         if done < self.trainer.total_steps:
             self.trainer.total_steps = done
             self.exit_reason = "early stopping"
@@ -372,7 +373,7 @@ class Recorder:
 
 
 def read_loss(trainer: Trainer) -> float:
-    """Return the mean loss of the last step over all ranks. Synchronises the device."""
+    """Synchronise the device and return the last step's mean loss over all ranks."""
     loss = trainer.stepper.sums.last_loss.detach().clone()
     if trainer.runtime.ranks.world_size > 1:
         torch.distributed.all_reduce(loss)
@@ -380,7 +381,7 @@ def read_loss(trainer: Trainer) -> float:
 
 
 def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, float]:
-    """Read the sums, over all ranks, in a single copy from the device, and reset them.
+    """Read the sums over all ranks in a single copy from the device, and reset them.
     The result also contains the maxima of `compiles` and `batch_s` over all ranks."""
     sums = trainer.stepper.sums
     shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])

@@ -25,8 +25,8 @@ class LogPoint:
     train_accuracy: float | None = None
 
     def as_metrics(self) -> dict[str, float]:
-        """Return the metrics, by their names in a tracking store. Values that are NaN,
-        such as the throughput during the warm-up, are left out."""
+        """Return the metrics by the names used in a tracking store. Values that are
+        NaN, such as the throughput during the warm-up, are left out."""
         metrics = {
             "train_samples_per_second": self.samples_per_s,
             "train_tokens_per_second": self.tokens_per_s,
@@ -49,7 +49,7 @@ class Evaluation:
     """The task's metrics by name. `accuracy` is in [0, 1]."""
 
     def named(self, split: str) -> dict[str, float]:
-        """Return the loss and the metrics by names such as `<split>_loss`."""
+        """Return the loss and the metrics, with names such as `<split>_loss`."""
         figures = {"loss": self.loss, **self.metrics}
         return {f"{split}_{name}": value for name, value in figures.items()}
 
@@ -122,7 +122,7 @@ class TrainReport:
     test_accuracy: float | None
     resumed_from_step: int | None
     compile_reason: str = ""
-    """Why `compile` and `cuda_graphs` are on or off, with estimated seconds."""
+    """Why `compile` and `cuda_graphs` are on or off, with the estimated times."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The best model's metrics on the validation and test split, e.g.
     `validation_f1_macro`."""

@@ -69,8 +69,8 @@ def build_report(
 
 
 def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
-    """Return the time in seconds of each phase of `wall_s`. Compilation is a phase of
-    its own, although most of it happens during the first step."""
+    """Split `wall_s` into phases and return the time in seconds of each phase.
+    Compilation is a separate phase, although most of it happens in the first step."""
     seconds, compile_s = recorder.seconds, compile_clock.seconds
     early_s = recorder.compiled_before_s
     first_s = recorder.compiled_first_s - early_s
@@ -123,9 +123,9 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
-    """Measure the matmul throughput of this GPU. Return it, and the percentage of it
-    that the run reached (`tflops`). Both are None if memory is full. They are also None
-    on a CPU, because the measurement would take seconds."""
+    """Measure the matmul throughput of this GPU. Return it, and `tflops` as a
+    percentage of it. Both are None if memory is full. They are also None on a CPU,
+    because the measurement would take seconds."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):

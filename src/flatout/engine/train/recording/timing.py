@@ -42,7 +42,7 @@ class Window:
     clean: bool
     """Whether there was no compilation or graph capture during the window."""
     loader_s: float = 0.0
-    """The seconds that the loader's workers need for the batches of the window."""
+    """The seconds that the loader's workers need to build the window's batches."""
 
 
 class WindowClock:
@@ -219,9 +219,9 @@ def steady(windows: Sequence[Any]) -> list[Any]:
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """Return the time in seconds by which the throughput of `windows` is computed. It
-    is the larger of the wall time and the loader's time, each summed over windows.
-    Single windows cannot be compared: if several workers finish at the same time, one
-    window gets several batches and the next one none."""
+    """Return the time in seconds from which the throughput of `windows` is computed. It
+    is the larger of the wall time and the loader's time, each summed over windows. The
+    two times are not compared per window: if several workers finish at the same time,
+    one window gets several batches and the next one none."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")

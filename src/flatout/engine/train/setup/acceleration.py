@@ -25,8 +25,8 @@ from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384
-"""The maximum number of tokens per rank and step for which kernel launches are assumed
-to limit the throughput if the speed of the device is unknown."""
+"""If the speed of the device is unknown, kernel launches are assumed to limit the
+throughput of steps with at most this number of tokens per rank."""
 SLOW_HOST = 1.5
 """A factor that allows for slower hosts. At 24,600 tokens per step, CUDA graphs
 increased the throughput of BERT-base by less than 1 % on one host (7,821 to 7,868
@@ -38,7 +38,7 @@ GRAPH_PAD_MULTIPLE = 256
 least this number, to limit the number of graphs. Large batches use a larger multiple.
 """
 GRAPH_PAD_SHARE = 1 / 96
-"""The ratio of this multiple to a rank's mean tokens per step, e.g. 256 / 24,600."""
+"""The ratio of the multiple to a rank's mean tokens per step, e.g. 256 / 24,600."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
@@ -152,10 +152,10 @@ def _work(
 
 
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
-    """Return an upper bound on the number of different shapes of packed steps. Numbers
-    of tokens are assumed to be within two standard deviations of the mean. An upper
-    bound on the standard deviation follows from the mean and maximum length of rows
-    (Bhatia & Davis 2000)."""
+    """Return an upper bound on the number of different shapes of packed steps. The
+    number of tokens per step is assumed to be within two standard deviations of its
+    mean. An upper bound on the standard deviation follows from the mean and maximum
+    length of rows (Bhatia & Davis 2000)."""
     largest, mean = job.train.facts.largest_sample, job.train.facts.mean_length
     variance = rank_tokens(job, runtime) * max(0.0, largest - mean)
     around = 4 * math.sqrt(variance)
@@ -163,7 +163,7 @@ def _shapes(job: TrainJob, runtime: Runtime) -> int:
 
 
 def _resolve_compile(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
-    """Return whether to compile, or None if this is still to be chosen (`auto`). Raises
+    """Return whether to compile, or None if `auto` leaves the decision open. Raises
     SettingsError if compilation is required and there is no compiler."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
@@ -199,8 +199,8 @@ def without_compiler(runtime: Runtime) -> list[str]:
 def _resolve_cuda_graphs(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> bool | None:
-    """Return whether to use CUDA graphs, or None if this is still to be chosen
-    (`auto`). Raises SettingsError if graphs are required but impossible."""
+    """Return whether to use CUDA graphs, or None if `auto` leaves the decision open.
+    Raises SettingsError if graphs are required but impossible."""
     train, family = job.settings.train, family_of(config)
     possible = _can_record(job, runtime, strategy, family)
     if train.cuda_graphs != "auto":
@@ -250,9 +250,9 @@ def _most_graph_tokens(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> float:
     """Return the maximum number of tokens per step for which CUDA graphs are useful,
-    because kernel launches limit the speed. It is not more than the token budget:
-    several micro-batches would be divided differently at each step, and need a graph
-    for each division."""
+    because kernel launches limit the speed. It does not exceed the token budget. Larger
+    batches are divided into micro-batches, differently at each step, and each division
+    would need its own graph."""
     budget = token_budget(job, runtime, strategy, config)
     if family_of(config).schedule.launches_by_place:
         return budget
@@ -262,7 +262,7 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Return whether memory suffices for CUDA graphs, which need separate memory."""
+    """Return whether memory suffices for CUDA graphs and their separate memory pool."""
     memory = runtime.device_memory_bytes
     if memory is None:
         return True

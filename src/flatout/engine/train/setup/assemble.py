@@ -318,6 +318,6 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
 def may_fuse_projections(train: TrainSettings) -> bool:
     """Return whether projections may be fused into one matmul. This is not possible if
     weights are sharded or layers are recomputed. In recomputed layers, Dynamo treats a
-    tensor that is passed to the next block as a side effect, and does not compile them.
-    """
+    tensor that is passed to the next block as a side effect, and does not compile the
+    layer."""
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

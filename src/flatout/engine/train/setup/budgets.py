@@ -1,4 +1,4 @@
-"""Choose the maximum micro-batch size, by default values or by measured memory."""
+"""Choose the maximum micro-batch size from default values or measured memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOM = 0.9
 """The fraction of the available memory to use. Fragmentation wastes some memory, and
 batch sizes differ from step to step."""
 TIGHT = 0.6
-"""The fraction of memory from which fragmentation matters. On an H200, fragmentation
+"""The fraction of memory above which fragmentation matters. On an H200, fragmentation
 wasted up to a third of the memory in use."""
 PLENTY = 1.5
 """Memory is not measured if the estimated budget is at least this multiple of the
@@ -32,7 +32,7 @@ largest micro-batch."""
 FOLLOWED = 0.7
 """The size of the second measured pass, as a fraction of the predicted budget."""
 FULL = 0.9
-"""If a pass had at least this fraction of the tokens of the largest micro-batch, no
+"""After a pass with at least this fraction of the largest micro-batch's tokens, no
 larger pass is measured. Whole rows rarely fill a micro-batch completely."""
 Point = tuple[int, float]
 """The number of tokens in a pass, and the bytes that the pass needs."""

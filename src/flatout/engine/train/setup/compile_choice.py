@@ -12,12 +12,12 @@ PEAK_SHARE, COMPILED_SHARE = 0.31, 0.44
 """The fractions of the data sheet's peak that BERT-base reaches with 256 rows per step:
 uncompiled (5,553 samples/s) and compiled (7,821 samples/s)."""
 LAYER_SAVES_S = 0.12e-3
-"""The time in seconds that compiling saves per layer, whatever the number of tokens.
-The constant part of a layer's time is 0.46 ms uncompiled and 0.34 ms compiled."""
+"""The time in seconds that compiling saves per layer, for any number of tokens. The
+constant part of a layer's time is 0.46 ms uncompiled and 0.34 ms compiled."""
 HOST_S = 2.2e-3
 """The time in seconds that the host needs to launch the forward and backward pass of a
 layer. For BERT-base, 12 layers take 24 ms (661 samples/s with 16 rows). If the device
-needs less than this per layer, steps wait for the host, compiled or not."""
+needs less than this per layer, steps wait for the host, whether compiled or not."""
 PART_S = 9.0
 """The time in seconds to compile one part of a model, or to start the compiler. BERT's
 two parts took 24.5 s in total (H100, 16 cores). A warm disk cache would save most of
@@ -56,8 +56,8 @@ class Choice:
 def choose_compilation(
     work: Work, compiled: bool | None = None, recorded: bool | None = None
 ) -> Choice:
-    """Return the choice with which the planned work takes the least time. If `compiled`
-    or `recorded` (CUDA graphs) is not None, it is kept."""
+    """Return the choice that minimises the time for the planned work. If `compiled` or
+    `recorded` (CUDA graphs) is not None, it is kept."""
     cost_s = PART_S * (1 + work.parts)
     graphs = recorded
     if graphs is None:

@@ -59,8 +59,8 @@ def _hash(file: Path, changed_ns: int) -> str:
 
 
 def _own_code(settings: Settings) -> dict[str, str]:
-    """Return digests of the modules with custom code that the settings name. PyTorch's
-    own modules are left out, because its version may change."""
+    """Return digests of the modules with custom code to which the settings refer.
+    PyTorch's own modules are left out, because its version may change."""
     train, model = settings.train, settings.model
     own_parts = (train.optimizer, train.schedule, train.compute_metrics)
     named = (*own_parts, model.task, model.family)

@@ -168,8 +168,8 @@ def check_rows(job: TrainJob) -> None:
 
 
 def without_targets(job: TrainJob) -> list[str]:
-    """Return a warning, in a list, if there are rows without a target. Their prompts
-    leave no room for a completion."""
+    """Return a list with a warning if there are rows without a target, else an empty
+    list. The prompts of such rows leave no room for a completion."""
     facts = job.train.facts
     if not (job.task.texts.completions and facts.num_unlabelled):
         return []

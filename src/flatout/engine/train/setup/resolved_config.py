@@ -39,13 +39,13 @@ class ResolvedConfig:
     fused_optimizer: bool
     residual: str = "fp32"
     overhead_tokens: int = GPU_OVERHEAD_TOKENS
-    """The fixed cost of a micro-batch on the device, as a number of tokens."""
+    """The fixed cost of a micro-batch on the device, expressed in tokens."""
     launch_tokens: int = 0
-    """The tokens that the device processes while the host launches a micro-batch."""
+    """How many tokens the device processes while the host launches a micro-batch."""
     flat_all_reduce: bool = False
     """Whether a single all-reduce sums all gradients after the backward pass."""
     compile_reason: str = ""
-    """Why compilation and CUDA graphs are on or off, with estimated seconds."""
+    """Why compilation and CUDA graphs are on or off, with the estimated times."""
     budget_reason: str = ""
     """The expected memory use of a step, or an empty string if it is unknown."""
     notes: tuple[str, ...] = field(default=())
