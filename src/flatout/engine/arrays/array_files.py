@@ -49,8 +49,8 @@ class ArrayFiles:
     is_labelled: bool = True
     """Whether labels are required. If this is False, labels are not read."""
     trained_on: tuple[str, ...] = ()
-    """The input columns of a model. They are read from tables that have any of them,
-    if `inputs` is empty."""
+    """The input columns on which a model was trained. If `inputs` is empty, they are
+    read from tables that have at least one of them."""
     kind: ClassVar = "arrays"
 
     @property
@@ -226,7 +226,8 @@ def open_source(
 ) -> ArraySource:
     """Return a source of the samples in the file or folder `path`. `label` is the name
     of the label column. If `is_labelled` is True, labels are required. If it is False,
-    labels are not read. `own` contains the options for arrays or for images."""
+    labels are not read. `own` contains the parameters that are specific to arrays or
+    images."""
     if isinstance(own, ArraySettings):
         return ArrayFiles(path, tuple(own.inputs), label, is_labelled)
     from flatout.engine.arrays.image_files import ImageFiles

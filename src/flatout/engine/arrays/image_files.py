@@ -51,7 +51,7 @@ class ImageFiles:
     is_labelled: bool = True
     """Whether labels are required. If this is False, labels are not read."""
     keeps_files: bool = False
-    """Whether rows store the bytes of the files instead of pixels."""
+    """Whether rows store the encoded image files instead of pixels."""
     kind: ClassVar = "images"
 
     @property
@@ -145,7 +145,7 @@ class ImageFiles:
 
     def _read(self, batch: RawBatch) -> Iterator[tuple[str | None, Any, str | None]]:
         """Yield the file name, the label and the rejection reason (or None) of each row
-        of `batch`. A file name or label that is rejected is None."""
+        of `batch`. Rejected file names and labels are yielded as None."""
         faults = Faults()
         names = read_text(batch, self.image_column, faults).to_pylist()
         unread = faults.reasons.copy()
@@ -194,8 +194,8 @@ def _check_classes(path: Path, names: set[str]) -> None:
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """Return the path of the file `name`, which a manifest in `root` lists. Links are
-    not followed. Raises ArraysError if the path is outside `root`."""
+    """Return the path of `name`, a file listed in a manifest in `root`. Links are not
+    followed. Raises ArraysError if the path is outside `root`."""
     file, folder = (Path(os.path.abspath(path)) for path in (root / str(name), root))
     if not file.is_relative_to(folder):
         raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")

@@ -72,8 +72,8 @@ def array_recipes(
 ) -> dict[str, Any]:
     """Return a dict with a recipe for each of the three splits, for the `rejected` rows
     and for the `report`, and with the `label_names`. Raises ArraysError or SplitError
-    if the samples cannot be used, and SettingsError if the parameters do not fit
-    them."""
+    if the samples cannot be used, and SettingsError if the parameters do not fit the
+    samples."""
     for name in TEXT_ONLY:
         if column := getattr(split, name):
             raise SettingsError(

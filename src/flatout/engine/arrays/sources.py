@@ -67,7 +67,7 @@ class Window:
         return found
 
     def place(self, row: int) -> tuple[str, int]:
-        """Return the file of a row of the window, and the row's number in the file."""
+        """Return the file that contains a row, and the row's number in that file."""
         if self.names is not None:
             return self.names[row], 0
         return self.source, self.first_row + row
@@ -87,8 +87,8 @@ class Files:
 
     @cached_property
     def state(self) -> str:
-        """Hash of the name, size, mtime, ctime and inode of each file. The hash changes
-        if a file is replaced, even by a file of the same size and mtime."""
+        """Hash of the names, sizes, mtimes, ctimes and inodes of all files. The hash
+        changes if a file is replaced, even by a file of the same size and mtime."""
         stats = ((name_in(self.root, file), file.stat()) for file in self.paths)
         facts = [
             (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
@@ -98,7 +98,7 @@ class Files:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the name and the contents of each file."""
+        """Hash of the names and contents of all files."""
         names = [name_in(self.root, file) for file in self.paths]
         with ThreadPoolExecutor(usable_cores()) as pool:
             digests = list(pool.map(_bytes_digest, self.paths))
@@ -116,8 +116,8 @@ def _bytes_digest(file: Path) -> str:
 
 @dataclass(frozen=True)
 class FilesKey(ContentKey):
-    """Key of a result that also depends on `files`. To compare keys, the files are read
-    only if their sizes, times or inodes have changed."""
+    """Content key of a result that also depends on the contents of `files`. To compare
+    keys, the files are read only if their sizes, times or inodes have changed."""
 
     files: Files
 
@@ -206,7 +206,8 @@ def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     """Convert numbers to float32, or to float64 if float32 cannot represent their dtype
-    exactly. uint8 is unchanged. Return None if the values are not numbers."""
+    exactly. uint8 arrays are returned unchanged. Return None if the values are not
+    numbers."""
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind not in "biuf":

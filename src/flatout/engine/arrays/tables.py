@@ -85,8 +85,8 @@ def _numbers(file: Path, batch: RawBatch, name: str) -> tuple[Any, Any]:
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Return samples (n, ...) from a column of n lists of any depth, and a mapping from
-    the index of each unusable row to the reason. Rows of other than the most common
-    shape are unusable."""
+    the index of each unusable row to the reason. Rows whose shape is not the most
+    common one are unusable."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = Counter(row.shape for row in rows if row is not None)
     shape = shapes.most_common(1)[0][0] if shapes else (0,)

@@ -2,8 +2,8 @@
 
 Each optimisation is a rung. Common tips come first, in the order of the guides that
 recommend them, followed by flatout's own optimisations. Each rung is added to the rungs
-kept so far, and measured in timing windows with and without it, which alternate. A rung
-that makes training slower is reported, but the rungs above it are measured without it.
+kept so far. To measure its effect, timing windows with and without the rung alternate.
+A rung that makes training slower is reported, but later rungs are measured without it.
 At the end, all kept rungs together are compared with the slow configuration. If the
 rung with a larger global batch was kept, the slow configuration is first compared with
 only those kept rungs that do not change the result of training. Finally, each kept rung
@@ -61,7 +61,7 @@ class Step:
     the configured global batch size."""
     leave_one_out_spread_pct: float | None = None
     leave_one_out_note: str = ""
-    """Names the rungs left out together with this one, or explains why there is no
+    """The rungs left out together with this one, or the reason why there is no
     ratio."""
 
 
@@ -93,7 +93,7 @@ SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
 
 
 def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
-    """Return whether the trial fell back to a substitute, because the device or the
+    """Return whether the trial fell back to an alternative, because the device or the
     model does not support the rung's feature."""
     if "runtime.attention" in rung.changes and trial.attention == "none":
         return True
@@ -139,7 +139,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 
 def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
-    """Compare the changes of `rung` (all kept changes) with the slow configuration in
+    """Compare `rung`, which combines all kept changes, with the slow configuration in
     alternating windows, and return the row."""
     label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
     top, times = measured(number, label, changes, {})
@@ -150,8 +150,8 @@ def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
 def leave_one_out(
     measured: Callable[..., Any], kept: list[tuple[Rung, Step]]
 ) -> Iterator[Step]:
-    """For each kept rung, compare training with all kept rungs to training without this
-    rung. Yield the row of the rung with the ratio of the throughputs filled in."""
+    """For each kept rung, compare the throughput with all kept rungs to the throughput
+    without this one. Yield the rung's row with `leave_one_out` filled in."""
     chosen = [rung for rung, _ in kept]
     top, _ = without(chosen)
     for rung, step in (pair for pair in kept if not pair[0].changes_optimisation):

@@ -144,8 +144,8 @@ def versions() -> dict[str, str]:
 
 
 def mismatches(tuned: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return a text for each difference between two results of `provenance`: the stored
-    record `tuned`, and the record `here` of this machine."""
+    """Return a description of each difference between the stored record `tuned` and
+    this machine's record `here` (see `provenance`)."""
     found = [
         f"{word} {tuned[name]}, here {here[name]}"
         for name, word in _WORDS.items()

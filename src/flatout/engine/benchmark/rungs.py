@@ -31,7 +31,7 @@ SLOW: dict[str, Any] = {
     "train.loader.pin_memory": False,
     "train.loader.persistent_workers": False,
 }
-"""The settings of conf/slow by path. A test keeps them equal to the file."""
+"""The settings of conf/slow by path. A test checks that they match the file."""
 
 
 @dataclass(frozen=True)

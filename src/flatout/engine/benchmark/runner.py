@@ -42,7 +42,7 @@ Watch = Callable[[TrialResult], None]
 UNPAIRED = "unpaired"
 """Status of a trial whose reference process ended early."""
 ALONE = "one after the other"
-"""Note of a trial that could not be measured in alternation with its reference."""
+"""Note for a trial whose windows could not alternate with those of its reference."""
 
 
 class OutOfTime(Exception):

@@ -1,4 +1,4 @@
-"""The benchmark modes, each of which decides which trials to run, and their results."""
+"""Run the benchmark in one of its modes. The mode decides which trials to run."""
 
 from __future__ import annotations
 

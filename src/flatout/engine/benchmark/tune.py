@@ -66,8 +66,8 @@ def tune(bench: Bench) -> Tuned | None:
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
-    """Return the changes with which the configured settings run, or None if there are
-    none. If the device runs out of memory, smaller token budgets are tried."""
+    """Return the changes needed to run the configured settings, or None if they cannot
+    run. If the device runs out of memory, smaller token budgets are tried."""
     if configured.status != "oom":
         return {} if configured.ok else None
     for rows in (16, 4, 1):
@@ -79,8 +79,8 @@ def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
 
 
 def explore_steps(bench: Bench, changes: Changes) -> Changes:
-    """Measure compute alone, one setting after another. Return `changes` together with
-    each change that makes the steps faster."""
+    """Measure compute alone, varying one setting at a time. Return `changes` together
+    with each change that makes the steps faster."""
     best = bench.run("compute", changes, label="compute alone, as configured")
     if not best.ok:
         return changes

@@ -1,4 +1,4 @@
-"""Read raw texts, reject invalid rows with a reason, and assign the others to splits.
+"""Read raw texts, reject invalid rows with a reason, and assign valid rows to splits.
 
 `readers/` and `sessions/` read files, and `raw_texts.py` defines their common output.
 `columns.py` maps columns to their roles, `column_checks.py` and `forms.py` read the

@@ -54,8 +54,8 @@ def named(array: Any) -> Any:
 
 def python_values(batch: RawBatch, name: str, faults: Faults) -> list[Any]:
     """Return the N values of a column as Python objects. An object that is neither a
-    text, a number nor a list becomes None. A value that is not valid UTF-8 is rejected
-    and becomes None."""
+    string, a number nor a list becomes None. A value that is not valid UTF-8 is
+    rejected and becomes None."""
     array = plain_values(batch.columns[name])
     try:
         values = list(array.to_pylist())
@@ -78,8 +78,8 @@ def value_of(scalar: Any, bad: Any = None) -> Any:
 
 
 def parsed_list(value: Any) -> Any:
-    """Return the list if `value` is a text that contains a JSON list. Other values are
-    returned unchanged."""
+    """Return the list if `value` is a string that contains a JSON list. Other values
+    are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -183,7 +183,7 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
 
 
 def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return the class names in a column as Arrow strings. Texts are not changed, and
+    """Return the class names in a column as Arrow strings. Strings are not changed, and
     floats such as 1.0 become `1`. Missing and empty values are rejected."""
     array = named(batch.columns[name])
     if pa.types.is_floating(array.type):
@@ -199,7 +199,7 @@ def read_class(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 def _named_values(batch: RawBatch, array: Any, name: str, faults: Faults) -> Any:
     """Return `array` with bytes decoded to text. Missing values, and values that are
-    neither texts nor numbers, are rejected."""
+    neither strings nor numbers, are rejected."""
     kinds = batch.kinds.get(name, np.full(len(batch.rows), Kind.TEXT, np.uint8))
     faults.add(name, kinds == Kind.BAD_UNICODE, "is not valid Unicode")
     faults.add(name, kinds == Kind.OTHER, "is neither text nor a number")
@@ -219,7 +219,7 @@ def _names_of_floats(array: Any) -> Any:
 
 
 def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return the group names in a column, which may be texts, numbers or other single
+    """Return the group names in a column, which may be strings, numbers or other single
     values. Missing and empty values are rejected."""
     array = _named_values(batch, named(batch.columns[name]), name, faults)
     if is_text(array.type):
@@ -229,8 +229,8 @@ def read_group(batch: RawBatch, name: str, faults: Faults) -> Any:
 
 
 def read_number(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return a column of finite numbers, or of texts that contain a number, as an Arrow
-    array of float64. Other values, and numbers too large for float32, are rejected."""
+    """Return a column of finite numbers, or strings with a number, as an Arrow array of
+    float64. Other values, and numbers too large for float32, are rejected."""
     array = plain_values(batch.columns[name])
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
@@ -256,8 +256,8 @@ def read_score(batch: RawBatch, name: str, lowest: int, faults: Faults) -> Any:
 
 
 def _number(value: Any) -> float:
-    """Return `value` as a float, or NaN if it is not a number. Texts such as 1_0, which
-    Python reads as 10, also give NaN, because they are probably typos."""
+    """Return `value` as a float, or NaN if it is not a number. Strings such as 1_0,
+    which Python reads as 10, also give NaN, because they are probably typos."""
     try:
         return float("nan") if "_" in str(value) else float(value)
     except (TypeError, ValueError):

@@ -28,8 +28,8 @@ COMPARED = {
     "pairs": ("needs pairs", "positive"),
     "ranking": ("ranks passages", "passage"),
 }
-"""Forms that compare two texts. The values are a phrase about the form's tasks for
-error messages, and the name of the second text."""
+"""Forms that compare two texts. Each value contains a phrase that describes the form's
+tasks in error messages, and the name of the second text."""
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
@@ -234,7 +234,7 @@ def column_faults(
 
 def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
     """Return a hint if the name of a wanted column is part of a folder name, such as
-    `label=good`, or an empty text."""
+    `label=good`, or an empty string."""
     parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
     names = {f"{name}=" for name in wanted.values()}
     found = sorted(p for p in parts if p[: p.find("=") + 1] in names)
@@ -244,8 +244,8 @@ def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
 
 
 def _near(name: str, present: Sequence[str]) -> str:
-    """Return a text that suggests the column name most similar to `name`, ignoring case
-    and surrounding spaces, or an empty text if no name is similar."""
+    """Return a hint with the column name most similar to `name`, ignoring case and
+    surrounding spaces, or an empty string if no name is similar."""
     forms = {other.strip().casefold(): other for other in present}
     near = difflib.get_close_matches(name.strip().casefold(), forms, n=1, cutoff=0.4)
     return f" (did you mean {forms[near[0]]!r}?)" if near else ""

@@ -21,7 +21,7 @@ data."""
 
 
 def drop_key(given: Given) -> Any:
-    """Return the value for `given` (`split.drop_rows`) in a content key. Raises
+    """Return the entry of a content key for `given` (`split.drop_rows`). Raises
     SettingsError if `given` is a file that cannot be read."""
     if isinstance(given, str):
         return xxhash.xxh3_128_hexdigest(np.sort(_hashes(given)).tobytes())

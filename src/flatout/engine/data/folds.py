@@ -36,7 +36,7 @@ def assign_folds(
 def folds_fault(
     facts: RowFacts, assigned: npt.NDArray[np.int8], folds: int, *, has_classes: bool
 ) -> str | None:
-    """Return why the fold numbers (N,) cannot be used, or None if they can."""
+    """Return the reason why the fold numbers (N,) cannot be used, or None."""
     if facts.are_given:
         return (
             "split.folds: the data gives the split of each row. Set split.folds: null, "

@@ -33,8 +33,8 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return the words of each row as a text with single spaces between them, or null
-    for rejected rows. The column may contain lists, JSON lists or plain texts."""
+    """Return the words of each row, joined by single spaces, or null for rejected rows.
+    The column may contain lists, JSON lists or plain texts."""
     rows = [_words(name, value) for value in python_values(batch, name, faults)]
     return _texts(faults.add_texts(name, rows))
 
@@ -42,8 +42,8 @@ def read_words(batch: RawBatch, name: str, faults: Faults) -> Any:
 def read_tagged(
     batch: RawBatch, text: str, label: str, faults: Faults
 ) -> tuple[Any, Any]:
-    """Return the words of each of N rows as a text with single spaces between them, and
-    N lists with one tag per word. Rejected rows are null in both arrays."""
+    """Return the words of each of N rows, joined by single spaces, and N lists with one
+    tag per word. Rejected rows are null in both arrays."""
     values = (python_values(batch, name, faults) for name in (text, label))
     pairs = zip(*values, strict=True)
     rows = faults.add_texts(label, [_tagged(text, label, *pair) for pair in pairs])

@@ -63,8 +63,8 @@ class RawBatch:
     """The `Kind` of each value (N,) in columns of mixed Python types, by column name.
     The values of these columns were converted to text."""
     broken: list[BrokenRow] = field(default_factory=list)
-    """Rows that could not be parsed. At the latest, a broken row is reported with the
-    batch that contains the next parsed row."""
+    """Rows that could not be parsed. They are reported with the batch that contains the
+    next parsed row, or with an earlier batch."""
     split: int = -1
     """Index of the rows' split in SPLITS, or -1 if no split is given."""
 
@@ -80,8 +80,8 @@ def named_row(key: RowNumber) -> str:
 
 
 def place(source: str, row: int) -> str:
-    """Return the number of a row as text, after the name of its file if it is from a
-    file, such as `reviews.csv:38`."""
+    """Return the location of a row, such as `reviews.csv:38`, or only the row number if
+    the row was not read from a file."""
     return str(row) if source == SOURCE else f"{source}:{row}"
 
 
@@ -109,7 +109,7 @@ def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
 
 def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
     """Return a reader for a `datasets.Dataset`, a `DatasetDict`, a pandas or polars
-    DataFrame, or an Arrow table. A reader is returned unchanged. `name` is the name of
+    DataFrame, or an Arrow table. Readers are returned unchanged. `name` is the name of
     the catalog entry. Raises RawTextsError if `data` has another type."""
     kind = type(data).__name__
     if hasattr(data, "batches") and hasattr(data, "digest"):
@@ -166,7 +166,7 @@ class _ArrowTexts:
 
 
 def _dataset_texts(dataset: Any, name: str) -> RawTexts:
-    """Return a reader for a `datasets.Dataset`, whose rows stay memory-mapped. Class
+    """Return a reader for a `datasets.Dataset`. Its rows stay memory-mapped. Class
     numbers, including those in lists, are replaced by their names."""
     table = without_indices(dataset).data.table
     for place, (column, feature) in enumerate(dataset.features.items()):
@@ -181,7 +181,7 @@ def _dataset_texts(dataset: Any, name: str) -> RawTexts:
 
 
 def _named(numbers: Any, names: list[str]) -> Any:
-    """Return an Arrow array of class numbers as class names. Negative numbers become
+    """Convert an Arrow array of class numbers to class names. Negative numbers become
     null, because datasets on the Hub mark a missing label with -1."""
     numbers = numbers.cast(pa.int32())
     labelled = pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
@@ -197,8 +197,8 @@ def _named_lists(lists: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class _FrameTexts:
-    """Reader of a pandas DataFrame. In columns of mixed types, all values are converted
-    to texts, and values that are texts already are not changed."""
+    """Reader of a pandas DataFrame. In columns of mixed types, values that are not
+    strings are converted to strings."""
 
     frame: Any
     source: str = SOURCE
@@ -236,7 +236,7 @@ def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
 
 
 def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
-    """Return Python values as an Arrow array of texts, and the `Kind` of each value."""
+    """Return Python values as an Arrow array of strings, and the `Kind` of each."""
     kinds = np.fromiter(map(kind_of, values), np.uint8, len(values))
     pairs = zip(values, kinds.tolist(), strict=True)
     texts = [_text_of(value, kind) for value, kind in pairs]

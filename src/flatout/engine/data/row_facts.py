@@ -186,7 +186,7 @@ def scrambled(hashes: Hashes, seed: int) -> Hashes:
 
 
 def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
-    """Return the index of the first row with the same text for each row (N,). `exact`
+    """Return, for each row, the index of the first row with the same text (N,). `exact`
     contains the texts' hashes (N, words)."""
     order = np.lexsort(exact.T[::-1])  # The sort is stable: the first row comes first.
     starts = np.ones(len(order), dtype=bool)

@@ -6,8 +6,8 @@ Unicode form (NFKC) normalised. The key of an array or an image is its values. I
 is a group column, the key is the group's name. A row therefore keeps its split if other
 rows are appended, removed or reordered. Texts that differ only in case and whitespace
 are in the same split, and so are equal samples. Splits are not stratified: labels are
-distributed as if each row were drawn independently at random. Of n rows with the same
-label, n * f +- sqrt(n * f * (1 - f)) are in a split of fraction f.
+distributed as if each row were drawn independently at random. A split of fraction f
+contains n * f +- sqrt(n * f * (1 - f)) of n rows with the same label.
 """
 
 from __future__ import annotations

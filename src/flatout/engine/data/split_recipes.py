@@ -147,8 +147,8 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Return the digest of the rows, which becomes part of the content key of the
-        token rows. The dict is empty until the last batch has been yielded."""
+        """Return the digest of the rows. The content key of the token rows includes
+        this digest. The dict is empty until the last batch has been yielded."""
         return self._facts
 
     @property
@@ -186,9 +186,9 @@ class ReportRecipe(PlanRecipe):
 def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
-    """Return the recipes of `rejected_rows`, of the rows of each split and of
-    `split_report`, by the name of the catalog entry. Raises RawTextsError if columns
-    are missing."""
+    """Return the recipes of the rejected rows, the rows of each split and the split
+    report, by the name of the catalog entry. Raises RawTextsError if columns are
+    missing."""
     columns = columns.among(raw.column_names)
     plan = TextSplit(raw, columns, settings)
     fields = {

@@ -56,8 +56,8 @@ def split_report(
 
 
 def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
-    """Return the number of raw rows, of rows in each split, of rejected rows, of rows
-    left out by `split.drop_rows`, and of rows rejected for each reason."""
+    """Return counts of the raw rows, the rows in each split, the rejected rows (in
+    total and for each reason), and the rows left out by `split.drop_rows`."""
     out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
     return {
         "rows_in": facts.num_raw,
@@ -88,8 +88,8 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
     """Return the number of near duplicates, and how many distinct normalised texts are
-    in more than one split. A near duplicate is a row whose text differs from an earlier
-    one at most in case, whitespace or Unicode form."""
+    in more than one split. The text of a near duplicate equals an earlier text, or
+    differs from it only in case, whitespace or Unicode form."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
@@ -137,7 +137,7 @@ def too_many_text(
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
     """Return a line for each of the `most` most common reasons. If there are more
-    reasons, a last line states how many."""
+    reasons, a last line states how many more."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most

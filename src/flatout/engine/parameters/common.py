@@ -27,7 +27,7 @@ Names = Annotated[
     list[str],
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
 ]
-"""A list of texts. A single text is also accepted, because --params cannot express
+"""A list of strings. A single string is also accepted, because --params cannot express
 lists."""
 RowNumbers = Annotated[
     list[CountOrZero] | str,

@@ -78,14 +78,14 @@ class SplitSettings(SettingsModel):
     """Column that names the split of each row: train, validation (val, dev, eval) or
     test."""
     on_leak: Literal["report", "drop"] = "report"
-    """If the user provides the splits: what to do with training rows whose text also
-    occurs in another split. `report` only reports them, and `drop` also drops them."""
+    """What to do with training rows whose text also occurs in another split, if the
+    user provides the splits. `report` only reports them, and `drop` also drops them."""
     keep_duplicates: bool = False
     """Keep rows with the same text as an earlier row, which are common in logs. The
     same text can then be in two splits, unless all of its rows belong to one group."""
     drop_rows: RowNumbers = []
-    """Raw rows to leave out: their numbers, or the file suspect_rows.parquet of an
-    audit, whose rows are matched by their texts."""
+    """Raw rows to leave out, given as row numbers or as the file suspect_rows.parquet
+    of an audit. Rows in this file are matched by their texts."""
     fractions: Fractions = Fractions()
     folds: int | None = Field(None, ge=2, le=100)
     """Number of folds for `kedro run --pipelines=crossvalidate`. Each row is a test row
@@ -161,8 +161,8 @@ class ImageSettings(SettingsModel):
     size: int = Field(224, ge=1)
     """Height and width in pixels. Images are resized, then centre-cropped."""
     keep: Literal["pixels", "files"] = "pixels"
-    """`pixels` stores decoded images. `files` stores the encoded bytes, which need less
-    disk space for large images, and the loader workers decode them in every epoch."""
+    """`pixels` stores decoded images. `files` stores the encoded files, which need less
+    disk space for large images. The loader workers decode them in every epoch."""
     channels: Literal[1, 3] = 3
     """Number of colour channels: 3 for red, green and blue, or 1 for greyscale."""
     image_column: str = "image"
@@ -240,8 +240,8 @@ class PredictSettings(SettingsModel):
     window_rows: int = Field(4_096, ge=1)
     """Number of rows that are read into memory and sorted by length at a time."""
     shard: str | None = Field(None, pattern="^[1-9][0-9]*/[1-9][0-9]*$")
-    """Part of the rows to predict, as i/n: only the i-th of n parts. The file with the
-    predictions has these numbers in its name. If null, all rows are predicted."""
+    """Part of the rows to predict, as i/n for the i-th of n parts. The name of the
+    predictions file contains these numbers. If null, all rows are predicted."""
 
     @field_validator("shard")
     @classmethod

@@ -31,8 +31,8 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
-    """Return one line for each parameter path with an error. `errors` are the errors of
-    Pydantic. Messages for the branches of a union are joined by `or`."""
+    """Return one line for each parameter path with an error. `errors` are Pydantic's
+    errors. Messages for the branches of a union are joined by `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for fault in errors:
@@ -47,19 +47,20 @@ def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
-    """Return a text with the first `most` names in quotes and the number of the
-    others."""
+    """Return the first `most` names in quotes, followed by the number of other
+    names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
 
 
 MOST_LONGER = 4
-"""At most so many names that contain the given name are suggested."""
+"""Maximum number of suggested names that contain the given name."""
 
 
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     """Return a text that suggests the closest valid name, prefixed with `parent`, or
-    the few names that contain `name`. Lists all valid names if none is close."""
+    the few names that contain `name`. If none is close, the text lists all valid
+    names."""
     if not valid:
         return "remove it"
     typo = difflib.get_close_matches(name, valid, n=1, cutoff=0.9)
@@ -80,7 +81,7 @@ WORDS = {
 
 
 def _fault_text(fault: Any, location: list[Any], model: type[SettingsModel]) -> str:
-    """Return a text such as `unknown parameter; did you mean train.epochs?`."""
+    """Return a message such as `unknown parameter; did you mean train.epochs?`."""
     path = ".".join(str(part) for part in location)
     removed = REMOVED.get(path) or REMOVED.get(f"{path}={fault['input']}")
     if fault["type"] == "extra_forbidden":

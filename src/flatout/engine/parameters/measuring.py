@@ -31,12 +31,13 @@ def _split_text(value: Any) -> Any:
 
 
 LISTED = BeforeValidator(_split_text)
-"""Validator that also accepts a list as a text such as `8 16 32`, because a comma in
+"""Validator that also accepts a list as a string such as `8 16 32`, because a comma in
 --params ends the parameter."""
 
 
 class SlowHabits(SettingsModel):
-    """Bad habits of slow training loops, which conf/slow and the ladder measure."""
+    """Bad habits of slow training loops, for measurements with conf/slow and the
+    ladder."""
 
     synchronize_every_step: bool = parameter(False, EXECUTION)
     """Read the loss on the host after every step (only to measure slow loops)."""
@@ -48,7 +49,7 @@ class SlowHabits(SettingsModel):
 
 
 class BenchmarkSettings(SettingsModel):
-    """What `kedro run --pipelines=benchmark` measures, and its time limits."""
+    """Measurements and time limits of `kedro run --pipelines=benchmark`."""
 
     mode: BenchmarkMode = "tune"
     """Kind of measurement (see docs/pipelines/benchmark.md)."""
@@ -127,7 +128,8 @@ class SweepRange(SettingsModel):
 
 
 class SweepSettings(SettingsModel):
-    """Runs that differ in some settings, given by paths such as train.epochs."""
+    """Training with many combinations of settings, given by paths such as
+    train.epochs."""
 
     storage: str = "data/08_reporting/sweep.db"
     """Storage of the queued trials: a SQLite file for a single command, or a database
@@ -149,9 +151,9 @@ class SweepSettings(SettingsModel):
     ranges: dict[str, SweepRange] = {}
     """`tpe` sampler: bounds of each setting, instead of a list of values."""
     seeds: int | None = Field(None, ge=2)
-    """Number of seeds (preferably 3 or more) with which each setting of the grid is
-    trained on the same rows. A table compares the settings. If null, each setting is
-    trained once."""
+    """Number of seeds (preferably 3 or more) for each combination in the grid. All
+    seeds use the same rows, and a table compares the combinations. If null, each
+    combination is trained once."""
     n_trials: int = Field(20, ge=1)
     """Number of trials of the `tpe` sampler, over all machines and restarts."""
     choose_by: str | None = None

@@ -15,7 +15,7 @@ from flatout.engine.parameters.training import TrainSettings
 
 class Call(NamedTuple):
     """The positional and keyword arguments with which flatout calls a custom part.
-    `shown` is the text of the argument list for messages."""
+    `shown` is the argument list as shown in messages."""
 
     shown: str
     arguments: tuple[Any, ...]
@@ -85,8 +85,8 @@ def _call_fault(part: Any, call: Call) -> str:
 
 
 def override_faults(own: type, base: type) -> Iterator[str]:
-    """Yield an error message for each method of `own` that cannot be called with the
-    arguments of the method of `base` that it overrides, or that overrides a value."""
+    """Yield an error message for each method of `own` that overrides a value of `base`,
+    or that cannot be called with the arguments of the method that it overrides."""
     for name, function in vars(base).items():
         given = inspect.getattr_static(own, name)
         if given is function or not isinstance(given, (FunctionType, staticmethod)):

@@ -69,9 +69,9 @@ class ModelSettings(SettingsModel):
     """embedding: value by which cosine similarities are divided. 0.05 corresponds to a
     scale of 20."""
     matryoshka: list[Annotated[int, Field(ge=1)]] = []
-    """embedding: sizes of vector prefixes that are trained as vectors (Kusupati et al.
-    2022). Their losses are added. To train the whole vector too, include its size. If
-    empty, only the whole vector is trained."""
+    """embedding: sizes of vector prefixes that are trained as separate embeddings
+    (Kusupati et al. 2022). Their losses are added. To train the whole vector too,
+    include its size. If empty, only the whole vector is trained."""
     lora: LoraSettings = LoraSettings()
 
     @property
@@ -142,7 +142,7 @@ class TrainSettings(SlowHabits):
     smaller. If the list changes before a run resumes, the change applies to the
     remaining steps."""
     learning_rate: float = Field(5e-5, gt=0)
-    """Peak learning rate, which is reached at the end of the warm-up."""
+    """Peak learning rate, reached at the end of the warm-up."""
     learning_rate_at_batch: Count | None = None
     """Global batch size to which learning_rate refers. For other sizes, the learning
     rate is scaled by the square root of the ratio (Krizhevsky 2014). If null, it is not
@@ -155,7 +155,7 @@ class TrainSettings(SlowHabits):
     momentum: float | None = Field(None, ge=0, lt=1)
     """Momentum of sgd. If null, it is 0.9."""
     weight_decay: float = Field(0.01, ge=0)
-    """Weight decay, which is not applied to biases and norms."""
+    """Weight decay. It is not applied to biases and normalisation layers."""
     freeze: list[str] = []
     """Regular expressions for the names of modules that are not trained, for example
     `embeddings` and `encoder.layer.[0-5]`. There is no backward pass below the lowest
@@ -167,7 +167,7 @@ class TrainSettings(SlowHabits):
     adam_epsilon: float = Field(1e-8, gt=0)
     """Value added to the denominator of the update for numerical stability."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Maximum gradient norm, to which gradients are clipped. Null disables clipping."""
+    """Maximum gradient norm. Larger gradients are clipped. Null disables clipping."""
     class_weights: Literal["balanced"] | dict[str, Weight] | list[Weight] | None = None
     """Class weights of the training loss, by class name (default 1) or in the order of
     label_names. `balanced` gives all classes the same total weight."""
@@ -209,8 +209,8 @@ class TrainSettings(SlowHabits):
     metric ends with loss."""
     callbacks: Names = parameter([], EXECUTION, UNTIMED)
     """Dotted paths of functions (event, step, values), called in the main process at
-    logging steps, evaluations, checkpoints and the end. Metrics that they return are
-    logged."""
+    logging steps, evaluations, checkpoints and the end of training. Metrics that they
+    return are logged."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """Number of consecutive evaluations without a new best result after which training
     ends. If null, training never ends early."""
@@ -240,7 +240,7 @@ class TrainSettings(SlowHabits):
     @field_validator("class_weights", mode="before")
     @classmethod
     def _named_by_text(cls, given: Any) -> Any:
-        """Convert class names to text, because YAML reads the class 3 as a number."""
+        """Convert class names to strings. YAML reads the class 3 as a number."""
         if not isinstance(given, dict):
             return given
         return {str(name): weight for name, weight in given.items()}

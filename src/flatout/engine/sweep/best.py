@@ -35,8 +35,9 @@ class SweepError(RuntimeError):
 
 def compare(rows: Sequence[Row], settings: Settings) -> list[Row]:
     """Return a row for each combination of settings, best first, with the mean of the
-    metric and the comparison with the best. The rows are also logged if settings were
-    trained several times. Raises SweepError if no trial has finished."""
+    metric and the comparison with the best. The rows are also logged if each
+    combination was trained several times. Raises SweepError if no trial has
+    finished."""
     name, groups = _ranked(rows, settings)
     found = compared(groups, name)
     for row in found if found[0]["trainings"] > 1 else ():
@@ -139,8 +140,8 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
 
 def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
     """Return the paired difference between `group` and `best` over the seeds or folds
-    that both have, with its interval and a verdict. With k folds, the ratio of test
-    rows to training rows is 1 / (k - 1)."""
+    that both have in common, with its interval and a verdict. With k folds, the ratio
+    of test rows to training rows is 1 / (k - 1)."""
     common = [key for key in group if key in best]
     if (count := len(common)) < 2:
         return {"verdict": "one training each: set sweep.seeds to 3"}

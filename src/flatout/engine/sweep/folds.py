@@ -19,8 +19,8 @@ from flatout.engine.sweep.space import FOLD
 def fold_files(
     files: JobFiles, splits: Sequence[Any], folds: int | None, folder: Path
 ) -> list[JobFiles]:
-    """Write the rows for each of the `folds` trainings to a subfolder of `folder`, and
-    return a JobFiles for each training. `files` describes the original token rows.
+    """Write the rows of each of the `folds` training runs to a subfolder of `folder`,
+    and return a JobFiles for each run. `files` describes the original token rows.
 
     The rows of the fold are the test split. The other rows are used for validation if
     they are in the original validation split, and for training otherwise. `splits` are

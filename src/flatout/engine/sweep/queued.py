@@ -1,7 +1,7 @@
 """The combinations to try, as trials of an Optuna study.
 
-Each combination has a place, a number that starts at 1. For a grid, the place is the
-position of the combination in the grid. For tpe, it is the number of the trial for
+Each combination has a number called its place, counted from 1. For a grid, the place is
+the position of the combination in the grid. For tpe, it is the number of the trial for
 which Optuna first drew the combination. A place can have several Optuna trials, because
 interrupted trials are queued again. Trials that have ended are the rows of
 sweep_trials.csv.

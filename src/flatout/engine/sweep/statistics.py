@@ -9,8 +9,8 @@ import numpy as np
 from scipy.special import stdtrit  # importing scipy.stats takes a second
 
 ERROR_RATE, POWER = 0.05, 0.8
-"""The fraction of comparisons of equal settings that may report a difference, and the
-fraction of comparisons of different settings that should detect it with enough
+"""The significance level and the statistical power: the probability of reporting a
+difference between equal settings, and of detecting a true difference with enough
 seeds."""
 MAX_SEEDS = 1_000
 
@@ -46,8 +46,8 @@ def paired_difference(
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
     # With few rows, an accuracy has only a few possible values, so equal differences do
-    # not mean that the true spread is 0. Its minimum is the spread of the rounding
-    # error.
+    # not mean that the true spread is 0. The spread is therefore at least that of the
+    # rounding error.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)

@@ -72,7 +72,7 @@ def database_file(place: str) -> Path | None:
 
 @contextmanager
 def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
-    """Context manager that opens the Optuna storage named by `sweep.storage`.
+    """Context manager that opens the Optuna storage given by `sweep.storage`.
 
     `stale` is called for trials of machines that have died. A file is locked, so that
     only this process uses it. Raises SettingsError if the storage cannot be opened, and

@@ -103,7 +103,7 @@ class Sweep:
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
     lost: str = ""
-    """An error message if the result of a trial came after another machine had taken
+    """An error message if the result of a trial arrived after another machine had taken
     over the trial, or an empty string."""
     _free: Queue[Devices] = field(default_factory=Queue)
 

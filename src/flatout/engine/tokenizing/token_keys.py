@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class StaleTokensError(ValueError):
-    """Raised if token rows were created from other inputs than those of this run. The
-    message lists the differences."""
+    """Raised if token rows were created from inputs that differ from those of this run.
+    The message lists the differences."""
 
 
 def folder_of(tokens: Any) -> Path | None:

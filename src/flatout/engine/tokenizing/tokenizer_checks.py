@@ -112,7 +112,7 @@ _COUNT_FROM_PADDING = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"}
     | {"longformer", "mpnet", "data2vec-text", "ibert", "xmod", "layoutlmv3"}
 )
-"""Model types that count positions from padding_idx + 1."""
+"""Model types whose position ids start at padding_idx + 1."""
 
 
 def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:

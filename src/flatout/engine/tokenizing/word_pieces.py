@@ -81,8 +81,8 @@ def _has_long_words(texts: list[str]) -> bool:
 
 
 def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
-    """Return a pre-tokenizer that splits texts like `words` and then removes words of
-    more than `longest` characters.
+    """Return a pre-tokenizer that splits texts like the pre-tokenizer `words` and then
+    removes words of more than `longest` characters.
 
     Training on a word of 500,000 letters (base64, DNA) is extremely slow because the
     whole word is read again for every pair of pieces that is merged.

@@ -52,8 +52,8 @@ class Driver:
 @dataclass
 class Feed:
     """An endless stream of the batches of a block. `loader` is the loader that produces
-    `batches`, or None if they are already on the device. `period` is the number of
-    steps in the block."""
+    the batches, or None if all batches are already on the device. `period` is the
+    number of steps in the block."""
 
     loader: StepLoader | None
     batches: Iterator[StepBatch]

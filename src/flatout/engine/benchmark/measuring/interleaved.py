@@ -38,7 +38,7 @@ class BaselineError(RuntimeError):
     """Raised if the baseline process ends without sending a result."""
 
     status = "unpaired"
-    """Status of the trial that was paired with the baseline."""
+    """Status of the trial whose baseline failed."""
 
 
 @dataclass(frozen=True)

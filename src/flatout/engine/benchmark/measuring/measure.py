@@ -45,8 +45,8 @@ from flatout.engine.train.setup.job import TrainJob
 PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
 AGAIN_WINDOWS = 3
-"""Number of windows in a trial of kind `again`. The first window is discarded because
-it is slow (for example, 552 samples/s instead of 780)."""
+"""Number of windows in a repeated trial (kind `again`). The first window is discarded
+because it is slow (for example, 552 samples/s instead of 780)."""
 
 FeedOf = Callable[[Trainer, int], Feed]
 
@@ -60,9 +60,9 @@ def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure only the throughput of `end_to_end`, in AGAIN_WINDOWS windows, even if it
-    varies. These trials show how the throughput varies between processes, so many short
-    trials are better than a few accurate ones."""
+    """Repeat the throughput measurement of `end_to_end` in AGAIN_WINDOWS windows, even
+    if their throughput varies. Repeated trials show how the throughput varies between
+    processes, so many short trials are better than a few accurate ones."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})

@@ -1,4 +1,4 @@
-"""Trials that do not measure training steps: the loader alone, and a profile."""
+"""Trials that measure only the loader, or record a profile."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def _write(profiler: Any, runtime: Runtime, folder: Path) -> dict[str, dict[str, str]]:
-    """Write the profile's files and return the path and viewer of each file by name."""
+    """Write the profile's files. Return the path and viewer of each file by name."""
     trace, table = folder / "trace.json.gz", folder / "operators.txt"
     profiler.export_chrome_trace(str(trace))
     by = "self_device_time_total" if runtime.is_cuda else "self_cpu_time_total"

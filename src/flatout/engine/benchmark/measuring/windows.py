@@ -3,7 +3,7 @@
 The rules are the same for every trial in every mode. The rows of a window are typical
 of the split. At least `repeats` windows are measured, and `enough` decides when to
 stop. Windows in which something was compiled are discarded. The trial's throughput is
-that of the median window. Only trials of kind `again` measure fewer windows.
+that of the median window. Only repeated trials (kind `again`) measure fewer windows.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class WarmTraining:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """Replace the block by a shorter one if it has more than `steps` steps, and run
-        one step, which starts the workers."""
+        """If the block has more than `steps` steps, replace it with a shorter one. Then
+        run one step to start the workers."""
         if steps < self.feed.period:  # new workers take seconds to start
             del self.feed  # free its workers and batches before new ones start
             self.feed = self.feed_of(steps)
@@ -97,9 +97,9 @@ class WarmTraining:
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
-        """Measure windows until there are enough valid ones whose throughput has a
-        spread of at most `most_apart_pct` (see `enough`). Return the windows without
-        compilation."""
+        """Measure windows until `enough` returns True. The spread of their throughput
+        should be at most `most_apart_pct`. Return the windows in which nothing was
+        compiled."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
         while not self._enough(windows, most_apart_pct):
@@ -138,8 +138,8 @@ def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
 
 
 def same_on_all_ranks(value: float, runtime: Runtime) -> float:
-    """Return the maximum of `value` over all ranks. Values from which the number of
-    steps is derived must be shared, because all ranks must run the same number."""
+    """Return the maximum of `value` over all ranks. All ranks must run the same number
+    of steps, so they must derive it from the same value."""
     if runtime.ranks.world_size == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
@@ -156,8 +156,8 @@ def enough(
     """Return whether enough windows have been measured.
 
     `rates` contains the throughput of each valid window, and `taken` is the number of
-    all windows. There are enough if at least `repeats` windows are valid and their
-    spread is at most `most_apart_pct`, or if `taken` is 2 * `repeats` + 1.
+    all measured windows. There are enough if at least `repeats` windows are valid and
+    their spread is at most `most_apart_pct`, or if `taken` is 2 * `repeats` + 1.
     """
     if taken > 2 * repeats:
         return True

@@ -30,8 +30,8 @@ TRAINING = "training"
 """Subfolder of a trial's folder for the checkpoints and models of a whole run."""
 
 Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
-"""A function that is called with a spec, a function that opens the job, and the trial's
-folder, and returns the trial's metrics by name."""
+"""A function that receives a spec, a function that opens the job, and the trial's
+folder. It returns the trial's metrics by name."""
 
 
 def serve(folder: Path, run: Run) -> int:

@@ -24,9 +24,9 @@ KINDS = {
 }
 """The function in this package that measures each kind of trial.
 
-`end_to_end` measures training with the loader. `again` measures the throughput of
-`end_to_end` again in another process. `compute` measures steps on batches that are
-already on the device. `baseline` is the reference whose windows alternate with an
+`end_to_end` measures training with the loader. `again` repeats the throughput
+measurement of `end_to_end` in another process. `compute` measures steps on batches that
+are already on the device. `baseline` is the reference whose windows alternate with an
 `end_to_end` trial. `loader` measures only the loader. `profile` profiles a few steps by
 operator. `train` is a whole training run, used by the sweep.
 """

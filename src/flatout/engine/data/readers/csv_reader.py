@@ -150,9 +150,9 @@ class CsvReader(FileReader):
 
 
 def _whole_records(batch: Any, pattern: str) -> int:
-    """Return the number of fields that seem to contain a whole row (that match
-    `pattern`). A quote inside a text may open a quoted field, which then contains all
-    rows up to the next quote."""
+    """Return the number of fields that match `pattern` and so seem to contain whole
+    rows. A quote inside a text may open a quoted field, which then contains all rows up
+    to the next quote."""
     count = 0
     for column in batch.columns if pattern else ():
         lines = pc.match_substring(column, "\n")

@@ -92,8 +92,8 @@ class FileReader(ABC):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
     def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
-        """Open the file as a stream of UTF-8. If `keep_bad` is True, bytes of a UTF-8
-        file that are not valid are kept. Otherwise, reading them raises an error."""
+        """Open the file as a stream of UTF-8. If `keep_bad` is True, invalid bytes in a
+        UTF-8 file are kept. Otherwise, reading them raises an error."""
         encoding = codecs.lookup(self.form.encoding).name
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
@@ -119,8 +119,8 @@ class FileReader(ABC):
             raise self.fail(error, self.advice_for(error, advice)) from error
 
     def advice_for(self, error: Exception, advice: str) -> str:
-        """Return the advice to show for `error`. Subclasses may return a different
-        text than `advice`."""
+        """Return the advice to show for `error`, which is `advice` unless a subclass
+        overrides this method."""
         return advice
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:

@@ -29,7 +29,7 @@ NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
 uses Normal, and BGL uses -."""
 SEED = 1
 """Seed for hashing session names. Splits hash the same names without this seed, so that
-the split of a session does not depend on its part (`train` or `rest`)."""
+a session's split is independent of whether it belongs to `train` or `rest`."""
 COLUMNS = ("session", "text", "label")
 Part = Literal["all", "train", "rest"]
 
@@ -126,8 +126,8 @@ def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
 
 
 def _lines(reader: TextFiles, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
-    """Return a DataFrame of lines with `row`, `key`, `source`, `sessions` (a list) and
-    `abnormal`, and the lines that could not be parsed."""
+    """Return a DataFrame of lines with the columns `row`, `key`, `source`, `sessions`
+    (a list) and `abnormal`, and the lines that could not be parsed."""
     import pandas as pd
 
     wanted = [columns.key, columns.session, columns.label]

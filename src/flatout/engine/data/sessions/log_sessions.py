@@ -118,8 +118,8 @@ def _files(path: Path) -> list[Path]:
 
 def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
     """Read a file that contains the keys of one session per line. Return a DataFrame of
-    sessions and the unusable lines, like `group_lines`. A session is named after the
-    file and its line number."""
+    sessions and the unusable lines, like `group_lines`. The name of a session consists
+    of the file name and the line number."""
     import pandas as pd
 
     found, broken = [], []

@@ -199,7 +199,7 @@ class TokensRecipe(ArrowRecipe):
 
     @cached_property
     def _queries(self) -> npt.NDArray[np.int32]:
-        """Integer code of each row's query (N,), which is the first text of the row."""
+        """Integer code of each row's query (N,). The query is the row's first text."""
         encoded = self.rows.data.table.column("text").dictionary_encode()
         return np.concatenate([part.indices.to_numpy() for part in encoded.chunks])
 
@@ -221,7 +221,7 @@ def _words_fault(texts: Any, tags: Any) -> str | None:
 def _spread_words(
     targets: Any, lengths: npt.NDArray[np.int32], marks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:
-    """Return a label for each token (T,), given N lists `targets` of a label per word.
+    """Return a label for each token (T,). `targets` are N lists with a label per word.
 
     The first token of a word gets the word's label, and all other tokens get IGNORED.
     `lengths` (N,) are the numbers of tokens in the rows. `marks` (T,) contains the

@@ -86,7 +86,7 @@ def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
 
 def _cut_documents(lengths: Ids, at: int) -> tuple[Ids, Ids]:
     """Split the documents before token `at`. Return the lengths of the documents before
-    the split and of those after it. A document that spans the split is cut in two."""
+    and after the split. A document that spans the split is cut in two."""
     ends = np.cumsum(lengths, dtype=np.int64)
     last = int(np.searchsorted(ends, at, side="left"))
     head, tail = lengths[: last + 1].copy(), lengths[last:].copy()

@@ -206,7 +206,7 @@ class ChatEncoder:
         )
 
     def _row(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-        """Return token ids, and a mask with 1 at tokens of the assistant."""
+        """Return token ids, and a mask that is 1 at the assistant's tokens."""
         found = self._tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )

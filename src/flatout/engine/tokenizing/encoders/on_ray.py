@@ -92,7 +92,8 @@ def _encoder(files: Files, options: EncodeOptions) -> RowEncoder:
 
 
 def _connected() -> Any:
-    """Return ray, connected to the cluster at RAY_ADDRESS or to a new local cluster."""
+    """Return the ray module, connected to the cluster at RAY_ADDRESS or to a new local
+    cluster."""
     try:
         import ray
 
