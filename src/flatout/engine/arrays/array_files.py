@@ -49,8 +49,8 @@ class ArrayFiles:
     is_labelled: bool = True
     """Whether labels are required. If this is False, labels are not read."""
     trained_on: tuple[str, ...] = ()
-    """The input columns on which a model was trained. If `inputs` is empty, they are
-    read from tables that have at least one of them."""
+    """The input columns on which a model was trained. If `inputs` is empty, these
+    columns are read from each table that contains at least one of them."""
     kind: ClassVar = "arrays"
 
     @property

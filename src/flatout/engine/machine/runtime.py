@@ -81,9 +81,9 @@ class Runtime:
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
         """Return the multiple to which the token counts of packed batches, or the row
-        lengths of padded batches, are rounded up, so that few shapes occur. It is
-        `packed_on_gpu` for packed batches on a GPU, and 1 in fp32 on a CPU, where
-        rounding has no benefit."""
+        lengths of padded batches, are rounded up to limit the number of distinct
+        shapes. It is `packed_on_gpu` for packed batches on a GPU, and 1 in fp32 on a
+        CPU, where rounding has no benefit."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE

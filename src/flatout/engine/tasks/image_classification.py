@@ -21,7 +21,7 @@ RATIOS = np.log([3 / 4, 4 / 3])
 
 class ImageClassification(SequenceClassification):
     """Cross entropy over the classes of the train split. In training, the model family
-    applies the field `crops` of a micro-batch to the images on the device."""
+    crops the images on the device with the boxes in the field `crops`."""
 
     auto_class = "AutoModelForImageClassification"
     architectures = ("ForImageClassification",)

@@ -30,7 +30,7 @@ class PhaseClock:
     """Stopwatch that adds up the seconds of each phase."""
 
     def __init__(self, since_s: float) -> None:
-        """Start the first phase at `since_s`, a time of `time.perf_counter`."""
+        """Start the first phase at `since_s`, a value of `time.perf_counter()`."""
         self._since_s = since_s
         self.seconds: defaultdict[str, float] = defaultdict(float)
 

@@ -72,6 +72,6 @@ class Run:
 
 
 def _joined(**options: str | None) -> str:
-    """Return the options that have a value as a string, each preceded by a space."""
+    """Return one string of the options that have a value, each preceded by a space."""
     given = ((f"--{n.replace('_', '-')}", v) for n, v in options.items() if v)
     return "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given)
