@@ -131,14 +131,14 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
     wall_s = float(wall)
     assert 0.9 * finished.elapsed_s < wall_s < finished.elapsed_s
     printed = {name: float(s) for name, s in map(str.split, line.split(", "))}
-    assert sum(printed.values()) == pytest.approx(wall_s, rel=0.03)
+    assert sum(printed.values()) == pytest.approx(wall_s, rel=0.03, abs=0.1)
     trained = ("model", "first_step", "steps", "evaluation", "checkpoints")
     assert all(report["phases_s"][name] > 0 for name in trained)
     [file] = (finished.data / "08_reporting/tracking").glob("*/run.json")
     record = json.loads(file.read_text())
     tracked = {k: v for k, v in record["figures"].items() if k.startswith("time/")}
     before_s = wall_s - printed["tracking"]  # the last delivery is later
-    assert sum(tracked.values()) == pytest.approx(before_s, rel=0.05)
+    assert sum(tracked.values()) == pytest.approx(before_s, rel=0.05, abs=0.1)
     assert tracked["time/steps_s"] == pytest.approx(report["phases_s"]["steps"])
 
 
