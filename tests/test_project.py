@@ -129,7 +129,8 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
     report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
     [(wall, line)] = re.findall(r"where ([\d.]+) s went: (imports .*)", finished.output)
     wall_s = float(wall)
-    assert 0.9 * finished.elapsed_s < wall_s < finished.elapsed_s
+    assert -0.2 < wall_s - 0.9 * finished.elapsed_s
+    assert wall_s < finished.elapsed_s + 0.05  # the printed time is rounded
     printed = {name: float(s) for name, s in map(str.split, line.split(", "))}
     assert sum(printed.values()) == pytest.approx(wall_s, rel=0.03, abs=0.1)
     trained = ("model", "first_step", "steps", "evaluation", "checkpoints")
