@@ -377,7 +377,7 @@ def test_a_dead_tracking_server_hurts_nobody(tokens, store):
     asked = ("run", "--env=test", "--pipelines=train", f"--params=data_dir={tokens}")
     said = " ".join(ran(*asked, MLFLOW_TRACKING_URI=dead).split())
     assert f"MLflow at {dead} does not respond" in said
-    assert "guard: the first run of this work" in said
+    assert "guard: the first run of this workload" in said
     assert f"`kedro flatout sync --data-dir={tokens}` sends it" in said
     lines = (tokens / "08_reporting/train_metrics.jsonl").read_text().splitlines()
     logged = [p["step"] for p in map(json.loads, lines) if "train_loss" in p["metrics"]]

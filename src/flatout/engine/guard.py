@@ -183,8 +183,8 @@ def judge(
     if baseline is None or baseline.samples_per_s is None:
         return Verdict(
             "first",
-            "guard: the first run of this work on this device; later runs are compared "
-            f"with its {rate:.0f} samples/s",
+            "guard: the first run of this workload on this device; later runs are "
+            f"compared with its {rate:.0f} samples/s",
         )
     return _compared_with(now, rates, baseline, baseline.samples_per_s, settings)
 
