@@ -171,7 +171,9 @@ def after_step(
     if evaluation_due(trainer, done):
         validate(trainer, recorder, session, done)
         if recorder.lost_patience:
-            recorder.end_with(batch, lr)
+            if not recorder.log_due(done):
+                recorder.log(batch, lr)
+            recorder.end_at(done)
     session.step_done(done)
 
 

@@ -70,6 +70,7 @@ class StepSums:
             total.zero_()
 
 
+@dataclass(eq=False)
 class Stepper:
     """Runs the steps of one model on one device.
 
@@ -83,39 +84,28 @@ class Stepper:
     of each row.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a step
-        self,
-        module: nn.Module,
-        updater: Updater,
-        runtime: Runtime,
-        *,
-        no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        all_reduce: FlatAllReduce | None = None,
-        cuda_graphs: bool = False,
-        metrics_every: int = 1,
-        hits: Hits | None = None,
-        noise: Noise | None = None,
-        compare: Loss | None = None,
-        audit: RowAudit | None = None,
-    ) -> None:
-        self.module = module
-        self.updater = updater
-        self.runtime = runtime
-        self.no_sync = no_sync
-        self.all_reduce = all_reduce
-        self.metrics_every = metrics_every
-        self.hits = hits
-        self.noise = noise
-        self.compare = compare
-        self.audit = audit
+    module: nn.Module
+    updater: Updater
+    runtime: Runtime
+    no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
+    all_reduce: FlatAllReduce | None = None
+    cuda_graphs: bool = False
+    metrics_every: int = 1
+    hits: Hits | None = None
+    noise: Noise | None = None
+    compare: Loss | None = None
+    audit: RowAudit | None = None
+
+    def __post_init__(self) -> None:
+        device, fp16 = self.runtime.device, self.runtime.precision == "fp16"
         self._audited: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.sums = StepSums.zeros(runtime.device)
-        self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
-        self._loss_divisor = torch.ones((), device=runtime.device)
-        self._loss = torch.zeros((), device=runtime.device)
+        self.sums = StepSums.zeros(device)
+        self.step_number = torch.zeros((), dtype=torch.int64, device=device)
+        self._loss_divisor = torch.ones((), device=device)
+        self._loss = torch.zeros((), device=device)
         self._never = torch.full_like(self.step_number, StepSums.NEVER)
-        self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
-        self._graphs = _StepGraphs(self) if cuda_graphs else None
+        self.scaler = _LossScale(self.runtime) if fp16 else None
+        self._graphs = _StepGraphs(self) if self.cuda_graphs else None
         self._first = True
 
     def __call__(self, batch: StepBatch) -> None:
@@ -156,14 +146,18 @@ class Stepper:
         self._loss.copy_(self._accumulate_gradients(batch))
 
     def update(self) -> None:
-        """Clip the reduced gradients and update the weights."""
+        """Clip the reduced gradients, update the weights and note the figures."""
         scale = None if self.scaler is None else self.scaler.scale
         norm, finite = self.updater(self._loss, scale)
-        if self.scaler is None:
-            self._note(self._loss, norm, ~finite)
-        else:
-            self._note(self._loss, norm, self.scaler.is_unrecoverable(finite))
+        bad = ~finite
+        if self.scaler is not None:  # above the floor, skipped steps are normal
+            bad &= self.scaler.scale <= self.scaler.FLOOR
             self.scaler.update(finite)
+        self.sums.loss += self._loss
+        self.sums.last_loss.copy_(self._loss)
+        self.sums.last_norm.copy_(norm)
+        step = torch.where(bad, self.step_number, self._never)
+        torch.minimum(self.sums.first_bad_step, step, out=self.sums.first_bad_step)
 
     def clear_gradients(self) -> None:
         if self.all_reduce is not None:
@@ -174,7 +168,8 @@ class Stepper:
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
         """Accumulate the gradients of the global batch's mean loss over micro-batches.
         Return this rank's contribution to the loss as a scalar tensor."""
-        if self.compare is not None and not self._is_alone(batch):
+        is_whole = self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
+        if self.compare is not None and not is_whole:
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
         self._audited.clear()
@@ -196,10 +191,6 @@ class Stepper:
             for found in self._audited:
                 self.audit.add(*found)
         self._audited.clear()
-
-    def _is_alone(self, batch: StepBatch) -> bool:
-        """Return whether the whole global batch is in one micro-batch of one rank."""
-        return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
         """Accumulate the gradients of a loss that compares all samples of the global
@@ -237,13 +228,6 @@ class Stepper:
             self.sums.hits += counted[0]
             self.sums.judged += counted[1]
 
-    def _note(self, loss: Tensor, norm: Tensor, bad: Tensor) -> None:
-        self.sums.loss += loss
-        self.sums.last_loss.copy_(loss)
-        self.sums.last_norm.copy_(norm)
-        step = torch.where(bad, self.step_number, self._never)
-        torch.minimum(self.sums.first_bad_step, step, out=self.sums.first_bad_step)
-
 
 class _LossScale:
     """Dynamic loss scale for fp16 (Micikevicius et al. 2018), kept on the device."""
@@ -260,19 +244,11 @@ class _LossScale:
         """Return the tensors that a checkpoint stores."""
         return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
 
-    def is_unrecoverable(self, finite: Tensor) -> Tensor:
-        """Return a boolean scalar tensor: whether the step is not finite even though
-        the scale has its minimum. At larger scales, skipped steps are normal."""
-        return ~finite & (self.scale <= self.FLOOR)
-
     def update(self, finite: Tensor) -> None:
+        growth, backoff, overflow = 2.0, 0.5, (~finite).float()
         torch._amp_update_scale_(
-            self.scale,
-            self._good_steps,
-            (~finite).float(),
-            2.0,
-            0.5,
-            self.GROWTH_INTERVAL,
+            *(self.scale, self._good_steps, overflow),
+            *(growth, backoff, self.GROWTH_INTERVAL),
         )
 
 

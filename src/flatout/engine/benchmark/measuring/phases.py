@@ -14,6 +14,7 @@ import torch
 
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.machine.runtime import Runtime
+from flatout.engine.train.recording.timing import elapsed_s, mark
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.step import Stepper
 
@@ -42,24 +43,15 @@ class PhaseClock:
             stepper.module, stepper.updater = module, updater
 
     def total_ms(self, name: str) -> float:
-        return sum(
-            self._ms(begin, end)
+        return 1000 * sum(
+            elapsed_s(begin, end)
             for (phase, begin), (_, end) in pairwise(self._marks)
             if phase == name
         )
 
     def mark(self, name: str) -> None:
         """Begin the phase `name`, which ends the previous phase."""
-        point: Any = time.perf_counter()
-        if self.device.type == "cuda":
-            point = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            point.record()
-        self._marks.append((name, point))
-
-    def _ms(self, begin: Any, end: Any) -> float:
-        if self.device.type == "cuda":
-            return float(begin.elapsed_time(end))
-        return 1000 * float(end - begin)
+        self._marks.append((name, mark(self.device)))
 
 
 @dataclass

@@ -316,14 +316,6 @@ class Recorder:
         patience = self.trainer.job.settings.train.early_stopping_patience
         return patience is not None and self.evaluations_without_best >= patience
 
-    def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """End the run after the step of `batch`, and log the step if it has not been
-        logged yet."""
-        done = batch.step + 1
-        if not self.log_due(done):
-            self.log(batch, learning_rate)
-        self.end_at(done)
-
     def end_at(self, done: int) -> None:
         """End the run after `done` steps, unless it is already complete."""
         if done < self.trainer.total_steps:
@@ -339,9 +331,8 @@ class Recorder:
     def _point(
         self, figures: dict[str, float], batch: StepBatch, learning_rate: float
     ) -> LogPoint:
-        done = batch.step + 1
+        done, judged = batch.step + 1, figures["judged"]
         rates = Rates.over(self.windows[-1:])  # NaN during the warm-up
-        judged = figures["judged"]
         return LogPoint(
             step=done,
             epoch=done / self.trainer.data.batches.steps_per_epoch,
@@ -391,8 +382,7 @@ def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, flo
         torch.distributed.all_reduce(shared)
         torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
     values = torch.cat([shared, sums.last_norm.double()[None], least]).tolist()
-    names = ("loss", "hits", "judged", "last_norm", "first_bad_step")
     sums.reset()
-    *values, least_compiles, least_batch_s = values
-    figures = dict(zip(names, values, strict=True))
-    return figures | {"compiles": -least_compiles, "batch_s": -least_batch_s}
+    names = ("loss", "hits", "judged", "last_norm", "first_bad_step")
+    figures = dict(zip(names, values, strict=False))
+    return figures | {"compiles": -values[-2], "batch_s": -values[-1]}

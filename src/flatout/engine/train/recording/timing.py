@@ -49,7 +49,7 @@ class WindowClock:
     """Times the steps of a window. `close` returns the window and begins a new one."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self.begin()
 
     def begin(self) -> None:
@@ -68,14 +68,14 @@ class WindowClock:
 
     def resume(self) -> None:
         self._running_since = time.perf_counter()
-        self._last_end = self._mark()
+        self._last_end = mark(self._device)
 
     def step_begins(self) -> None:
-        self._step_begin = self._mark()
+        self._step_begin = mark(self._device)
 
     def step_ends(self, batch: StepBatch, wait_s: float) -> None:
         """Add a step. `wait_s` is the time that the host waited for its batch."""
-        end = self._mark()
+        end = mark(self._device)
         self._steps.append((self._last_end, self._step_begin, end, wait_s))
         self._last_end = end
         found = (
@@ -109,37 +109,41 @@ class WindowClock:
             wall_s=self._wall_s,
             # Waiting only counts if the device is idle.
             wait_s=sum(
-                min(self._elapsed_s(before, begin), host_wait_s)
+                min(elapsed_s(before, begin), host_wait_s)
                 for before, begin, _, host_wait_s in self._steps
             ),
-            step_ms=[1000 * self._elapsed_s(a, b) for a, _, b, _ in self._steps],
+            step_ms=[1000 * elapsed_s(a, b) for a, _, b, _ in self._steps],
             clean=clean,
             loader_s=len(self._steps) * batch_s,
         )
 
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
-    def _elapsed_s(self, begin: Any, end: Any) -> float:
-        if not self._cuda:
-            return float(end - begin)
-        return max(0.0, float(begin.elapsed_time(end)) / 1000)
+def mark(device: torch.device) -> Any:
+    """Return a timestamp for `elapsed_s`, which the device takes when it gets there."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
+def elapsed_s(begin: Any, end: Any) -> float:
+    """Return the seconds between two timestamps. The device must be synchronised."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    return max(0.0, float(begin.elapsed_time(end)) / 1000)
+
+
+@dataclass
 class CompileClock:
     """Counts and times the compilations in this process. TorchDynamo reports them
     through callbacks."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.count = 0
-        self._in_first_step = 0
-        self._begin: float | None = None
-        self._listening = False
+    seconds: float = 0.0
+    count: int = 0
+    _in_first_step: int = 0
+    _begin: float | None = None
+    _listening: bool = False
 
     def listen(self) -> None:
         if self._listening:
