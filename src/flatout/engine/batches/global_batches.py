@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -89,25 +88,19 @@ def _block(number: int, size: int, seed: int, epoch: int) -> Ints:
 
 def permute(positions: Ints, size: int, seed: int, epoch: int) -> Ints:
     """Apply a pseudo-random permutation of `range(size)` to `positions` (N,)."""
-    return _walk(positions, size, seed, epoch, _feistel)
+    return _walk(positions, size, seed, epoch, inverse=False)
 
 
 def unpermute(images: Ints, size: int, seed: int, epoch: int) -> Ints:
     """Apply the inverse of `permute` to `images` (N,)."""
-    return _walk(images, size, seed, epoch, _inverse_feistel)
+    return _walk(images, size, seed, epoch, inverse=True)
 
 
 Numbers = npt.NDArray[np.uint64]
 
 
-def _walk(
-    numbers: Ints,
-    size: int,
-    seed: int,
-    epoch: int,
-    bijection: Callable[[Numbers, int, Numbers], Numbers],
-) -> Ints:
-    """Apply `bijection` to each of `numbers` (N,), and repeat this for results that are
+def _walk(numbers: Ints, size: int, seed: int, epoch: int, *, inverse: bool) -> Ints:
+    """Apply the network to each of `numbers` (N,), and repeat this for results that are
     not below `size` (cycle walking)."""
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     sequence = np.random.SeedSequence([seed, epoch])
@@ -115,29 +108,26 @@ def _walk(
     images = numbers.astype(np.uint64)
     outside = np.ones(len(images), dtype=bool)
     while outside.any():  # on average under four times, as the domain is < 4 * size
-        images[outside] = bijection(images[outside], half_bits, keys)
+        images[outside] = _feistel(images[outside], half_bits, keys, inverse)
         outside = images >= size
     return images.astype(np.int64)
 
 
-def _feistel(values: Numbers, half_bits: int, keys: Numbers) -> Numbers:
-    """Apply a keyed bijection to `values` (N,), numbers with `2 * half_bits` bits."""
+def _feistel(values: Numbers, half_bits: int, keys: Numbers, inverse: bool) -> Numbers:
+    """Apply a keyed bijection to `values` (N,), numbers with `2 * half_bits` bits. Its
+    inverse is the same network with the halves swapped and the keys reversed."""
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
+    if inverse:
+        left, right, keys = right, left, keys[::-1]
     for key in keys:
         left, right = right, left ^ (_mix(right ^ key) & mask)
+    if inverse:
+        left, right = right, left
     return (left << shift) | right
 
 
-def _inverse_feistel(values: Numbers, half_bits: int, keys: Numbers) -> Numbers:
-    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = values >> shift, values & mask
-    for key in keys[::-1]:
-        left, right = right ^ (_mix(left ^ key) & mask), left
-    return (left << shift) | right
-
-
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(values: Numbers) -> Numbers:
     """Apply the finaliser of splitmix64 (Steele, Lea & Flood 2014), modulo 2**64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

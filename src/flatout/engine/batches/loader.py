@@ -162,7 +162,7 @@ class StepLoader:
         ahead = max(1, self.num_workers) * self.settings.prefetch_factor
         ring = Ring.of(self.data, ahead)
         rows = RingDataset(self.data, ring)
-        made = iter(self._data_loader(rows, ring.numbered(steps)))
+        made = self._data_loader(rows, ring.numbered(steps))
         with ring.locked():
             for batch in ring.batches(made, copies):
                 yield StepRun.of([batch])

@@ -120,8 +120,7 @@ def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
     if gpu:
         sizes += [size for size in (256, 1024) if size > max(wanted, slow_batch)]
     free: dict[str, Any] = {"train.cuda_graphs": "auto"} if gpu else {}
-    changes = [{BATCH: size, **free} for size in sizes]
     return [
-        Rung(f"global batch {size}", changed, changes_optimisation=True)
-        for size, changed in zip(sizes, changes, strict=True)
+        Rung(f"global batch {size}", {BATCH: size, **free}, changes_optimisation=True)
+        for size in sizes
     ]

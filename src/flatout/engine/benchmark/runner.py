@@ -148,15 +148,15 @@ class Bench:
             world_size=world_size or (self.processes if kind in ON_ALL_DEVICES else 1),
             options=dict(options or {}),
         )
-        key = spec.key(self._context())
+        context = {"device": self.device, "versions": versions()}
+        key = spec.key({"data": self.files.data_key, **context})
         kept = stored_answer(self.folder / key)
         self.reused += kept is not None
         answer = self._refused(spec) or kept
-        if answer is None and self.results and self._is_over:
+        is_over = self.elapsed_s > 60 * (self.options.max_minutes or math.inf)
+        if answer is None and self.results and is_over:
             raise OutOfTime
-        trial = TrialResult(f"{len(self.results) + 1:03d}", spec, key)
-        answer = answer or self._answer(spec, key)
-        trial = self._filled(trial, answer)
+        trial = self._filled(spec, key, answer or self._answer(spec, key))
         self.results.append(trial)
         if self.watch:
             self.watch(trial)
@@ -184,17 +184,6 @@ class Bench:
         times = alone.rate / under.rate if alone.rate and under.rate else None
         return replace(alone, note=note), times
 
-    @property
-    def _is_over(self) -> bool:
-        return self.elapsed_s > 60 * (self.options.max_minutes or math.inf)
-
-    def _context(self) -> dict[str, Any]:
-        return {
-            "data": self.files.data_key,
-            "device": self.device,
-            "versions": versions(),
-        }
-
     def _refused(self, spec: TrialSpec) -> Answer | None:
         """Return an error result if the trial needs more rows than the data has."""
         rows, batch = len(self.rows), spec.settings.train.global_batch_size
@@ -213,13 +202,15 @@ class Bench:
             {},
         )
 
-    def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
+    def _filled(self, spec: TrialSpec, key: str, answer: Answer) -> TrialResult:
         figures = dict(answer.figures)
         tflops, peak = figures.get("tflops_per_s"), peak_tflops(self.device)
         figures["mfu_pct"] = 100 * tflops / peak if tflops and peak else None
-        log = self.folder / trial.key / "log.txt"
-        return replace(
-            trial,
+        log = self.folder / key / "log.txt"
+        return TrialResult(
+            f"{len(self.results) + 1:03d}",
+            spec,
+            key,
             status=answer.status,
             note=answer.note,
             elapsed_s=answer.elapsed_s,

@@ -87,8 +87,7 @@ class Manifest:
 
 
 def _digest(fields: dict[str, Any]) -> str:
-    text = json.dumps(fields, sort_keys=True)
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    return xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)

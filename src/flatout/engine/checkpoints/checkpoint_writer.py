@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from flatout.engine.checkpoints.checkpoint_folder import (
@@ -18,24 +20,18 @@ from flatout.engine.parameters.faults import first_line
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class CheckpointWriter:
-    """Writes checkpoints in a background thread. If a write fails (e.g. on a full
-    disk), the run logs a warning and continues. Earlier checkpoints are kept."""
+    """Writes checkpoints to `folder` in a background thread, and keeps the newest
+    `keep` of them. If a write fails (e.g. on a full disk), a warning is logged and the
+    run continues. `sealed` is called with each checkpoint that has been written."""
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        sealed: Callable[[Checkpoint], None] = lambda _: None,
-    ) -> None:
-        """Keep the newest `keep` checkpoints in `folder`. `sealed` is called with each
-        checkpoint after it has been written."""
-        self._folder = folder
-        self._sealed = sealed
-        self._keep = keep
-        self._thread: threading.Thread | None = None
-        self.newest: Checkpoint | None = None
-        self.faults: list[str] = []
+    folder: Path
+    keep: int
+    sealed: Callable[[Checkpoint], None] = lambda _: None
+    newest: Checkpoint | None = None
+    faults: list[str] = field(default_factory=list)
+    _thread: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
@@ -47,12 +43,8 @@ class CheckpointWriter:
         it first, because both use the same memory."""
         self.wait()
         # On a second Ctrl-C, the process exits without waiting for a daemon thread.
-        self._thread = threading.Thread(
-            target=self._write,
-            args=(write, manifest),
-            name="flatout-checkpoint",
-            daemon=True,
-        )
+        work = partial(self._write, write, manifest)
+        self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -63,9 +55,9 @@ class CheckpointWriter:
     def _write(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
         step = manifest.step
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self.newest = write_checkpoint(self._folder, manifest, write)
-            self._sealed(self.newest)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.newest = write_checkpoint(self.folder, manifest, write)
+            self.sealed(self.newest)
         except Exception as error:  # a disk error, or a state that must not be saved
             reason = first_line(error)
             older = self.newest.folder if self.newest else "none"
@@ -75,7 +67,7 @@ class CheckpointWriter:
             )
             return
         try:
-            prune(self._folder, self._keep, manifest.best)
+            prune(self.folder, self.keep, manifest.best)
         except OSError as error:
             self._warn(
                 f"the checkpoint of step {step} was saved, but older ones could not be "

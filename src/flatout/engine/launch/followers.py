@@ -48,19 +48,12 @@ def follow() -> None:
     spec = store.get(KEY).decode()
     if spec == NOTHING:
         return
-    folder = Path(tempfile.mkdtemp(prefix="flatout-"))
-    path = folder / "spec.json"
-    path.touch(mode=0o600)
-    path.write_text(spec, encoding="utf-8")
+    folder = Path(tempfile.mkdtemp(prefix="flatout-"))  # only this user can read it
+    (folder / "spec.json").write_text(spec, encoding="utf-8")
     # Replace this process, because MKL and OpenMP variables must be set before
     # importing torch.
-    command = [
-        sys.executable,
-        "-m",
-        "flatout.engine.launch.rank",
-        str(folder),
-        "--alone",
-    ]
+    module = ("-m", "flatout.engine.launch.rank")
+    command = [sys.executable, *module, str(folder), "--alone"]
     os.execve(sys.executable, command, environment.rank_environment())  # noqa: S606
 
 

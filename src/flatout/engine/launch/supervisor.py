@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,19 +79,19 @@ def is_worth_another(error: Exception) -> bool:
     return isinstance(error, (RankError, HangError))
 
 
+@dataclass
 class Attempt:
-    """Starts the ranks of one machine and waits until all of them have exited."""
+    """Starts the ranks of one machine and waits until all of them have exited. The
+    folder contains the ranks' input. Each rank runs `python -m module`."""
 
-    def __init__(
-        self, job: TrainJob, processes: int, folder: Path, module: str = TRAINING
-    ) -> None:
-        """`folder` contains the ranks' input. Each rank runs `python -m module`."""
-        self._job = job
-        self._module = module
-        self._settings = job.settings.train.distributed
-        self._processes = processes
-        self._folder = folder
-        self._beats = folder / "beats"
+    job: TrainJob
+    processes: int
+    folder: Path
+    module: str = TRAINING
+
+    def __post_init__(self) -> None:
+        self._settings = self.job.settings.train.distributed
+        self._beats = self.folder / "beats"
 
     def run(self) -> Exception | None:
         """Run the ranks. Return None if training has finished, or the error that ended
@@ -110,16 +111,11 @@ class Attempt:
         return None if agent.returncode == 0 else self._failure()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        processes = self._processes
-        variables = environment.training_environment(
-            self._job.settings.runtime, processes
-        )
+        runtime, processes = self.job.settings.runtime, self.processes
+        variables = environment.training_environment(runtime, processes)
+        config = {"nproc_per_node": processes, **self._rendezvous()}
         return subprocess.Popen(
-            command(
-                self._folder,
-                self._module,
-                {"nproc_per_node": processes, **self._rendezvous()},
-            ),
+            command(self.folder, self.module, config),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # only this process gets Ctrl-C, and forwards it
@@ -187,7 +183,7 @@ class Attempt:
         agent.wait()
 
     def _raise_if_interrupted(self, signals: StopSignals) -> None:
-        path = self._folder / INTERRUPTED
+        path = self.folder / INTERRUPTED
         if path.is_file():
             stop = json.loads(path.read_text(encoding="utf-8"))
             raise Interrupted(stop["signum"], stop["message"])
@@ -195,7 +191,7 @@ class Attempt:
             raise Interrupted(signals.received, "stopped before its first step")
 
     def _failure(self) -> Exception:
-        path = self._folder / FAILURES
+        path = self.folder / FAILURES
         failures: list[dict[str, Any]] = []
         with suppress(OSError, ValueError):
             failures = json.loads(path.read_text(encoding="utf-8"))
@@ -216,7 +212,7 @@ class Attempt:
         if kind in OF_THE_JOB:
             return OF_THE_JOB[kind](text)
         if kind == OutOfMemory.__name__:
-            return OutOfMemory(text, json.loads((self._folder / SMALLER).read_text()))
+            return OutOfMemory(text, json.loads((self.folder / SMALLER).read_text()))
         return RankError(f"rank {rank} failed: {message}\n{failure['traceback']}")
 
 

@@ -30,18 +30,17 @@ def build_optimizer(
     `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
     optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
+    lr = settings.peak_learning_rate
     if settings.optimizer == "sgd":
         momentum = SGD_MOMENTUM if settings.momentum is None else settings.momentum
-        return torch.optim.SGD(
-            groups, lr=settings.peak_learning_rate, momentum=momentum
-        )
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum)
     if is_own(settings.optimizer):
         return _own_optimizer(groups, settings)
     if settings.optimizer == "adafactor":
-        return torch.optim.Adafactor(groups, lr=settings.peak_learning_rate)
+        return torch.optim.Adafactor(groups, lr=lr)
     return torch.optim.AdamW(
         groups,
-        lr=settings.peak_learning_rate,
+        lr=lr,
         betas=(settings.adam_beta1, settings.adam_beta2),
         eps=settings.adam_epsilon,
         fused=fused,

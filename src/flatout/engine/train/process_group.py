@@ -128,9 +128,7 @@ class ProcessGroup:
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return a list with the `value` of each rank, in rank order."""
-        found: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(found, value, group=self.control)
-        return found
+        return all_gather(value, self.control)
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raise SettingsError if `facts` differ between ranks. The message shows the
@@ -143,6 +141,24 @@ class ProcessGroup:
                     f"here): {'; '.join(differences)}. Give all machines the same "
                     "parameters and the same token rows"
                 )
+
+
+def all_gather(value: Any, control: Any) -> list[Any]:
+    """Return the `value` of each rank. `control` is None for one rank."""
+    if control is None:
+        return [value]
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value, group=control)
+    return found
+
+
+def broadcast(value: Any, control: Any) -> Any:
+    """Return the main rank's `value` on all ranks. `control` is None for one rank."""
+    if control is None:
+        return value
+    box = [value]
+    torch.distributed.broadcast_object_list(box, src=0, group=control)
+    return box[0]
 
 
 def _check_accelerator_is_distributed(accelerator: Any) -> None:

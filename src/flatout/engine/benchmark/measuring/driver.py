@@ -88,6 +88,14 @@ class BlockRows(StepRows):
         return cls(*parts, first=first, period=period)
 
 
+def loaded_feed(trainer: Trainer, steps: int) -> Feed:
+    """Return a feed that reads a representative block through the loader."""
+    block = BlockRows.of(trainer.data, steps)
+    settings = trainer.job.settings.train.loader
+    loader = StepLoader(block, settings, trainer.runtime, 0, ENDLESS)
+    return Feed(loader, iter(loader), block.period)
+
+
 def representative_block(
     rows: SplitRows, batches: GlobalBatches, steps: int
 ) -> tuple[int, int]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flatout.engine.batches.loader import StepLoader
-from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Feed
+from flatout.engine.benchmark.measuring.driver import BlockRows, Feed, loaded_feed
 from flatout.engine.benchmark.measuring.interleaved import (
     Baseline,
     InterleavedPair,
@@ -101,14 +100,6 @@ def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
         return Feed(None, cycle(batches), block.period)
 
     return _measured(spec, job, feed)
-
-
-def loaded_feed(trainer: Trainer, steps: int) -> Feed:
-    """Return a feed that reads a representative block through the loader."""
-    block = BlockRows.of(trainer.data, steps)
-    settings = trainer.job.settings.train.loader
-    loader = StepLoader(block, settings, trainer.runtime, 0, ENDLESS)
-    return Feed(loader, iter(loader), block.period)
 
 
 def warm_training(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity
 
 from flatout.engine.batches.collation import StepRows
 from flatout.engine.batches.loader import StepLoader, resolve_workers, run_steps
-from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Driver, Feed
-from flatout.engine.benchmark.measuring.windows import SPREAD_LIMIT_PCT
+from flatout.engine.benchmark.measuring.driver import (
+    ENDLESS,
+    BlockRows,
+    Driver,
+    loaded_feed,
+)
+from flatout.engine.benchmark.measuring.windows import SPREAD_LIMIT_PCT, spread_of
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.runtime import Runtime, set_up
 from flatout.engine.parameters import BenchmarkSettings
@@ -33,10 +38,10 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     ranks = runtime.ranks.local_world_size
     workers = resolve_workers(job.settings.train.loader, runtime.is_cuda, ranks)
     rates = _loader_rates(job, runtime, data, spec.measure)
-    spread = 100 * (max(rates) - min(rates)) / float(np.median(rates))
+    spread = spread_of(rates)
     notes = [f"windows differ by {spread:.0f} %"] if spread > SPREAD_LIMIT_PCT else []
     return {
-        "loader_samples_per_s": float(np.median(rates)),
+        "loader_samples_per_s": median(rates),
         "samples_per_s_spread_pct": spread,
         "num_workers": workers,
         "strategy": resolved.strategy,
@@ -86,9 +91,7 @@ def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     runtime = set_up(job.settings.runtime)
     trainer = assemble(job, runtime)
     trainer.model.train()
-    block = BlockRows.of(trainer.data, spec.measure.steps_per_trial)
-    loader = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
-    feed, driver = Feed(loader, iter(loader), block.period), Driver(trainer)
+    feed, driver = loaded_feed(trainer, spec.measure.steps_per_trial), Driver(trainer)
     for _ in range(spec.measure.warmup_steps + 1):
         feed.step(driver)
     driver.synchronize()

@@ -17,11 +17,8 @@ from flatout.engine.checkpoints.shards import is_sharded, whole_tensor
 from flatout.engine.files.atomic_write import write_folder
 from flatout.engine.models.adapters import has_adapter, name_in_file
 from flatout.engine.models.building import load_pretrained
-from flatout.engine.train.keeping.snapshots import (
-    broadcast,
-    fill_tensors,
-    named_tensors,
-)
+from flatout.engine.train.keeping.snapshots import fill_tensors, named_tensors
+from flatout.engine.train.process_group import broadcast
 from flatout.engine.train.setup.assemble import Trainer
 
 

@@ -23,8 +23,8 @@ from flatout.engine.files.mirror import MirrorError
 from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.train.keeping.saved_model import SaveError, load_weights, save_model
-from flatout.engine.train.keeping.snapshots import Snapshots, broadcast, restore
-from flatout.engine.train.process_group import Agreement, ProcessGroup
+from flatout.engine.train.keeping.snapshots import Snapshots, restore
+from flatout.engine.train.process_group import Agreement, ProcessGroup, broadcast
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.report import Evaluation
 from flatout.engine.train.recording.summary import versions
@@ -64,11 +64,8 @@ class Session:
         url = settings.checkpoint.mirror if self._ranks.is_main else None
         keep = settings.checkpoint.keep
         self._mirror = CheckpointMirror(url, self.folder, keep) if url else None
-        self._writer = CheckpointWriter(
-            self.folder,
-            keep,
-            self._mirror.offer if self._mirror else lambda _: None,
-        )
+        sealed = self._mirror.offer if self._mirror else lambda _: None
+        self._writer = CheckpointWriter(self.folder, keep, sealed)
         every = settings.checkpoint.every_steps
         self._agreement = Agreement(self._ranks, self._control, every)
         self._faults: list[str] = []

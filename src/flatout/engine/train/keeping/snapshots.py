@@ -35,6 +35,7 @@ from flatout.engine.checkpoints.shards import fill_own_part, load_whole, whole_t
 from flatout.engine.machine.runtime import Runtime, seed_all
 from flatout.engine.models.adapters import has_adapter
 from flatout.engine.parameters.own_parts import is_own
+from flatout.engine.train.process_group import all_gather, broadcast
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.step import StepSums
@@ -135,15 +136,10 @@ class Snapshots:
 
     def _gather_generators(self) -> Named:
         """Return the states of the random generators of all ranks."""
-        runtime = self.trainer.runtime
-        mine = generator_state(runtime)
-        everybody: list[Any] = [mine]
-        if self.control is not None:
-            everybody = [None] * runtime.ranks.world_size
-            torch.distributed.all_gather_object(everybody, mine, group=self.control)
+        mine = generator_state(self.trainer.runtime)
         return {
             f"{rank}/{name}": tensor
-            for rank, state in enumerate(everybody)
+            for rank, state in enumerate(all_gather(mine, self.control))
             for name, tensor in state.items()
         }
 
@@ -284,15 +280,6 @@ def _load_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _read(checkpoint: Checkpoint | None, name: str) -> Named | None:
     return None if checkpoint is None else load_whole(checkpoint.folder, name)
-
-
-def broadcast(value: Any, control: Any) -> Any:
-    """Return the main rank's `value` on all ranks. `control` is None for one rank."""
-    if control is None:
-        return value
-    box = [value]
-    torch.distributed.broadcast_object_list(box, src=0, group=control)
-    return box[0]
 
 
 @torch.no_grad()

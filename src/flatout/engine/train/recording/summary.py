@@ -25,6 +25,11 @@ from flatout.engine.train.recording.timing import (
 from flatout.engine.train.setup.assemble import Trainer
 
 PEAK_SECONDS = 0.1
+RESOLVED = (
+    *("token_budget", "strategy", "residual", "attention"),
+    *("compile", "cuda_graphs", "compile_reason"),
+)
+"""The fields of a ResolvedConfig that the report contains."""
 
 
 def build_report(
@@ -94,14 +99,8 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
         "epochs": trainer.total_steps / trainer.data.batches.steps_per_epoch,
         "world_size": runtime.ranks.world_size,
         "global_batch_size": trainer.job.settings.train.global_batch_size,
-        "token_budget": resolved.token_budget,
-        "strategy": resolved.strategy,
+        **{name: getattr(resolved, name) for name in RESOLVED},
         "precision": runtime.precision,
-        "residual": resolved.residual,
-        "attention": resolved.attention,
-        "compile": resolved.compile,
-        "cuda_graphs": resolved.cuda_graphs,
-        "compile_reason": resolved.compile_reason,
         "device": runtime.device_name,
         "threads": runtime.threads,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),

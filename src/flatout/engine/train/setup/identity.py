@@ -74,15 +74,13 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
     reused: the identity, skipped rows, the settings of evaluation and audit, and the
     version of flatout."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
-    return (
-        identity(job)
-        | skipped
-        | {
-            "train.evaluate_every": job.settings.train.evaluate_every,
-            "train.audit": job.settings.train.audit,
-            "flatout": __version__,
-        }
-    )
+    return {
+        **identity(job),
+        **skipped,
+        "train.evaluate_every": job.settings.train.evaluate_every,
+        "train.audit": job.settings.train.audit,
+        "flatout": __version__,
+    }
 
 
 def equal_on_all_ranks(job: TrainJob) -> dict[str, Any]:
