@@ -83,9 +83,8 @@ class CachedGradients:
         """The summed loss divided by the number of ranks, as a scalar tensor."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the tensors of each micro-batch, including the gradients of its logits.
-        The sum of the resulting gradients is the gradient of the global loss. Before
-        each micro-batch, the random state of the first pass is restored."""
+        """Yield each micro-batch with the gradients of its logits, in the random state
+        of the first pass. The resulting gradients add up to that of the global loss."""
         for tensors, state in zip(self._micro_batches, self._states, strict=True):
             torch.set_rng_state(state[0])
             if self._runtime.is_cuda:

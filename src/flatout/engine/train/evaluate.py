@@ -34,8 +34,7 @@ COMPARED_ROWS = 512
 """The number of rows in an evaluation batch if the loss compares rows with each other.
 It does not depend on the global batch size, so that runs can be compared."""
 EVALUATION_EPOCH = 0
-"""The epoch number from which random targets, such as masked tokens, are drawn. It is
-always the same, so that losses can be compared."""
+"""The epoch from which random targets, such as masked tokens, are drawn."""
 
 
 class Sums:
@@ -91,9 +90,8 @@ class Sums:
         return Evaluation(loss, known)
 
     def _figures(self, runtime: Runtime) -> dict[str, Any]:
-        """Return the metrics, computed on the main rank and sent to all ranks. If each
-        rank computed its own metrics, values might differ slightly, or a custom metric
-        might fail on some ranks only."""
+        """Return the metrics, computed on the main rank for all ranks, because values
+        might differ slightly between ranks, or a custom metric might fail on some."""
         box: list[Any] = [{}]
         if runtime.ranks.is_main and self._metrics is not None:
             try:
@@ -132,9 +130,8 @@ def evaluate(
     own: OwnMetrics | None = None,
     most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all `rows`, or at most `most_rows` of them. Return the loss and the
-    metrics, which include the custom metrics `own`. The device is synchronised once, at
-    the end. The model's training mode is restored."""
+    """Evaluate all `rows`, or at most `most_rows` of them. The device is synchronised
+    once, at the end. The model's training mode is restored."""
     compares = model.task.whole_batch
     order, size = np.arange(len(rows)), COMPARED_ROWS
     if not compares:
@@ -158,9 +155,8 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """Update `sums` with the metrics and the loss of `batch`. The loss compares each
-    row with all other rows of the batch. Only the main rank adds it, because
-    `Sums.read` sums over ranks."""
+    """Add a batch whose loss compares all of its rows. Only the main rank adds the
+    loss, because `Sums.read` sums over ranks."""
     parts: list[Part] = []
     for micro in batch.micro_batches:
 

@@ -17,10 +17,9 @@ vectorised loads need 16-byte alignment."""
 
 
 class FlatAllReduce:
-    """A single buffer for the gradients of all `parameters`. The address of each
-    gradient never changes, as CUDA graphs require. The constructor broadcasts the
-    weights of rank 0, as DDP does. Unused parameters get zero gradients, so AdamW
-    decays them. (DDP would raise an error.)"""
+    """A single buffer for the gradients of all `parameters`, whose addresses never
+    change, as CUDA graphs require. The constructor broadcasts the weights of rank 0, as
+    DDP does. Unused parameters get zero gradients, so AdamW decays them."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters

@@ -76,12 +76,9 @@ class TrainResult:
 def train(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> TrainResult:
-    """Run the training job `job` on this rank. `group` connects it to the other ranks.
-
-    Raises SettingsError, ModelError or CheckpointError if the run cannot start,
-    NonFiniteError or OutOfMemory if a step fails, SaveError if the last model cannot be
-    saved, and Interrupted if a signal stopped the run.
-    """
+    """Run `job` on this rank. Raises SettingsError, ModelError or CheckpointError if
+    the run cannot start, NonFiniteError or OutOfMemory if a step fails, SaveError if
+    the last model cannot be saved, and Interrupted if a signal stopped the run."""
     begin_s = time.perf_counter()
     compile_clock.listen()
     if group:
@@ -162,9 +159,8 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """After a step on `batch`, log metrics, evaluate the model and save a checkpoint if
-    they are due. Raises Interrupted if a signal was received, and NonFiniteError if a
-    loss or gradient was not finite."""
+    """Log, evaluate and save a checkpoint if they are due. Raises Interrupted if a
+    signal was received, and NonFiniteError if a step was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -178,8 +174,7 @@ def after_step(
 
 
 def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) -> None:
-    """Evaluate the model on the validation split after `done` steps. If the result is
-    the best so far, save the model."""
+    """Evaluate the model on the validation split. If it is the best so far, save it."""
     with recorder.paused("evaluate"):
         result = evaluate_split(trainer, trainer.job.validation)
     if recorder.note_validation(done, result):
@@ -188,8 +183,7 @@ def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) 
 
 
 def announce(trainer: Trainer) -> None:
-    """Log how the run will be computed, e.g. the precision, the attention kernel and
-    reasons for fallbacks."""
+    """Log how the run will be computed, and reasons for fallbacks."""
     runtime, resolved = trainer.runtime, trainer.resolved
     if not runtime.ranks.is_main:
         return

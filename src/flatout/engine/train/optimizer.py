@@ -27,8 +27,7 @@ def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
     """Create the optimizer set in `train.optimizer`. Only matrices have weight decay.
-    `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
-    optimizer cannot be created."""
+    Raises SettingsError if a custom optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     lr = settings.peak_learning_rate
     if settings.optimizer == "sgd":
@@ -110,9 +109,8 @@ def parameter_groups(
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return the learning rate of `step`, counted from 0. It rises linearly in the
-    warm-up, then follows the schedule down to `min_learning_rate_share` times the peak.
-    """
+    """Return the learning rate of `step`, counted from 0. It rises in the warm-up, and
+    then falls to `min_learning_rate_share` times the peak."""
     if is_own(settings.schedule):
         return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
@@ -125,8 +123,7 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
 
 def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
     """Return the value of a custom `train.schedule` at `step`, as a fraction of the
-    peak learning rate. Raises SettingsError if the schedule fails or its value is
-    invalid."""
+    peak learning rate. Raises SettingsError if it fails or is invalid."""
     path = settings.schedule
     try:
         share = own_part(path, "train.schedule")(step, total_steps)
@@ -157,8 +154,7 @@ def check_schedule(settings: TrainSettings, total_steps: int) -> None:
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:
-    """Return the factor of a built-in schedule after the warm-up: 1 at the peak,
-    falling to 0 at `total_steps` unless the schedule is constant."""
+    """Return the factor of a built-in schedule after the warm-up, from 1 down to 0."""
     done = (step - warmup) / max(1, total_steps - warmup)
     if settings.schedule == "constant":
         return 1.0
@@ -195,9 +191,8 @@ class Updater:
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run one update. Return the gradient norm before clipping, and whether the
-        norm and the loss are finite, as scalar tensors. `scale` is the loss scale for
-        fp16."""
+        """Run one update. Return the gradient norm before clipping, and whether it and
+        the loss are finite, as scalar tensors. `scale` is the loss scale for fp16."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):  # the model is sharded over the ranks

@@ -124,9 +124,8 @@ class OwnFigures(Metrics):
 def checked_figures(
     parameter: str, found: Any, is_taken: Callable[[str], bool]
 ) -> tuple[dict[str, float], list[str]]:
-    """Check `found`, the return value of a custom function. Return its finite numbers
-    by name, and a message for each invalid item. `parameter` is the name of the
-    setting, for messages. `is_taken` returns whether flatout uses a name itself."""
+    """Return the finite numbers in `found`, the return value of a custom function, and
+    a message for each invalid item. `is_taken` returns whether flatout uses a name."""
     if not isinstance(found, Mapping):
         return {}, [f"returns {type(found).__name__}, not a dict of numbers"]
     figures, faults = {}, []
@@ -207,8 +206,7 @@ def _made(path: str) -> Callback:
 
 
 def _figures(path: str, returned: Any) -> dict[str, float]:
-    """Return the valid numbers in the value that the callback `path` returned. Log a
-    warning for each invalid item."""
+    """Return the valid numbers that a callback returned, and warn of invalid items."""
     if returned is None:
         return {}
     figures, faults = checked_figures(

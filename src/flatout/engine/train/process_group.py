@@ -41,8 +41,7 @@ class ProcessGroup:
     @classmethod
     def join(cls, settings: DistributedSettings, runtime: Runtime) -> ProcessGroup:
         """Join the process group of all ranks, with NCCL on GPUs or gloo on CPUs.
-        Raises SettingsError if this process has already used Accelerate for a single
-        rank."""
+        Raises SettingsError if Accelerate is already in use for a single rank."""
         from accelerate import Accelerator
         from accelerate.utils import (
             DistributedDataParallelKwargs,
@@ -67,8 +66,7 @@ class ProcessGroup:
         return cls(accelerator, settings, control, runtime.compute_dtype)
 
     def wrap(self, model: TaskModel, compiled: Callable[..., Any] | None) -> nn.Module:
-        """Wrap `model` with DDP or FSDP and return the result. `compiled` is a function
-        that compiles a module, or None if the model is not compiled."""
+        """Wrap `model` with DDP or FSDP. `compiled` compiles a module, or is None."""
         if self.settings.strategy == "fsdp":
             return self._shard(model, compiled)
         module = compiled(model) if compiled else model
@@ -81,8 +79,7 @@ class ProcessGroup:
     def _shard(
         self, model: TaskModel, compiled: Callable[..., Any] | None
     ) -> nn.Module:
-        """Shard the model with FSDP2. Each rank stores a part of the weights and
-        optimizer state of each block. Rank 0 broadcasts the weights block by block, so
+        """Shard the model with FSDP2. Rank 0 broadcasts the weights block by block, so
         that no device needs memory for the whole model."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -106,10 +103,9 @@ class ProcessGroup:
 
     def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
         """Shard an uncompiled layer so that its matrices are gathered in the compute
-        dtype. If they were gathered in fp32, autograd would keep autocast's copies of
-        them until the backward pass. These copies need half of the model's size on each
-        rank. Norms stay in fp32, as under autocast. Compiled layers recompute the
-        copies instead of keeping them."""
+        dtype. In fp32, autograd would keep autocast's copies of them until the backward
+        pass, half of the model's size. Compiled layers recompute them. Norms stay in
+        fp32."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         vectors = [m for m in layer.modules() if _has_only_vectors(m)]
@@ -131,8 +127,7 @@ class ProcessGroup:
         return all_gather(value, self.control)
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raise SettingsError if `facts` differ between ranks. The message shows the
-        first rank that differs from rank 0, and the values that differ."""
+        """Raise SettingsError if `facts` differ between ranks."""
         gathered = self.all_gather(dict(facts))
         for rank, other in enumerate(gathered):
             if differences := differing(gathered[0], other):
@@ -173,9 +168,8 @@ def _check_accelerator_is_distributed(accelerator: Any) -> None:
 
 
 def _sharded_separately(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that can be sharded separately, inner blocks first. A block is
-    left out if one of its weights is tied to a module outside the block (e.g. BERT's
-    embeddings), because tied weights must be sharded together."""
+    """Return the blocks that can be sharded separately, inner blocks first. Blocks
+    whose weights are tied to a module outside (e.g. BERT's embeddings) cannot."""
 
     def uses(module: nn.Module) -> Counter[int]:
         held = (p for m in module.modules() for p in m._parameters.values())
@@ -196,9 +190,8 @@ def _has_only_vectors(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _spread(unit: nn.Module, device: torch.device) -> None:
-    """Move the parameters and buffers of `unit` to `device` on all ranks, with the
-    values of rank 0. On other ranks, they have no values yet (meta device). Tied
-    weights stay tied. Tensors that are already sharded are skipped."""
+    """Move the tensors of `unit` to `device` on all ranks, with the values of rank 0.
+    Tied weights stay tied. Tensors that are already sharded are skipped."""
     # Keyed by id(). The old tensor is kept so that its id is not reused.
     placed: dict[int, tuple[Tensor, Tensor]] = {}
     for module in unit.modules():
@@ -223,11 +216,8 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass
 class Agreement:
-    """Makes all ranks stop, or save a checkpoint, at the same step.
-
-    Ranks exchange a small message about once per second, and when a checkpoint may be
-    due. The main rank chooses the number of steps until the next message.
-    """
+    """Makes all ranks stop, or save a checkpoint, at the same step. Ranks exchange a
+    small message about once per second, and when a checkpoint may be due."""
 
     ranks: Ranks
     control: Any

@@ -1,10 +1,8 @@
 """Run an optimizer step (forward, backward, update) without synchronising the device.
-
-Losses, correct predictions and norms stay on the device (`StepSums`) and are read at
-each logging step. If a step has one micro-batch of a known shape, the whole step can be
-replayed as a CUDA graph, or as two graphs around the all-reduce between ranks.
-Replaying is faster for small batches, whose kernels take longer to launch than to run.
-"""
+Losses, correct predictions and norms stay on the device (`StepSums`) until a logging
+step. If a step has one micro-batch of a known shape, it can be replayed as a CUDA
+graph, or as two graphs around the all-reduce between ranks. This is faster for small
+batches, whose kernels take longer to launch than to run."""
 
 from __future__ import annotations
 
@@ -72,17 +70,12 @@ class StepSums:
 
 @dataclass(eq=False)
 class Stepper:
-    """Runs the steps of one model on one device.
-
-    `module` maps a dict of tensors to (summed loss, logits or None). If configured, it
-    is wrapped for DDP and compiled. `no_sync` returns a context manager that turns off
-    gradient reduction. It is used for every micro-batch except the last. If
-    `all_reduce` is given, it reduces the gradients once, after the last micro-batch.
-    `hits` counts correct predictions for the training accuracy, every `metrics_every`
-    steps. With CUDA graphs, it does so at every step, because this costs nothing.
-    `compare` is a loss over all samples of a global batch. `audit` collects statistics
-    of each row.
-    """
+    """Runs the steps of one model on one device. `module` maps a dict of tensors to
+    (summed loss, logits or None). `no_sync` turns off gradient reduction, for every
+    micro-batch except the last. `all_reduce` reduces the gradients once, after the last
+    micro-batch. `hits` counts correct predictions every `metrics_every` steps, or at
+    every step with CUDA graphs, because this then costs nothing. `compare` is a loss
+    over all samples of a global batch."""
 
     module: nn.Module
     updater: Updater
@@ -193,8 +186,7 @@ class Stepper:
         self._audited.clear()
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """Accumulate the gradients of a loss that compares all samples of the global
-        batch with each other. Return this rank's contribution to the loss."""
+        """Do the same for a loss that compares all samples of the global batch."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
@@ -208,8 +200,7 @@ class Stepper:
     def _forward_backward(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the forward and backward pass of a micro-batch. Return its summed loss,
-        and its logits or None. `is_last` is true for the last micro-batch of a step."""
+        """Return a micro-batch's summed loss, and its logits or None."""
         # DDP averages the gradients of the ranks, whereas `all_reduce` sums them.
         ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
         with nullcontext() if is_last else self.no_sync():
@@ -253,9 +244,8 @@ class _LossScale:
 
 
 class _StepGraphs:
-    """CUDA graphs of steps, one per input shape. With several ranks, these graphs end
-    after the backward pass, and a further graph, common to all shapes, contains the
-    update."""
+    """CUDA graphs of steps, one per input shape. With several ranks, they end after the
+    backward pass, and a further graph for all shapes contains the update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper

@@ -29,9 +29,8 @@ class SaveError(OSError):
 
 
 def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
-    """Save the model to `folder` atomically. All ranks must call this function. It
-    returns when the model is saved. If saving fails, it raises SaveError on all ranks.
-    """
+    """Save the model to `folder` atomically. All ranks must call this function, and all
+    raise SaveError if saving fails."""
     fault, is_main = None, trainer.runtime.ranks.is_main
     weights = _gathered(trainer.model.model, is_main)
     if is_main:
@@ -46,9 +45,8 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
 
 
 def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
-    """Return the state dict of a sharded model. On the main rank, it contains all
-    weights in host memory. On other ranks, the tensors are empty. Tied weights share
-    memory. Return None if the model is not sharded."""
+    """Return the state dict of a sharded model, or None if it is not sharded. Only the
+    main rank's tensors have values. Tied weights share memory."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
         return None

@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
 """How long to wait for the lock. Ranks of a failed attempt may still be exiting."""
 FIRST_MINUTES = 1.0
-"""The maximum time until the first checkpoint, in minutes. It is short, so that little
-work is lost if a run is killed early."""
+"""The maximum time until the first checkpoint, so that an early kill costs little."""
 
 
 class Session:
@@ -90,9 +89,8 @@ class Session:
             raise Interrupted(self._signals.received, "stopped after the last step")
 
     def resume(self) -> int:
-        """Restore the checkpoint to resume, if there is one. Return the next step,
-        which is 0 for a new run. Raises CheckpointError if the checkpoint cannot be
-        used."""
+        """Restore the checkpoint to resume, if any. Return the next step. Raises
+        CheckpointError if the checkpoint cannot be used."""
         found = self._find()
         step = 0
         if broadcast(found is not None, self._control):
@@ -107,9 +105,8 @@ class Session:
         return step
 
     def step_done(self, done: int) -> None:
-        """Send a heartbeat after the step `done`, and save a checkpoint if one is due.
-        If a rank has received a signal, raise Interrupted on all ranks at the same
-        step."""
+        """Send a heartbeat, and save a checkpoint if one is due. If a rank has received
+        a signal, raise Interrupted on all ranks at the same step."""
         heartbeat.beat(done)
         if done == self._first_step + 1 and self.trainer.runtime.is_cuda:
             self._snapshots.take()  # allocates pinned host memory during warm-up
@@ -125,8 +122,7 @@ class Session:
         self._report_saved()
 
     def keep_best(self, done: int, result: Evaluation) -> None:
-        """Save the model as the best model so far, with its evaluation `result`. If
-        saving fails, log a warning and keep the previous best model."""
+        """Save the best model so far. If that fails, warn and keep the previous one."""
         name = best_folder(done)
         try:
             save_model(self.trainer, self.folder / name, self._control)
@@ -156,8 +152,7 @@ class Session:
         return fault
 
     def _claim_folder(self) -> None:
-        """Create and lock the folder of the run. Raises CheckpointError if another run
-        uses the folder or it is not writable."""
+        """Create and lock the folder. Raises CheckpointError if that is impossible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_WAIT_S)
@@ -196,15 +191,13 @@ class Session:
         return found
 
     def _check_best(self) -> None:
-        """Forget the best model if its folder no longer exists. The next evaluation
-        then saves a new one."""
+        """Forget the best model if its folder no longer exists."""
         there = self.best_model.is_dir() and self.recorder.best_folder is not None
         if not broadcast(there, self._control):
             self.recorder.best = self.recorder.best_folder = None
 
     def _save_is_due(self, done: int) -> bool:
-        """Return whether a checkpoint is due after `done` steps. It is not due while
-        the previous one is still being written. Only the main rank decides."""
+        """Return whether a checkpoint is due. Only the main rank decides."""
         if not self._ranks.is_main or self._writer.busy:
             return False
         settings = self._settings.checkpoint

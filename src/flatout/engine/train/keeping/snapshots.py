@@ -116,8 +116,7 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """Return the recorder's state, and the plain numbers in the optimizer's
-        state."""
+        """Return the recorder's state, and plain numbers in that of the optimizer."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))
@@ -149,8 +148,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    """Return an uninitialised host tensor like `tensor`. It is pinned if `tensor` is on
-    a GPU, so that copies do not block."""
+    """Return an uninitialised host tensor like `tensor`, pinned if that is on a GPU."""
     try:
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     except RuntimeError:  # the host cannot pin this much memory
@@ -175,8 +173,7 @@ def saved_tensors(module: nn.Module) -> Named:
 
 
 def _optimizer_tensors(trainer: Trainer) -> Named:
-    """Return the tensors in the optimizer's state (e.g. moments and step counts), and
-    the tensors of the loss scale."""
+    """Return the optimizer's moments and step counts, and the loss scale."""
     states = trainer.optimizer.state
     found = {
         f"{name}/{key}": value
@@ -193,8 +190,7 @@ def _scale_tensors(trainer: Trainer) -> Named:
 
 
 def _gather_sums(trainer: Trainer) -> Tensor:
-    """Return the sums `loss`, `hits` and `judged` of all ranks as a float64 tensor
-    (ranks, 3)."""
+    """Return the sums `loss`, `hits` and `judged` of all ranks, float64 (ranks, 3)."""
     sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
     mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
     if world_size == 1:
@@ -205,8 +201,7 @@ def _gather_sums(trainer: Trainer) -> Tensor:
 
 
 def generator_state(runtime: Runtime) -> Named:
-    """Return the states of all random generators: those of PyTorch (on the CPU and on
-    this rank's GPU), NumPy and Python."""
+    """Return the states of the random generators of PyTorch, NumPy and Python."""
     numpy_state: Any = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     gauss_or_nan = float("nan") if gauss is None else gauss
@@ -240,9 +235,8 @@ def _set_generators(state: Named, runtime: Runtime) -> None:
 def restore(
     checkpoint: Checkpoint | None, trainer: Trainer, recorder: Recorder, control: Any
 ) -> int:
-    """Restore the state in `checkpoint` on all ranks and return its step. On all ranks
-    but the main one, `checkpoint` is None. Raises CheckpointError if the checkpoint
-    belongs to another model."""
+    """Restore the state in `checkpoint`, which is None except on the main rank, on all
+    ranks. Return its step. Raises CheckpointError if it belongs to another model."""
     runtime = trainer.runtime
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
     model = saved_tensors(trainer.model)
@@ -315,9 +309,8 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _optimizer_targets(trainer: Trainer, stored: Named) -> Named:
-    """Create the same optimizer state as the first step would. Return the tensors of
-    this state by their names in a checkpoint. `stored` contains tensors with the shapes
-    and dtypes of the checkpoint."""
+    """Create the optimizer state of the first step, with the shapes and dtypes of
+    `stored`. Return its tensors by their names in a checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, like in stored.items():
@@ -340,9 +333,8 @@ def _empty_state(trainer: Trainer, parameter: Tensor, key: str, like: Tensor) ->
 
 
 def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
-    """Restore the states of this rank's random generators. If the checkpoint has none
-    for this rank, seed the generators with a value that depends on the run's seed, the
-    step and the rank."""
+    """Restore this rank's random states. If the checkpoint has none for this rank, seed
+    them from the run's seed, the step and the rank."""
     me = trainer.runtime.ranks.rank
     prefix = f"{me}/"
     mine = {n.removeprefix(prefix): t for n, t in ranks.items() if n.startswith(prefix)}

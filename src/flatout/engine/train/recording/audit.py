@@ -82,9 +82,8 @@ class RowAudit:
         self.likely.index_copy_(0, rows, likely)
 
     def gathered(self, world_size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the sums (4, rows) over all ranks, and the last predicted class of
-        each row (rows,), from the rank that saw the row most often. All ranks must call
-        this."""
+        """Return the sums (4, rows) over all ranks, and each row's last predicted class
+        (rows,) from the rank that saw it most often. All ranks must call this."""
         sums, likely = self.sums[:, :-1].clone(), self.likely[:-1].clone()
         if world_size > 1:
             most = sums[0].clone()
@@ -96,9 +95,8 @@ class RowAudit:
 
 
 def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
-    """Write a table of suspect rows, and a page with the most suspect ones, to the
-    folder of the metrics file. Log the number of suspect rows. All ranks must call
-    this."""
+    """Write a table of suspect rows, and a page with the most suspect ones, next to the
+    metrics file. All ranks must call this."""
     sums, likely = audit.gathered(world_size)
     if not main:
         return

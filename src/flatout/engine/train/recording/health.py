@@ -81,8 +81,7 @@ def has_learned(history: Sequence[LogPoint], chance: float | None) -> bool:
 
 
 def grad_norm_warning(norms: list[float], *, has_learned: bool = False) -> str | None:
-    """Return a warning if the median of the logged gradient norms is unusual, else
-    None. Low norms are normal if `has_learned` is true."""
+    """Return a warning if the median of the logged gradient norms is unusual."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:
         return None
@@ -202,8 +201,7 @@ class Conditions:
 
 
 def waited_for_core_s() -> float | None:
-    """Return the total time in seconds for which this thread has waited for a free
-    core, or None if the kernel does not record it."""
+    """Return the seconds for which this thread has waited for a core, if known."""
     try:
         return int(SCHEDULER.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -16,9 +16,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MetricsFile:
-    """A JSON Lines file of live metrics, flushed after each line. Other programs read
-    it and send the metrics to a tracking store. A slow or unreachable store therefore
-    does not delay training."""
+    """A JSON Lines file of live metrics, flushed after each line. Other programs send
+    them to a tracking store, so that a slow store does not delay training."""
 
     path: Path
     enabled: bool = True

@@ -1,8 +1,5 @@
-"""Record a run in progress: throughput, history, live metrics and health.
-
-The device is not synchronised between two logging steps. At a logging step, `log` reads
-the sums that are kept on the device.
-"""
+"""Record a run in progress: throughput, history, live metrics and health. The device is
+synchronised only at logging steps, at which `log` reads the sums kept on the device."""
 
 from __future__ import annotations
 
@@ -47,8 +44,7 @@ logger = logging.getLogger(__name__)
 
 ROWS_SHOWN = 8
 LOGGED = ("loss", "accuracy")
-"""The evaluation metrics that are logged, in addition to `train.metric`. All metrics
-are in the metrics file."""
+"""The evaluation metrics that are logged, in addition to `train.metric`."""
 
 
 @dataclass
@@ -135,8 +131,7 @@ class Recorder:
 
     @property
     def setup_s(self) -> float:
-        """The time in seconds before the loop began, in which the model was built and a
-        checkpoint may have been restored."""
+        """The time in seconds before the loop began."""
         return self._loop_begin_s - self.begin_s
 
     @property
@@ -147,8 +142,7 @@ class Recorder:
         return job.task.chance_loss(len(job.label_names) or pieces)
 
     def check_health(self) -> None:
-        """Log and record a warning about each problem that has not been reported
-        yet."""
+        """Warn of each problem that has not been reported yet."""
         for kind, text in find_problems(self).items():
             if text:
                 self.warn(kind, text)
@@ -201,9 +195,8 @@ class Recorder:
         return done % every == 0 or done == self.trainer.total_steps
 
     def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
-        """Read the sums on the device, close the window, and add a point to the
-        history. Return the point. Raises NonFiniteError if the loss or a gradient of a
-        step was not finite."""
+        """Read the sums, close the window, and add a point to the history. Raises
+        NonFiniteError if the loss or a gradient of a step was not finite."""
         # This synchronises the device.
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
@@ -237,8 +230,7 @@ class Recorder:
                 self.callbacks.call(event, step, values)
 
     def _write(self, point: LogPoint) -> None:
-        """Write a point to the metrics file. If no step had a target, omit the loss and
-        warn about it."""
+        """Write a point. If no step had a target, omit the loss and warn about it."""
         metrics = point.as_metrics()
         if not self._steps_since_log:
             del metrics["train_loss"]
@@ -260,8 +252,7 @@ class Recorder:
 
     @contextmanager
     def paused(self, phase: str) -> Iterator[None]:
-        """Context manager that excludes its block, e.g. an evaluation, from step
-        time."""
+        """Context manager that excludes its block from step time."""
         self.trainer.runtime.synchronize()
         self.clock.pause()
         with self.phase(phase), heartbeat.phase(phase):
@@ -270,8 +261,7 @@ class Recorder:
         self.clock.resume()
 
     def note_validation(self, done: int, result: Evaluation) -> bool:
-        """Record an evaluation after `done` steps. Return whether it is the best so
-        far."""
+        """Record an evaluation. Return whether it is the best so far."""
         named = result.named("validation")
         self.metrics.write(done, named)
         self.check_health()

@@ -122,9 +122,8 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
-    """Measure the matmul throughput of this GPU. Return it, and `tflops` as a
-    percentage of it. Both are None if memory is full. They are also None on a CPU,
-    because the measurement would take seconds."""
+    """Return the measured matmul throughput of this GPU, and `tflops` as a percentage
+    of it. Both are None on a CPU or if memory is full."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):

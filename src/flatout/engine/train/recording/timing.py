@@ -217,15 +217,13 @@ class Rates:
 
 
 def steady(windows: Sequence[Any]) -> list[Any]:
-    """Return the windows without compilation, or all of them if there are none. Pairs
-    of windows with an attribute `clean` are accepted too."""
+    """Return the windows without compilation, or all of them if there are none."""
     return [window for window in windows if window.clean] or list(windows)
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """Return the time in seconds from which the throughput of `windows` is computed. It
-    is the larger of the wall time and the loader's time, each summed over windows. The
-    two times are not compared per window: if several workers finish at the same time,
-    one window gets several batches and the next one none."""
+    """Return the seconds from which the throughput of `windows` is computed: the wall
+    time or the loader's time, whichever is larger. They are compared as sums, because
+    one window may get several batches at once and the next one none."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")

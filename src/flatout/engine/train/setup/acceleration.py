@@ -1,8 +1,5 @@
-"""Decide whether compilation and CUDA graphs are possible and worthwhile.
-
-The decision depends on the number of planned steps. A resumed run keeps the decision of
-the run that it continues.
-"""
+"""Decide whether compilation and CUDA graphs are possible and worthwhile for the number
+of planned steps. A resumed run keeps the decision of the run that it continues."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ samples/s) and by 6 % on another (7,668 to 8,160 samples/s)."""
 GRAPH_MEMORY_SHARE = 0.8
 """The maximum fraction of the device's memory that a step with CUDA graphs may need."""
 GRAPH_PAD_MULTIPLE = 256
-"""With CUDA graphs, the token count of packed batches is rounded up to a multiple of at
-least this number, to limit the number of graphs. Large batches use a larger multiple.
+"""The least multiple to which CUDA graphs round up the token count of packed batches.
 """
 GRAPH_PAD_SHARE = 1 / 96
 """The ratio of the multiple to a rank's mean tokens per step, e.g. 256 / 24,600."""
@@ -45,8 +41,7 @@ NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
 @dataclass(frozen=True)
 class Planned:
-    """The work of a run, as planned on the main rank. All ranks use it, so that they
-    make the same choice."""
+    """The work of a run, as planned on the main rank for all ranks."""
 
     steps: int
     parts: int
@@ -60,9 +55,8 @@ class Planned:
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Return the planned work for a transformers `model`. If the run resumes a
-    checkpoint from the same kind and number of devices, the earlier choices are
-    included."""
+    """Return the planned work for a transformers `model`. The choices of a resumed run
+    are kept on the same kind and number of devices."""
     checkpoint = find_checkpoint(job.settings.train.resume, job.work_folder)
     kept = checkpoint.manifest.accelerated if checkpoint else {}
     if any(kept.get(name) != v for name, v in _device_facts(runtime).items()):
@@ -85,8 +79,7 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def checkpoint_values(resolved: Any, runtime: Runtime) -> dict[str, Any]:
-    """Return the choices and the device to save in a checkpoint. A resumed run keeps
-    these choices."""
+    """Return the choices that a resumed run keeps, and the device."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
@@ -107,9 +100,8 @@ def choose_compile_and_graphs(
     strategy: str,
     planned: Planned | None,
 ) -> Choice:
-    """Decide whether to compile and whether to use CUDA graphs. With `auto`, each is
-    used if it saves time over the `planned` work. If `planned` is None, the speed of
-    steps is only measured, and `auto` uses everything that makes steps faster. Raises
+    """Decide on compilation and CUDA graphs. With `auto`, each is used if it saves time
+    over the `planned` work, or if it makes steps faster when `planned` is None. Raises
     SettingsError if a setting is impossible."""
     compiled = _resolve_compile(job.settings.train.compile, runtime, config)
     recorded = _resolve_cuda_graphs(job, runtime, strategy, config)
@@ -249,10 +241,9 @@ def width_of(config: Any) -> int:
 def _most_graph_tokens(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> float:
-    """Return the maximum number of tokens per step for which CUDA graphs are useful,
-    because kernel launches limit the speed. It does not exceed the token budget. Larger
-    batches are divided into micro-batches, differently at each step, and each division
-    would need its own graph."""
+    """Return the maximum number of tokens per step for which kernel launches limit the
+    speed. It is at most the token budget, because larger batches are divided
+    differently at each step, and each division would need its own graph."""
     budget = token_budget(job, runtime, strategy, config)
     if family_of(config).schedule.launches_by_place:
         return budget

@@ -99,8 +99,7 @@ def default_token_budget(is_cuda: bool) -> int:
 
 
 def overhead_tokens(config: Any, is_cuda: bool) -> int:
-    """Return the fixed cost of a micro-batch on the device, as a number of tokens that
-    the device could process in that time."""
+    """Return the fixed cost of a micro-batch on the device, in tokens."""
     if is_cuda:
         return GPU_OVERHEAD_TOKENS
     return family_of(config).cpu_overhead_tokens(config)
@@ -161,8 +160,7 @@ def choose_budget(
 
 
 def combine_ranks(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """Return the fit with the smallest token budget of all ranks, because all ranks
-    must use the same budget."""
+    """Return the fit with the smallest token budget, which all ranks must use."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     tight = any(fit.tight for fit in gathered)
     fault = next((fit.fault for fit in gathered if fit.fault), "")
@@ -180,13 +178,10 @@ def fit_from_estimate(wanted: int, bounds: Bounds, guess: int | None) -> Fit:
 def points(
     measure: Measure, start: int, bounds: Bounds, free_bytes: float
 ) -> list[Point]:
-    """Measure passes of two sizes. Return the results sorted by size.
-
-    The first size is `start`, or a smaller size if memory runs out. From the first
-    result, the largest size that fits in `free_bytes` is predicted, and the second size
-    is close to it. Return an empty list if the longest row does not fit, and one result
-    if both passes are equal.
-    """
+    """Measure passes of up to two sizes. Return the results sorted by size, or [] if
+    the longest row does not fit. The first size is `start`, or a smaller size if memory
+    runs out. The second size is close to the limit of `free_bytes` that the first
+    predicts."""
     tokens = min(max(start, bounds.least), bounds.most)
     while (first := measure(tokens)) is None:
         if tokens <= bounds.least:

@@ -40,9 +40,8 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def _base_weights(settings: Settings) -> dict[str, str]:
-    """Return hashes of the weight files of an adapter's base model, because checkpoints
-    do not contain these weights. Models on the Hub are identified by the token key,
-    which includes the commit."""
+    """Return hashes of an adapter's base weights, which checkpoints do not contain.
+    Models on the Hub are identified by the token key, which includes the commit."""
     if not settings.model.lora.is_on:
         return {}
     folder = Path(settings.model.name_or_path or "")
@@ -59,8 +58,7 @@ def _hash(file: Path, changed_ns: int) -> str:
 
 
 def _own_code(settings: Settings) -> dict[str, str]:
-    """Return digests of the modules with custom code to which the settings refer.
-    PyTorch's own modules are left out, because its version may change."""
+    """Return digests of the modules with custom code, except PyTorch's own."""
     train, model = settings.train, settings.model
     own_parts = (train.optimizer, train.schedule, train.compute_metrics)
     named = (*own_parts, model.task, model.family)
@@ -71,8 +69,7 @@ def _own_code(settings: Settings) -> dict[str, str]:
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
     """Return the values that must be equal before the result of a finished run is
-    reused: the identity, skipped rows, the settings of evaluation and audit, and the
-    version of flatout."""
+    reused."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return {
         **identity(job),

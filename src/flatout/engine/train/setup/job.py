@@ -43,8 +43,7 @@ class TrainJob:
     data_key: str = ""
     """The content key of the token rows."""
     tokenizer_file: str | None = None
-    """The tokenizer.json with which rows are decoded for messages. If it is None, token
-    ids are shown instead."""
+    """The tokenizer.json that decodes rows for messages, or None to show token ids."""
 
     def in_folder(self, folder: Path) -> TrainJob:
         """Return a copy of the job that uses the work folder `folder` and no mirror."""
@@ -52,8 +51,7 @@ class TrainJob:
         return replace(unmirrored, work_folder=folder)
 
     def changed(self, values: Mapping[str, Any]) -> TrainJob:
-        """Return a copy of the job with other settings. `values` contains the new
-        values by dotted name, such as `train.max_steps`."""
+        """Return a copy of the job with new settings, by dotted name."""
         return replace(self, settings=self.settings.changed(values))
 
     @cached_property
@@ -68,8 +66,7 @@ class TrainJob:
 
     @cached_property
     def batches(self) -> GlobalBatches:
-        """The global batches of the run, without skipped rows. Raises SettingsError if
-        `train.skip_rows` is invalid."""
+        """The global batches. Raises SettingsError if `train.skip_rows` is invalid."""
         train, seed = self.settings.train, self.settings.runtime.seed
         batches = GlobalBatches(len(self.train), train.global_batch_size, seed)
         if not train.skip_rows:

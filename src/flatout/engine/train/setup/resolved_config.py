@@ -58,9 +58,8 @@ class ResolvedConfig:
 def resolve(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned | None = None
 ) -> ResolvedConfig:
-    """Choose the batching strategy, attention kernel, token budget and compilation.
-    `planned` is the work of the run, or None if the number of steps is not limited.
-    Raises SettingsError if a setting is impossible."""
+    """Resolve every `auto`. `planned` is the work of the run, or None if the number of
+    steps is not limited. Raises SettingsError if a setting is impossible."""
     train, notes = job.settings.train, []
     strategy, fault = _strategy(job, runtime, config)
     if fault:
@@ -129,8 +128,7 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Return whether a single all-reduce sums all gradients. It does if the settings
-    require it or if CUDA graphs are used, unless the model is sharded."""
+    """Return whether one all-reduce sums all gradients."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")
@@ -143,8 +141,7 @@ SLOW_SHARE = 0.85
 
 
 def slow_devices(rates: Sequence[float]) -> tuple[str, ...]:
-    """Return a note about each slow GPU. `rates` contains the throughput of large
-    matmuls on the GPU of each rank, in TFLOP/s."""
+    """Return a note about each slow GPU, given the TFLOP/s of each rank's matmuls."""
     usual = median(rates)
     return tuple(
         f"the GPU of rank {rank} computes {rate:,.0f} TFLOP/s, the median of all ranks "

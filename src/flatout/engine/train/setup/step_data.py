@@ -72,9 +72,8 @@ def make_collator(
 
 def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:
     """Return the multiple to which the number of rows of a packed batch is rounded up.
-    With CUDA graphs, the multiple is an upper bound on the number of rows, so that all
-    batches have the same number. The bound is 1.25 times the mean number of rows per
-    rank, plus padding rows."""
+    With CUDA graphs, it exceeds the number of rows of nearly every batch: it is 1.25
+    times the mean number per rank, plus padding rows."""
     if not resolved.cuda_graphs:
         return 64
     batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
