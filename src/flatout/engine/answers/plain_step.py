@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +13,7 @@ from flatout.engine.answers.verdict import ROUNDOFF
 from flatout.engine.machine.runtime import Runtime, exact_products
 from flatout.engine.models.adapters import freeze
 from flatout.engine.parameters import SettingsError
-from flatout.engine.train.optimizer import (
-    NO_DECAY_DIMENSIONS,
-    SGD_MOMENTUM,
-    build_optimizer,
-    set_learning_rate,
-)
+from flatout.engine.train.optimizer import NO_DECAY_DIMENSIONS, build_optimizer
 from flatout.engine.train.setup.assemble import seeded_model
 from flatout.engine.train.setup.job import TrainJob
 
@@ -49,25 +43,22 @@ class PlainStep:
         """Compute both steps. Raises SettingsError if the model uses dropout."""
         self._job, self.model = job, _started(job)
         self.before = _weights(self.model)
+        named = self.model.named_parameters()
+        self.trained = {name for name, p in named if p.requires_grad}
         module = self.model.to(runtime.device).train()
         plain = Plain(module, job.task, job.train, job.settings.max_length)
         self.described = plain.described
         with exact_products():
-            self.found = self._step(plain, nullcontext())
+            self.found = self._step(plain)
         if roundoff_of(runtime) == ROUNDOFF["fp32"]:
             _change_last_bits(module)
-        self.rounded = self._step(plain, runtime.autocast())
+        with runtime.autocast():
+            self.rounded = self._step(plain)
         module.zero_grad(set_to_none=True)
         module.cpu()
 
-    @property
-    def trained(self) -> Weights:
-        """The parameters that the optimizer updates, by name."""
-        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-
-    def _step(self, plain: Plain, precision: AbstractContextManager[Any]) -> Step:
-        with precision:
-            loss, targets, divisor = plain.backward(self._job.batches.rows(0))
+    def _step(self, plain: Plain) -> Step:
+        loss, targets, divisor = plain.backward(self._job.batches.rows(0))
         gradients = {
             name: p.grad.float().cpu() / divisor
             for name, p in self.model.named_parameters()
@@ -120,25 +111,21 @@ def _change_last_bits(model: nn.Module) -> None:
 
 
 def _optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
-    """Return PyTorch's AdamW or SGD, or an instance of a custom optimizer."""
+    """Return PyTorch's AdamW or SGD, or an instance of a custom optimizer. Momentum and
+    the betas do not affect the first step."""
     train = job.settings.train
     rate = train.peak_learning_rate
     if train.optimizer not in ("adamw", "sgd"):
-        optimizer = build_optimizer(model, train, fused=False, capturable=False)
-        set_learning_rate(optimizer, rate)
-        return optimizer
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.dim() > NO_DECAY_DIMENSIONS]
-    vectors = [p for p in trained if p.dim() <= NO_DECAY_DIMENSIONS]
+        return build_optimizer(model, train, fused=False, capturable=False)
+    decays = {True: train.weight_decay, False: 0.0}
     groups = [
-        {"params": matrices, "weight_decay": train.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p], "weight_decay": decays[p.dim() > NO_DECAY_DIMENSIONS]}
+        for p in model.parameters()
+        if p.requires_grad
     ]
     if train.optimizer == "sgd":
-        momentum = SGD_MOMENTUM if train.momentum is None else train.momentum
-        return torch.optim.SGD(groups, lr=rate, momentum=momentum)
-    betas, eps = (train.adam_beta1, train.adam_beta2), train.adam_epsilon
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps)
+        return torch.optim.SGD(groups, lr=rate)
+    return torch.optim.AdamW(groups, lr=rate, eps=train.adam_epsilon)
 
 
 def roundoff_of(runtime: Runtime) -> float:

@@ -60,10 +60,9 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     roundoff = roundoff_of(runtime)
     checks = [compared_loss((loss, theirs, rounded), roundoff)]
     if task.head_kind.one_a_row:
-        own_answers, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
-        own, exact, near = ([o - mean] for o in (own_answers, answers, rounded_answers))
-        least = max(LEAST, TIMES * roundoff)
-        checks.append(compared("outputs", own, exact, near, least))
+        own, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
+        values = own - mean, answers - mean, rounded_answers - mean
+        checks.append(compared("outputs", [values], max(LEAST, TIMES * roundoff)))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
         f"{runtime.precision}, {predictor.strategy}"

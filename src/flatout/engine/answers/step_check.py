@@ -6,23 +6,18 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from flatout.engine.answers.plain_step import PlainStep, Step, roundoff_of
-from flatout.engine.answers.verdict import (
-    ROUNDOFF,
-    TIMES,
-    Check,
-    Verdict,
-    compare,
-    compared,
-)
+from flatout.engine.answers.verdict import TIMES, Verdict, compare
 from flatout.engine.batches.collation import StepBatch
+from flatout.engine.checkpoints.shards import whole_tensor
 from flatout.engine.launch.launch import resolve_processes, write_spec
 from flatout.engine.launch.supervisor import Attempt
 from flatout.engine.machine.environment import launched_from_outside
@@ -36,7 +31,6 @@ from flatout.engine.train.setup.acceleration import plan
 from flatout.engine.train.setup.assemble import Trainer, assemble, build_model
 from flatout.engine.train.setup.job import TrainJob
 
-RANK = "flatout.engine.answers.rank"
 VERDICT = "verdict.json"
 OVERFLOWS = 20
 """The maximum number of times that an fp16 step is repeated to avoid overflow."""
@@ -59,10 +53,19 @@ def verify_job(job: TrainJob) -> Verdict:
         return verdict
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
-        write_spec(job, processes, folder)
-        if error := Attempt(job, processes, folder, RANK).run():
+        write_spec(job, processes, folder, work=f"{__name__}:{verify_rank.__name__}")
+        if error := Attempt(job, processes, folder).run():
             raise error
-        return Verdict.from_json(json.loads((folder / VERDICT).read_text("utf-8")))
+        return TypeAdapter(Verdict).validate_json((folder / VERDICT).read_bytes())
+
+
+def verify_rank(
+    job: TrainJob, runtime: Runtime, group: ProcessGroup, folder: Path
+) -> None:
+    """Call `verify` in one of several ranks. The main rank writes the verdict to the
+    file VERDICT in `folder`."""
+    if verdict := verify(job, runtime, group):
+        (folder / VERDICT).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
 
 
 def verify(
@@ -93,24 +96,11 @@ def verify(
     if plain is None:
         return None
     times = TIMES * (2.0 if trainer.resolved.residual == "bf16" else 1.0)
-    judged = compare(plain, found, _change(plain, found), roundoff_of(runtime), times)
+    judged = compare(plain, found, roundoff_of(runtime), times)
     seconds = time.perf_counter() - begin_s
     count, total = trainer.data[0].num_samples, trainer.total_steps
     step = f"step 1 of {total}: {count} rows on {trainer.described}"
     return Verdict(step, plain.described, *judged, seconds)
-
-
-def _change(plain: PlainStep, found: Step) -> Check:
-    """Compare the weight change of the step `found` with the change that a torch.optim
-    optimizer makes with the same gradients, up to a few fp32 rounding errors."""
-    after = plain.weights_after(found.gradients)
-    before = {name: plain.before[name] for name in found.weights}
-    own = [found.weights[name] - w for name, w in before.items()]
-    theirs = [after[name] - w for name, w in before.items()]
-    few_bits = TIMES * ROUNDOFF["fp32"]
-    pairs = zip(theirs, before.values(), strict=True)
-    rounded = [change + few_bits * w for change, w in pairs]
-    return compared("change of weights", own, theirs, rounded, 1e-3, times=1.0)
 
 
 def without_dropout(job: TrainJob) -> TrainJob:
@@ -132,14 +122,13 @@ def without_dropout(job: TrainJob) -> TrainJob:
     )
 
 
-class NotedUpdater:
-    """Wraps an updater and copies the gradients that are passed to it. The copies are
-    also made if the update is replayed as part of a CUDA graph."""
+class NotedUpdater(Updater):
+    """Replaces an updater and copies the gradients of the parameters `named` before
+    clipping. The copies are also made if a CUDA graph replays the update."""
 
     def __init__(self, inner: Updater, named: Mapping[str, Tensor]) -> None:
-        self.inner, self.named = inner, named
-        self.optimizer, self.parameters = inner.optimizer, inner.parameters
-        self.gradients: dict[str, Tensor] = {}
+        vars(self).update(vars(inner))
+        self.named, self.gradients = named, dict[str, Tensor]()
 
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None
@@ -147,36 +136,34 @@ class NotedUpdater:
         for name, parameter in self.named.items():
             if parameter.grad is not None:
                 own = parameter.grad if scale is None else parameter.grad / scale
-                kept = self.gradients.setdefault(name, torch.empty_like(own))
-                kept.copy_(own)
-        return self.inner(loss, scale)
+                self.gradients.setdefault(name, torch.empty_like(own)).copy_(own)
+        return super().__call__(loss, scale)
 
 
 def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
     """Run the first step of `trainer` at the peak learning rate and return its results.
     All ranks must call this function."""
-    held = {id(p) for p in trainer.stepper.updater.parameters}
     trained = {
         name.replace("_orig_mod.", ""): parameter
         for name, parameter in trainer.model.model.named_parameters()
-        if id(parameter) in held
+        if parameter.requires_grad
     }
     noted = NotedUpdater(trainer.stepper.updater, trained)
-    trainer.stepper.updater = noted  # type: ignore[assignment]
-    batch = trainer.data[0]
+    trainer.stepper.updater = noted
+    batch, real = trainer.data[0], trainer.job.task.real
     _launch(trainer, batch.to(trainer.runtime.device))
-    task = trainer.job.task
-    here = sum(int(task.real(m["labels"]).sum()) for m in batch.micro_batches)
-    weights = {n: _whole(p.detach()) for n, p in trained.items()}
+    here = sum(int(real(micro["labels"]).sum()) for micro in batch.micro_batches)
+    weights = _whole(trained)
     digest = sum(float(w.double().sum()) for w in weights.values())
     mine = (trainer.stepper.sums.last_loss.item(), here, digest)
     ranks = group.all_gather(mine) if group else [mine]
+    losses, counts, digests = zip(*ranks, strict=True)
     return Step(
-        loss=sum(loss for loss, _, _ in ranks),
-        targets=(sum(count for _, count, _ in ranks), batch.num_targets),
-        gradients={n: _whole(g) for n, g in noted.gradients.items()},
+        loss=sum(losses),
+        targets=(sum(counts), batch.num_targets),
+        gradients=_whole(noted.gradients),
         weights=weights,
-        ranks_agree=len({digest for _, _, digest in ranks}) == 1,
+        ranks_agree=len({*digests}) == 1,
     )
 
 
@@ -192,15 +179,13 @@ def _launch(trainer: Trainer, batch: StepBatch) -> None:
             for value in filter(torch.is_tensor, state.values()):
                 value.zero_()
     set_learning_rate(optimizer, trainer.job.settings.train.peak_learning_rate)
-    stepper(batch)
-    for _ in range(OVERFLOWS):
+    for _ in range(1 + OVERFLOWS):
+        stepper(batch)
         if stepper.scaler is None or bool(torch.isfinite(stepper.sums.last_norm)):
             break
-        stepper(batch)
 
 
-def _whole(tensor: Any) -> Tensor:
-    """Gather `tensor` if it is sharded and return it in fp32 on the CPU. All ranks must
-    call this function."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.float().cpu()
+def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `tensors` in fp32 on the CPU, gathered from all ranks if they are sharded.
+    All ranks must call this function."""
+    return {name: whole_tensor(t).float().cpu() for name, t in tensors.items()}

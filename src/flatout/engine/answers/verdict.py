@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -44,10 +45,6 @@ class Check:
     @property
     def is_within(self) -> bool:
         return self.error <= self.tolerance  # False for NaN
-
-    @property
-    def ratio(self) -> float:
-        return math.inf if math.isnan(self.error) else self.error / self.tolerance
 
 
 @dataclass(frozen=True)
@@ -94,62 +91,53 @@ class Verdict:
             f"{self.sentence} ({self.seconds:.0f} s)",
         ]
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Verdict:
-        return cls(**{**fields, "checks": [Check(**c) for c in fields["checks"]]})
-
 
 def compared(
     name: str,
-    found: Sequence[Tensor],
-    plain: Sequence[Tensor],
-    rounded: Sequence[Tensor],
+    values: Sequence[tuple[Tensor, Tensor, Tensor]],
     least: float,
     *,
     size: float = 0.0,
     times: float = TIMES,
 ) -> Check:
-    """Compare the tensors `found` and `plain` by the norm of their difference, divided
-    by the norm of `plain` or by `size` if that is larger. `rounded` is the reference
-    computed in the precision of the run. Its error times `times` is the tolerance,
-    which is at least `least`."""
-    norm = _norm(plain)
+    """Compare tensors of a run with a reference. `values` contains the tensors of the
+    run, of the reference, and of the reference in the precision of the run. The error
+    is the norm of the difference between the first two, divided by the norm of the
+    reference or by `size` if that is larger. The error of the last one times `times`
+    is the tolerance, which is at least `least`."""
+    norm = _norm(plain for _, plain, _ in values)
     size = max(norm, size) or 1.0
-    tolerance = max(least, times * _distance(rounded, plain) / size)
-    error = _distance(found, plain) / size
-    return Check(name, f"{_norm(found):.6f}", f"{norm:.6f}", error, tolerance)
+    rounding = _norm(rounded - plain for _, plain, rounded in values) / size
+    error = _norm(found - plain for found, plain, _ in values) / size
+    shown = f"{_norm(found for found, _, _ in values):.6f}"
+    return Check(name, shown, f"{norm:.6f}", error, max(least, times * rounding))
 
 
 def compared_loss(
     losses: tuple[float, float, float], roundoff: float, times: float = TIMES
 ) -> Check:
-    """Compare the first two of three losses: those of the run, of the reference, and of
-    the reference in the precision of the run. The tolerance is computed as in
-    `compared`."""
-    found, plain, rounded = (
-        [torch.tensor(loss, dtype=torch.float64)] for loss in losses
-    )
+    """Compare losses in the order of `compared`."""
+    found, plain, rounded = torch.tensor(losses, dtype=torch.float64)
     least = max(LEAST / 10, roundoff)
-    return compared("loss", found, plain, rounded, least, times=times)
+    return compared("loss", [(found, plain, rounded)], least, times=times)
 
 
 def compare(
-    plain: PlainStep, found: Step, change: Check, roundoff: float, times: float = TIMES
+    plain: PlainStep, found: Step, roundoff: float, times: float = TIMES
 ) -> tuple[list[Check], list[str], list[str]]:
-    """Compare the step `found` with the reference `plain`. `change` is the check of the
-    weight update. Return the checks, the problems, and notes."""
+    """Compare the step `found` with the reference `plain`. Return the checks, the
+    problems, and notes."""
     expected = plain.found.targets[0]
     apart = max(abs(count - expected) for count in found.targets)
     shown = " and ".join(sorted({str(count) for count in found.targets}))
+    losses = found.loss, plain.found.loss, plain.rounded.loss
     checks = [
-        compared_loss(
-            (found.loss, plain.found.loss, plain.rounded.loss), roundoff, times
-        ),
+        compared_loss(losses, roundoff, times),
         Check("targets", shown, str(expected), apart, 0),
-        change,
+        _change(plain, found),
     ]
-    least = max(LEAST, TIMES * roundoff)
-    modules = sorted(_modules(plain, found, least, times), key=lambda c: -c.ratio)
+    modules = _modules(plain, found, max(LEAST, TIMES * roundoff), times)
+    modules.sort(key=lambda c: (c.is_within, -c.error / c.tolerance))
     faults = [*_gradient_faults(plain, found), *wrong(checks)]
     if bad := [check for check in modules if not check.is_within]:
         faults.append(
@@ -164,6 +152,35 @@ def wrong(checks: list[Check]) -> list[str]:
     return [f"{c.name} is {c.found}, plain {c.plain}" for c in bad]
 
 
+def _change(plain: PlainStep, found: Step) -> Check:
+    """Compare the weight change of the step `found` with the change that a torch.optim
+    optimizer makes with the same gradients, up to a few fp32 rounding errors."""
+    after, values = plain.weights_after(found.gradients), []
+    for name, weights in found.weights.items():
+        before = plain.before[name]
+        change = after[name] - before
+        values.append((weights - before, change, change + ROUNDOFF["fp32"] * before))
+    return compared("change of weights", values, 1e-3)
+
+
+def _modules(plain: PlainStep, found: Step, least: float, times: float) -> list[Check]:
+    """Compare the gradients of each module with the reference."""
+    exact, own = plain.found.gradients, found.gradients
+    size, checks = SMALL * _norm(exact.values()), []
+    for module, names in groupby(exact, lambda name: name.rpartition(".")[0]):
+        values = [
+            (
+                own.get(n, torch.zeros_like(exact[n])),
+                exact[n],
+                plain.rounded.gradients[n],
+            )
+            for n in names
+        ]
+        name = f"gradient {module}"
+        checks.append(compared(name, values, least, size=size, times=times))
+    return checks
+
+
 def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
     """Describe gradients in which no error can be detected, because they are zero or
     consist mostly of rounding errors. An example is the first matrix of an adapter,
@@ -174,7 +191,7 @@ def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
             f"whose gradients are mostly rounding: {_some(unsure)}"
         )
     moved = {name for name, own in plain.found.gradients.items() if own.any()}
-    if silent := sorted(plain.trained.keys() - moved):
+    if silent := sorted(plain.trained - moved):
         yield (
             f"{len(silent)} trainable parameters have a gradient of zero or none, here "
             f"and in plain PyTorch; no fault can be seen in them: {_some(silent)}"
@@ -187,7 +204,7 @@ def _gradient_faults(plain: PlainStep, found: Step) -> Iterator[str]:
             f"{len(missing)} trainable parameters received no gradient: "
             f"{_some(missing)}"
         )
-    more = found.gradients.keys() - plain.trained.keys()
+    more = found.gradients.keys() - plain.trained
     if extra := sorted(n for n in more if bool(found.gradients[n].any())):
         yield f"frozen parameters are trained: {_some(extra)}"
     if not found.ranks_agree:
@@ -198,28 +215,5 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _modules(
-    plain: PlainStep, found: Step, least: float, times: float
-) -> Iterator[Check]:
-    """Yield one check per module that compares its gradients with the reference."""
-    exact = plain.found.gradients
-    size = SMALL * _norm(exact.values())
-    modules: dict[str, list[str]] = {}
-    for name in exact:
-        modules.setdefault(name.rpartition(".")[0], []).append(name)
-    for module, names in modules.items():
-        own = [found.gradients.get(n, torch.zeros_like(exact[n])) for n in names]
-        sides = (
-            own,
-            [exact[n] for n in names],
-            [plain.rounded.gradients[n] for n in names],
-        )
-        yield compared(f"gradient {module}", *sides, least, size=size, times=times)
-
-
 def _norm(tensors: Iterable[Tensor]) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
-
-
-def _distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    return _norm(a - b for a, b in zip(one, other, strict=True))

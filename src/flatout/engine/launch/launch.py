@@ -21,6 +21,7 @@ from flatout.engine.checkpoints.checkpoint_folder import finish
 from flatout.engine.checkpoints.checkpoint_mirror import fetch_newest
 from flatout.engine.checkpoints.resume import open_named
 from flatout.engine.launch.job_files import JobFiles, token_key, tokenizer_file
+from flatout.engine.launch.rank import TRAINING
 from flatout.engine.launch.results import (
     load_finished_result,
     read_result,
@@ -162,9 +163,13 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
     return job.changed({f"train.{name}": value for name, value in changes.items()})
 
 
-def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
-    """Write the ranks' input to `folder/spec.json`, which only this user can read."""
+def write_spec(
+    job: TrainJob, processes: int, folder: Path, *, work: str = TRAINING
+) -> None:
+    """Write the ranks' input to `folder/spec.json`, which only this user can read.
+    `work` is the module and the name of the function that each rank calls."""
     spec = {
+        "work": work,
         "settings": job.settings.model_dump(mode="json"),
         "job": asdict(JobFiles.of(job, folder / "tokens")),
         "work_folder": str(job.work_folder.absolute()),

@@ -1,8 +1,9 @@
 """Run one rank with `python -m flatout.engine.launch.rank FOLDER [--alone]`.
 
-FOLDER/spec.json describes the training run. The main rank writes the result to the
-job's folder. Errors are written to the file that torchelastic specifies. With
-`--alone`, the folder belongs to this process and is removed at the end.
+FOLDER/spec.json describes the training run and names the function to call. When the
+function trains, the main rank writes the result to the job's folder. Errors are written
+to the file that torchelastic specifies. With `--alone`, the folder belongs to this
+process and is removed at the end.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.files import atomic_write
@@ -30,19 +31,17 @@ if TYPE_CHECKING:
     from flatout.engine.train.process_group import ProcessGroup
     from flatout.engine.train.setup.job import TrainJob
 
-    Work = Callable[[TrainJob, Runtime, ProcessGroup, Path], None]
-
 INTERRUPTED = "interrupted.json"
 SMALLER = "smaller.json"
 """The file with the settings for the next attempt after an out-of-memory error."""
 
-
 ALONE = "--alone"
+TRAINING = "flatout.engine.launch.rank:train_rank"
 
 
-def main(folder: Path, *, work: Work | None = None) -> None:
-    """Run one rank of the job described by `folder`/spec.json: call `work`, or train if
-    `work` is None. An error is also written to the launcher's error file."""
+def main(folder: Path) -> None:
+    """Run one rank of the job described by `folder`/spec.json. An error is also written
+    to the launcher's error file."""
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     settings = parse_settings(spec["settings"])
     rank = environment.current_ranks().rank
@@ -56,7 +55,7 @@ def main(folder: Path, *, work: Work | None = None) -> None:
     environment.apply(settings.runtime)  # before torch is imported
     collect_rarely()
     try:
-        _run(work or _train, spec, settings, folder)
+        _run(spec, settings, folder)
     except Exception as error:
         leave_error(error)
         raise
@@ -81,7 +80,7 @@ def leave_error(error: Exception) -> None:
     atomic_write.write_text(Path(named), json.dumps({"message": message}))
 
 
-def _run(work: Work, spec: dict[str, Any], settings: Settings, folder: Path) -> None:
+def _run(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
     from flatout.engine.launch.job_files import JobFiles
     from flatout.engine.machine.runtime import set_up
     from flatout.engine.train.process_group import ProcessGroup
@@ -91,7 +90,7 @@ def _run(work: Work, spec: dict[str, Any], settings: Settings, folder: Path) -> 
     group = ProcessGroup.join(settings.train.distributed, runtime)
     job = JobFiles(**spec["job"]).open(settings, Path(spec["work_folder"]))
     job = replace(job, metrics_file=Path(spec["metrics_file"]))
-    work(job, runtime, group, folder)
+    resolve_name(spec["work"])(job, runtime, group, folder)
     group.leave()
 
 
@@ -102,7 +101,9 @@ def check_world_size(found: int, wanted: int) -> None:
         )
 
 
-def _train(job: TrainJob, runtime: Runtime, group: ProcessGroup, folder: Path) -> None:
+def train_rank(
+    job: TrainJob, runtime: Runtime, group: ProcessGroup, folder: Path
+) -> None:
     from flatout.engine.launch.results import write_result
     from flatout.engine.machine.signals import Interrupted
     from flatout.engine.train.keeping.oom import OutOfMemory

@@ -44,7 +44,7 @@ from flatout.engine.train.setup.job import TrainJob
 
 logger = logging.getLogger(__name__)
 
-TRAINING = "flatout.engine.launch.rank"
+RANK_MODULE = "flatout.engine.launch.rank"
 POLL_S = 0.2
 STACKS_WAIT_S = 1.0
 
@@ -82,12 +82,11 @@ def is_worth_another(error: Exception) -> bool:
 @dataclass
 class Attempt:
     """Starts the ranks of one machine and waits until all of them have exited. The
-    folder contains the ranks' input. Each rank runs `python -m module`."""
+    folder contains the ranks' input."""
 
     job: TrainJob
     processes: int
     folder: Path
-    module: str = TRAINING
 
     def __post_init__(self) -> None:
         self._settings = self.job.settings.train.distributed
@@ -115,7 +114,7 @@ class Attempt:
         variables = environment.training_environment(runtime, processes)
         config = {"nproc_per_node": processes, **self._rendezvous()}
         return subprocess.Popen(
-            command(self.folder, self.module, config),
+            command(self.folder, RANK_MODULE, config),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # only this process gets Ctrl-C, and forwards it
