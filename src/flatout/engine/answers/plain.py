@@ -76,14 +76,14 @@ class Plain:
         family = family_of(self.model.config)
         return self.task.whole_batch or family.samples.batch_statistics
 
-    def parts(self, row_ids: Ints, epoch: int = 0) -> Iterator[Part]:
+    def parts(self, row_ids: Ints) -> Iterator[Part]:
         """Yield the loss and logits of the rows `row_ids` (N,), in groups of a few
-        rows. For masked-lm, the masks of `epoch` are used."""
+        rows. Random choices, such as masks, are those of the first epoch."""
         part = self._plain_part if self._has_counterpart else self._own_part
         with sdpa_kernel(SDPBackend.MATH):
             rows, ids = self.rows.sequences(row_ids)
             for own in [ids] if self._needs_all else by_length(rows, ids):
-                yield part(rows, own, epoch)
+                yield part(rows, own)
 
     def backward(self, row_ids: Ints) -> tuple[float, int, float]:
         """Compute the gradients of the loss summed over the rows `row_ids` (N,). Return
@@ -97,44 +97,44 @@ class Plain:
             divisor += part.divisor
         return loss, targets, divisor or 1.0
 
-    def _plain_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
-        logits, labels = self._outputs(rows, ids, epoch)
+    def _plain_part(self, rows: Rows, ids: Ints) -> Part:
+        logits, labels = self._outputs(rows, ids)
         logits, options = logits.float(), self.task.loss_options
         if labels.is_floating_point():
             is_number = self.task.settings.task == "regression"
             of = F.mse_loss if is_number else F.binary_cross_entropy_with_logits
-            found = logits.squeeze(-1) if is_number else logits
-            loss = of(found, labels, reduction="sum")
+            loss = of(logits.view_as(labels), labels, reduction="sum")
             return Part(ids, loss, len(labels), len(labels), logits)
         weights = None
         if options.class_weights is not None:
             weights = torch.tensor(options.class_weights, device=logits.device)
-        how: Any = {"label_smoothing": options.label_smoothing, "reduction": "none"}
-        losses = F.cross_entropy(logits, labels, weight=weights, **how)
+        losses = F.cross_entropy(
+            logits,
+            labels,
+            weights,
+            label_smoothing=options.label_smoothing,
+            reduction="none",
+        )
         if options.focal_gamma:
             right = logits.softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
             losses = losses * (1 - right).clamp(min=1e-8) ** options.focal_gamma
         divisor = len(labels) if weights is None else float(weights[labels].sum())
         return Part(ids, losses.sum(), len(labels), divisor, logits)
 
-    def _outputs(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
+    def _outputs(self, rows: Rows, ids: Ints) -> tuple[Tensor, Tensor]:
         """Return the logits and labels (K, ...) of the equally long rows `ids` (B,)."""
-        name, further = self.task.settings.task, {}
-        inputs = tokens = self._tensor(rows, ids)
+        name, types = self.task.settings.task, {}
+        inputs = labels = self._tensor(rows, ids)
+        if name == "masked-lm":
+            inputs, labels = self._masked(rows, ids, inputs)
+        elif rows.has_token_labels:
+            labels = self._tensor(rows, ids, "labels")
+        if TYPES in self.rows.column_names:
+            types = {TYPES: self._tensor(rows, ids, TYPES)}
+        logits = self.model(input_ids=inputs, **types).logits
         if name in OF_ROWS:
             listed = self.rows.table.column("labels").take(ids.tolist()).to_pylist()
-            labels = torch.tensor(listed, device=tokens.device)
-        elif name == "masked-lm":
-            inputs, labels = self._masked(rows, ids, tokens, epoch)
-        else:
-            labels = tokens
-            if rows.has_token_labels:
-                labels = self._tensor(rows, ids, "labels")
-        if TYPES in self.rows.column_names:
-            further[TYPES] = self._tensor(rows, ids, TYPES)
-        logits = self.model(input_ids=inputs, **further).logits
-        if name in OF_ROWS:
-            return logits, labels
+            return logits, torch.tensor(listed, device=logits.device)
         if name in OF_NEXT:
             logits, labels = logits[:, :-1], labels[:, 1:]
         return logits[labels != IGNORED], labels[labels != IGNORED]
@@ -143,30 +143,29 @@ class Plain:
         found = np.stack([np.asarray(view) for view in rows.views(ids, column)])
         return torch.from_numpy(found.astype(np.int64)).to(self.model.device)
 
-    def _masked(
-        self, rows: Rows, ids: Ints, tokens: Tensor, epoch: int
-    ) -> tuple[Tensor, Tensor]:
+    def _masked(self, rows: Rows, ids: Ints, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, T) for masked-lm, i.e. `tokens` with masks, and the
         labels (B, T), which are ignored at unmasked positions."""
-        drawn = self.task.targets(rows, ids, epoch, pools_last=False)
+        drawn = self.task.targets(rows, ids, 0, pools_last=False)
         inputs = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
         labels = torch.full_like(tokens, IGNORED)
         for row, places in enumerate(map(torch.tensor, drawn.places)):
             labels[row, places] = tokens[row, places]
         return inputs.to(tokens.device), labels
 
-    def _own_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
+    def _own_part(self, rows: Rows, ids: Ints) -> Part:
         """Compute the loss of the rows `ids` (B,) with flatout's own model and loss."""
         task, family = self.task, family_of(self.model.config)
         pad = task.vocabulary.pad_token_id if task.vocabulary else 0
         layout = Layout(pad_token_id=pad, max_length=self.max_length)
-        micro = Collator(task, layout, family.causal).collate(rows, ids, epoch)
-        device = self.model.device
-        batch = {name: t.to(device) for name, t in micro.items()}
-        logits = self._own_logits(batch)
-        divisor = task.divisor(rows, ids, epoch)
-        targets = int(task.real(batch["labels"]).sum())
-        loss = task.loss(logits, batch["labels"])
+        micro = Collator(task, layout, family.causal).collate(rows, ids, 0)
+        batch = {name: t.to(self.model.device) for name, t in micro.items()}
+        logits, labels = self._own_logits(batch), batch["labels"]
+        targets, divisor = (
+            int(task.real(labels).sum()),
+            task.divisor(rows, ids, 0),
+        )
+        loss = task.loss(logits, labels)
         return Part(ids, loss, targets, targets if divisor is None else divisor, logits)
 
     def _own_logits(self, batch: dict[str, Tensor]) -> Tensor:
@@ -192,5 +191,4 @@ def by_length(rows: Rows, ids: Ints) -> Iterator[Ints]:
     lengths = rows.lengths(ids)
     for length in np.unique(lengths).tolist():
         own = ids[lengths == length]
-        for start in range(0, len(own), ROWS_AT_ONCE):
-            yield own[start : start + ROWS_AT_ONCE]
+        yield from np.split(own, range(ROWS_AT_ONCE, len(own), ROWS_AT_ONCE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from torch.nn.utils import get_total_norm
 
 from flatout.engine.answers.plain import Plain
-from flatout.engine.checkpoints.checkpoint_folder import read_manifest, step_folders
+from flatout.engine.checkpoints.checkpoint_folder import step_folders
 from flatout.engine.checkpoints.shards import load_whole
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import load_pretrained
@@ -53,11 +54,11 @@ def _replayed(plain: Plain, row: int) -> tuple[float, float]:
 def _saved(folder: Path) -> dict[float, Path]:
     """Return the folders of all checkpoints and saved models, with their steps as keys.
     The key of the final model is infinity."""
-    found = {float(path.name[len("best-") :]): path for path in folder.glob("best-*")}
+    numbered = [*folder.glob("best-*"), *step_folders(folder)]
+    found = {float(path.name.partition("-")[2]): path for path in numbered}
     if (folder / "last" / "config.json").is_file():
-        found[float("inf")] = folder / "last"
-    steps = {float(read_manifest(p).step): p for p in step_folders(folder)}
-    return {**found, **steps}
+        found[math.inf] = folder / "last"
+    return found
 
 
 def _loaded(job: TrainJob, folder: Path) -> Any:

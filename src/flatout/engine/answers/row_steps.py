@@ -69,14 +69,6 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
     return [step for step in steps if step <= total]
 
 
-def differences(job: TrainJob) -> list[str]:
-    """Compare the settings of `job` with those of the last run in its folder. Return a
-    description of each difference that affects which rows a step trains on."""
-    now, before = result_identity(job), _last_identity(job.work_folder)
-    names = [name for name in DECIDE if name in before]
-    return differing({n: before[n] for n in names}, {n: now.get(n, []) for n in names})
-
-
 def _last_identity(folder: Path) -> dict[str, Any]:
     for path in (folder / RESULT, folder / FINISHED):
         if path.is_file():
@@ -91,20 +83,19 @@ def largest_rise(metrics_file: Path) -> tuple[range, str]:
     """Find the two successive points in `metrics_file` between which the training loss
     rises most. Return the steps after the first point, up to and including the second
     one, and a description. Raises SettingsError if the loss never rises."""
-    found = read_points(metrics_file)
-    losses = {p["step"]: p["metrics"].get("train_loss") for p in found}
-    points = sorted((step, loss) for step, loss in losses.items() if loss is not None)
-    rises = [
-        (math.inf if math.isnan(after - before) else after - before, here, step)
-        for (here, before), (step, after) in pairwise(points)
-        if not after <= before
-    ]
+    found = [(p["step"], p["metrics"]) for p in read_points(metrics_file)]
+    losses = {step: m["train_loss"] for step, m in found if "train_loss" in m}
+    rises = {
+        pair: math.inf if math.isnan(rise) else rise
+        for pair in pairwise(sorted(losses))
+        if not (rise := losses[pair[1]] - losses[pair[0]]) <= 0
+    }
     if not rises:
         raise SettingsError(
             f"--spike: {metrics_file} has no loss that rises between two points; train "
             "first, or set train.log_every to fewer steps"
         )
-    _, here, step = max(rises)
+    here, step = max(rises, key=lambda pair: (rises[pair], pair))
     description = (
         f"loss {losses[here]:.4f} at step {here}, {losses[step]:.4f} at step {step}"
     )
@@ -121,20 +112,20 @@ def row_lines(
     different rows."""
     note = _other_rows(job, refused=replays or (step is None and row is None))
     head, rows, at = _select_rows(job, step, row)
-    columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", [""] * len(rows)
+    columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", {}
     if replays:
         runtime, numbers = set_up(job.settings.runtime), [number for number, _ in rows]
         name, found = replay(job, runtime, numbers, at)
-        order = sorted(range(len(rows)), key=lambda n: -found[n][0])
-        rows = [rows[n] for n in order]
-        figures = [f" {found[n][0]:9.4f} {found[n][1]:9.3g}" for n in order]
+        losses = dict(zip(numbers, found, strict=True))
+        rows.sort(key=lambda pair: -losses[pair[0]][0])
+        figures = {n: f" {own[0]:9.4f} {own[1]:9.3g}" for n, own in losses.items()}
         columns += f" {'loss':>9} {'gradient':>9}"
         note.append(f"losses by the weights in {name}")
-    decode, shown = decoder(job), [*zip(rows, figures, strict=True)][:most]
+    decode = decoder(job)
     lines = [
-        f"{number:9} {at or '':>7} {job.train.lengths(np.array([number]))[0]:6}{own}  "
-        f"{_text(job, number, decode)}"
-        for (number, at), own in shown
+        f"{number:9} {at or '':>7} {job.train.lengths(np.array([number]))[0]:6}"
+        f"{figures.get(number, '')}  {_text(job, number, decode)}"
+        for number, at in rows[:most]
     ]
     more = [f"and {len(rows) - most} more (--most)"] if len(rows) > most else []
     return [head, *note, f"{columns}  text", *lines, *more]
@@ -163,7 +154,12 @@ def _select_rows(
 
 
 def _other_rows(job: TrainJob, *, refused: bool) -> list[str]:
-    found = "; ".join(differences(job))
+    """Return a note on the settings of the last run in the job's folder that gave its
+    steps other rows. Raises SettingsError instead if `refused` is true."""
+    now, before = result_identity(job), _last_identity(job.work_folder)
+    names = [name for name in DECIDE if name in before]
+    pair = {n: before[n] for n in names}, {n: now.get(n, []) for n in names}
+    found = "; ".join(differing(*pair))
     if found and refused:
         raise SettingsError(
             f"the run in {job.work_folder} had other rows in its steps (then -> now): "
