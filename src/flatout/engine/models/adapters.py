@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,20 +217,6 @@ def name_in_file(name: str) -> str:
     ):
         name = name.replace(ours, theirs)
     return PREFIX + name
-
-
-def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the `weights` of an adapter file to the model's parameter names."""
-    return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
-
-
-def save_model(model: Any, folder: Path, weights: Any = None) -> None:
-    """Save `model` with `save_pretrained`. If it has an adapter, also save the model's
-    config with the label names, which peft does not save. `weights` is the gathered
-    state dict of a sharded model, or None."""
-    model.save_pretrained(folder, state_dict=weights)
-    if has_adapter(model):
-        model.config.save_pretrained(folder)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

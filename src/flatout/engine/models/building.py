@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from flatout.engine.machine.hub import missing_folder, where_to_look
 from flatout.engine.models.adapters import (
     CONFIG as ADAPTER_CONFIG,
     MARK,
+    PREFIX,
     adapter_of,
-    own_names,
 )
 from flatout.engine.models.model_keys import inherited_names, override_faults
 from flatout.engine.models.pretrained import load_with_new_head, no_notes
@@ -33,8 +33,6 @@ from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task
 from flatout.engine.tokenizing.tokenizer_checks import usable_positions
-
-logger = logging.getLogger(__name__)
 
 
 class ModelError(ValueError):
@@ -99,45 +97,31 @@ def _made(
     *,
     empty: bool,
 ) -> Any:
-    if empty:
-        if settings.trust_remote_code:
+    name, trusts = settings.name_or_path, settings.trust_remote_code
+    try:
+        if name is not None and not empty:
+            return _from_checkpoint(auto, config, name, settings, options)
+        if empty and trusts:
             options |= {"trust_remote_code": True, "code_revision": settings.revision}
-        with torch.device("meta"):
-            return _from_scratch(auto, config, settings, options)
-    if settings.name_or_path is None:
-        return _from_scratch(auto, config, settings, options)
-    where = {"revision": settings.revision, **where_to_look(settings.name_or_path)}
+        with torch.device("meta") if empty else nullcontext():
+            return auto.from_config(config, **options)
+    except Exception as error:  # wrong sizes fail in many ways, a 0 by a division
+        raise ModelError(_load_fault(settings, error)) from error
+
+
+def _from_checkpoint(
+    auto: Any, config: Any, name: str, settings: ModelSettings, options: dict[str, Any]
+) -> Any:
     from transformers import PretrainedConfig
 
-    name, adapter = settings.name_or_path, adapter_of(settings.name_or_path)
-    try:
-        saved, _ = PretrainedConfig.get_config_dict(name, **where)
-        if adapter:  # merge the adapter into the weights and train all of them
-            trusts = settings.trust_remote_code
-            whole = load_pretrained(Path(name), trust_remote_code=trusts)
-            options["state_dict"] = whole.state_dict()
-        return load_with_new_head(
-            auto,
-            name,
-            saved,
-            config=config,
-            trust_remote_code=settings.trust_remote_code,
-            use_safetensors=True,
-            **where,
-            **options,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(_load_fault(settings, error)) from error
-
-
-def _from_scratch(
-    auto: Any, config: Any, settings: ModelSettings, options: dict[str, Any]
-) -> Any:
-    try:
-        return auto.from_config(config, **options)
-    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        # A size of 0 causes a division by zero, and a negative size an invalid tensor.
-        raise ModelError(_load_fault(settings, error)) from error
+    where = {"revision": settings.revision, **where_to_look(name)}
+    options["trust_remote_code"] = trusts = settings.trust_remote_code
+    saved, _ = PretrainedConfig.get_config_dict(name, **where)
+    if adapter_of(name):  # merge the adapter into the weights and train all of them
+        whole = load_pretrained(Path(name), trust_remote_code=trusts)
+        options["state_dict"] = whole.state_dict()
+    options |= {"config": config, "use_safetensors": True, **where}
+    return load_with_new_head(auto, name, saved, **options)
 
 
 def load_pretrained(
@@ -195,7 +179,9 @@ def _with_adapter(
     else:
         # load_adapter of transformers 5.23 does not find DoRA's magnitudes.
         model.add_adapter(PeftConfig.from_pretrained(str(folder)))
-        set_peft_model_state_dict(model, own_names(load_peft_weights(str(folder))))
+        weights = load_peft_weights(str(folder)).items()
+        own = {name.removeprefix(PREFIX): weight for name, weight in weights}
+        set_peft_model_state_dict(model, own)
     model.config.name_or_path = str(folder)
     return model
 
@@ -226,8 +212,6 @@ def _quiet_transformers() -> Any:
 def _config(
     settings: ModelSettings, task: Task, vocabulary: Vocabulary | None, facts: Any
 ) -> Any:
-    import transformers
-
     keys = task.config_keys()
     extra = {**settings.applied_config, **keys}
     _check_num_labels(settings.applied_config, keys)
@@ -239,7 +223,7 @@ def _config(
         if vocabulary:
             extra.setdefault("vocab_size", vocabulary.size)
             extra.setdefault("pad_token_id", vocabulary.pad_token_id)
-    config = _load_config(settings, extra, vocabulary, transformers)
+    config = _load_config(settings, extra, vocabulary)
     if fault := task.model_fault(config):
         raise ModelError(fault)
     if settings.name_or_path is not None:
@@ -305,11 +289,13 @@ def _fit_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
 
 
 def _special_tokens(
-    kind: str, vocabulary: Vocabulary, vocab_size: int, transformers: Any
+    kind: str, vocabulary: Vocabulary, vocab_size: int
 ) -> dict[str, int | None]:
     """Return the config keys of the tokenizer's special tokens. A default id beyond the
     vocabulary, such as GPT-2's end of text (50,256), is replaced with None."""
-    defaults = transformers.AutoConfig.for_model(kind)
+    from transformers import AutoConfig
+
+    defaults = AutoConfig.for_model(kind)
     start, end = vocabulary.start_token_id, vocabulary.end_token_id
     known = {"bos_token_id": start, "cls_token_id": start}
     known |= {"eos_token_id": end, "sep_token_id": end}
@@ -323,22 +309,19 @@ def _special_tokens(
 
 
 def _load_config(
-    settings: ModelSettings,
-    extra: dict[str, Any],
-    vocabulary: Vocabulary | None,
-    transformers: Any,
+    settings: ModelSettings, extra: dict[str, Any], vocabulary: Vocabulary | None
 ) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = extra.pop("model_type", None)
     try:
         if settings.name_or_path is None:
-            kind = extra.pop("model_type")
-            unused = inherited_names(transformers.CONFIG_MAPPING[kind])
+            unused = inherited_names(CONFIG_MAPPING[kind])
             extra = {name: extra[name] for name in extra.keys() - unused}
-            size, special = extra.get("vocab_size"), {}
-            if vocabulary and size:
-                special = _special_tokens(kind, vocabulary, size, transformers)
-            return transformers.AutoConfig.for_model(kind, **{**special, **extra})
-        extra.pop("model_type", None)
-        config = transformers.AutoConfig.from_pretrained(
+            if vocabulary and (size := extra.get("vocab_size")):
+                extra = _special_tokens(kind, vocabulary, size) | extra
+            return AutoConfig.for_model(kind, **extra)
+        config = AutoConfig.from_pretrained(
             settings.name_or_path,
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,

@@ -101,7 +101,9 @@ class ModelFlops:
     def of(cls, model: Any) -> ModelFlops:
         config, base = model.config, model.base_model
         if counted := family_of(config).samples.count_products(model):
-            return cls(body=int(2 * _passes(model) * counted), head=0, attention=0)
+            weights = sum(map(_product_weights, model.modules()))
+            by_weight = sum(_operations(model).values()) / weights
+            return cls(body=int(by_weight * counted), head=0, attention=0)
         late = [model.get_output_embeddings(), getattr(base, "pooler", None)]
         at_targets = {m for part in late if part is not None for m in part.modules()}
         at_tokens = set(base.modules()) - at_targets
@@ -136,12 +138,6 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
         found[module] = 2 * passes * _product_weights(module)
         below = below or trained
     return found
-
-
-def _passes(model: nn.Module) -> float:
-    """Return the mean number of matmuls per weight (3 if all weights are trained)."""
-    weights = sum(map(_product_weights, model.modules()))
-    return sum(_operations(model).values()) / (2 * weights)
 
 
 def _share_with_backward(model: nn.Module) -> float:

@@ -6,15 +6,12 @@ from __future__ import annotations
 import copy
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flatout.engine.families import families, import_own
 from flatout.engine.models.adapters import add_adapter, freeze
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.tasks import make_task, task_class
-
-if TYPE_CHECKING:
-    from torch import nn
 
 ACTIVATION_BYTES = 125
 """Bytes of activations per token, layer and hidden unit if the feed-forward size is 4 x
@@ -136,8 +133,13 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
         activations = layers * unit
     share = make_task(settings.model).targets_per_token
     logits = int(2 * 4 * share * tokens * config.vocab_size) if share else 0
-    states = _state_bytes(settings, model) // shards
-    return Estimate(parameters, states, activations + logits, tokens)
+    with suppress(SettingsError):  # patterns without a match are rejected elsewhere
+        freeze(model, train.freeze)
+    states = sum(
+        parameter.numel() * (STATE_BYTES if parameter.requires_grad else WEIGHT_BYTES)
+        for parameter in model.parameters()
+    )
+    return Estimate(parameters, states // shards, activations + logits, tokens)
 
 
 def guessed_tokens(
@@ -161,17 +163,6 @@ def count_parameters(config: Any, settings: ModelSettings) -> int:
     model = without_weights(config, settings)
     every = not settings.lora.is_on
     return sum(p.numel() for p in model.parameters() if every or p.requires_grad)
-
-
-def _state_bytes(settings: Settings, model: nn.Module) -> int:
-    """Return the bytes of all weights, plus the gradients and Adam's moments of the
-    trained weights."""
-    with suppress(SettingsError):  # patterns without a match are rejected elsewhere
-        freeze(model, settings.train.freeze)
-    return sum(
-        parameter.numel() * (STATE_BYTES if parameter.requires_grad else WEIGHT_BYTES)
-        for parameter in model.parameters()
-    )
 
 
 def without_weights(config: Any, settings: ModelSettings) -> Any:

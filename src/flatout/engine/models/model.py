@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatout.engine.families import family_of
 from flatout.engine.families._family import Head, row_means
-from flatout.engine.models.adapters import save_model
+from flatout.engine.models.adapters import has_adapter
 from flatout.engine.models.model_files import save_sample_files
 from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, has_custom_head
@@ -67,10 +67,13 @@ class TaskModel(nn.Module):
             self.model.config.use_cache = enabled
 
     def save_pretrained(self, folder: Path, weights: Any = None) -> None:
-        """Save the model as transformers does, with its original cache setting."""
+        """Save the model as transformers does, with its original cache setting.
+        `weights` is the gathered state dict of a sharded model, or None."""
         self._set_cache(True)
         try:
-            save_model(self.model, folder, weights)
+            self.model.save_pretrained(folder, state_dict=weights)
+            if has_adapter(self.model):  # peft does not save the label names
+                self.model.config.save_pretrained(folder)
         finally:
             self._set_cache(False)
         save_sample_files(self.model.config, folder)

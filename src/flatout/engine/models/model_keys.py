@@ -109,20 +109,14 @@ def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
             trust_remote_code=False,
             local_files_only=True,
         )
-    except (OSError, ValueError, KeyError):
-        return []  # not cached, or custom code: loading will report the error
-    return override_faults(settings, config) or _target_faults(settings, config)
-
-
-def _target_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Return messages for errors in `model.lora` for a model with this config."""
-    try:
-        without_weights(config, settings)
+        faults = override_faults(settings, config)
+        if not faults:
+            without_weights(config, settings)  # adds the adapter
     except SettingsError as error:
         return [str(error)]
-    except (ImportError, KeyError, TypeError, ValueError):
-        return []  # loading will report the error
-    return []
+    except (ImportError, KeyError, OSError, TypeError, ValueError):
+        return []  # not cached, or custom code: loading will report the error
+    return faults
 
 
 def _faults(

@@ -34,16 +34,19 @@ def load_with_new_head(
     below the head do not fit. Errors of transformers are not caught."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
-    places: list[int] | None = list(range(len(now)))
-    sized: Mapping[str, int] = {}
-    if len(then) == len(now):  # otherwise the head's shapes differ
-        places = _places(then, now, saved, config)
-    if places != list(range(len(now))):
+    same, sized = list(range(len(now))), dict[str, int]()
+    # If the numbers of labels differ, so do the head's shapes.
+    places = _places(then, now, saved, config) if len(then) == len(now) else same
+    if places != same:
         sized = label_dimensions(auto, config, options)
     model, new = _loaded(auto, name, **options)
     sized = {key: dimension for key, dimension in sized.items() if key not in new}
     if sized and places is None:
-        _warn(name, then, now)
+        logger.warning(
+            "%s has the labels %s, the data has %s: the head does not fit. If they "
+            "mean the same, use the checkpoint's label names in the data",
+            *(name, some_of(then), some_of(now)),
+        )
         _initialise_layers(model, sized)
         new = sorted({*new, *sized})
     elif sized and places is not None:
@@ -99,7 +102,7 @@ def label_dimensions(
     for more in (0, 1):
         own = deepcopy(config)
         own.num_labels = config.num_labels + more
-        trusted = {key: options[key] for key in ("trust_remote_code",) if options[key]}
+        trusted = {"trust_remote_code": True} if options["trust_remote_code"] else {}
         with torch.device("meta"):
             model = auto.from_config(own, **trusted)
         shapes.append({key: t.shape for key, t in model.state_dict().items()})
@@ -125,14 +128,6 @@ def _initialise_layers(model: Any, sized: Mapping[str, int]) -> None:
         for parameter in layer.parameters(recurse=False):
             parameter._is_hf_initialized = False  # loading set it to True
         model._init_weights(layer)
-
-
-def _warn(name: str, then: Sequence[str], now: Sequence[str]) -> None:
-    logger.warning(
-        "%s has the labels %s, the data has %s: the head does not fit. If they mean "
-        "the same, use the checkpoint's label names in the data",
-        *(name, some_of(then), some_of(now)),
-    )
 
 
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
