@@ -48,8 +48,7 @@ def family_of(config: Any) -> Family:
 
 def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
     """Return the family for the model type `kind`. User-defined families take
-    precedence over flatout's own. Custom code (`own_code`) uses only user-defined
-    families."""
+    precedence, and are the only ones for custom code (`own_code`)."""
     from flatout.engine.families._family import Family
 
     found = [family for family in families() if kind in family.model_types]
@@ -75,8 +74,7 @@ def _is_ours(family: Family) -> bool:
 
 
 def import_own(settings: ModelSettings) -> None:
-    """Import the module set in `model.family`, if any. Raises SettingsError if the
-    module cannot be imported."""
+    """Import the module set in `model.family`. Raises SettingsError if it cannot."""
     if settings.family is None:
         return
     try:

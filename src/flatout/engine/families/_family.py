@@ -25,8 +25,7 @@ class FusePlan:
 
     noise: Noise
     joined: bool
-    """Whether query, key and value are passed to attention as one tensor
-    (`joined_attention`)."""
+    """Whether attention gets query, key and value joined (`joined_attention`)."""
     residual_bf16: bool
     """Whether blocks return their outputs in bf16."""
     has_triton: bool
@@ -77,18 +76,15 @@ class Samples:
     ) -> dict[str, Any]:
         """Return the keys and values of `statistics_keys` for a checkpoint that stores
         them in a separate file. `where` contains the options for `from_pretrained`.
-        Raises OSError if the file cannot be loaded and ValueError if it cannot be
-        parsed."""
+        Raises OSError if the file cannot be loaded, and ValueError if it is invalid."""
         return {}
 
     def fault(self, config: Any) -> str | None:
-        """Return why a model with this config cannot process samples of the configured
-        shape, or None if it can."""
+        """Return why a model with this config cannot process the samples, or None."""
         return None
 
     def shape(self, config: Any) -> tuple[int, ...] | None:
-        """Return the shape of a sample, or None for tokens. Raises ValueError if the
-        config lacks the shape."""
+        """Return a sample's shape, None for tokens. Raises ValueError if unknown."""
         return None
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -97,8 +93,7 @@ class Samples:
         return batch
 
     def extra_files(self, config: Any) -> dict[str, Any]:
-        """Return the contents of JSON files that other programs need in the model's
-        folder, keyed by file name."""
+        """Return the JSON files that other programs need, keyed by file name."""
         return {}
 
     def count_products(self, model: Any) -> int | None:
@@ -120,15 +115,13 @@ class Family:
     model_classes: ClassVar[tuple[type, ...]] = ()
     """The model classes of this family that transformers does not provide."""
     heads: ClassVar[Mapping[HeadKind, Head]] = {}
-    """The functions that compute logits from the targets' hidden states, keyed by head
-    kind."""
+    """The functions that compute logits from the targets' hidden states."""
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
     """The kinds of heads that consist only of the output embedding matrix."""
     packs: ClassVar[bool] = False
     """Whether rows can be packed without padding. A parity test must confirm this."""
     causal: ClassVar[bool] = False
-    """Whether tokens attend only to earlier tokens. If so, a row is represented by its
-    last token."""
+    """Whether tokens attend only to earlier ones. A row's last one stands for it."""
     attends: ClassVar[bool] = True
     """Whether the model has attention layers, for which a kernel can be chosen."""
     samples: ClassVar[Samples] = Samples()
@@ -170,13 +163,11 @@ class Family:
         return 16
 
     def num_layers(self, config: Any) -> int:
-        """Return the number of layers that run in sequence, or 0 if the config does not
-        give this number."""
+        """Return the number of layers that run in sequence, or 0 if unknown."""
         return int(getattr(config, "num_hidden_layers", 0) or 0)
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
-        """Return whether a row is represented by the mean over its tokens, instead of
-        by a single token."""
+        """Return whether the mean over its tokens represents a row."""
         return False
 
     def inputs(
@@ -224,8 +215,7 @@ def lm_head(model: Any, hidden: Tensor) -> Any:
 
 
 def tag_tokens(model: Any, hidden: Tensor) -> Any:
-    """Return the logits of the token classification head that most models have, i.e.
-    dropout and a linear layer."""
+    """Return the logits of the usual token classification head."""
     return model.classifier(model.dropout(hidden))
 
 

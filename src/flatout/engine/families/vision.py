@@ -41,8 +41,7 @@ class _Images(Samples):
 
     def shape(self, config: Any) -> tuple[int, int, int]:
         """Return (height, width, channels). Raises ValueError if the config lacks the
-        image size or the normalisation statistics, which can happen if flatout did not
-        train the model."""
+        image size or the statistics, as it can if flatout did not train the model."""
         names = ("image_size", "image_mean", "image_std")
         if missing := [n for n in names if getattr(config, n, None) is None]:
             raise ValueError(
@@ -57,9 +56,8 @@ class _Images(Samples):
     def checkpoint_statistics(
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
-        """Return the statistics in `preprocessor_config.json`, rescaled to bytes, or an
-        empty dict if there is no such file. Raises ValueError if it cannot be parsed.
-        """
+        """Return the statistics in `preprocessor_config.json`, rescaled to bytes, or {}
+        if there is no such file. Raises ValueError if it is invalid."""
         from transformers.utils import cached_file
 
         absent_is_none = {"_raise_exceptions_for_missing_entries": False}
@@ -80,9 +78,8 @@ class _Images(Samples):
 
     def extra_files(self, config: Any) -> dict[str, Any]:
         """Return the config of a transformers image processor that gives the same
-        pixels as flatout: it scales the shorter side, crops the centre and standardises
-        channels. For greyscale images, return nothing, because transformers' pipelines
-        always pass three channels."""
+        pixels as flatout. For greyscale images, return nothing, because transformers'
+        pipelines always pass three channels."""
         if config.num_channels != len("RGB"):
             return {}
         size = config.image_size
@@ -187,9 +184,8 @@ class _Vision(Family):
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
     """Return the means and standard deviations (2, C) on `device`. The tensor is
-    cached, because otherwise the host would wait for a copy at every step. In a
-    compiled graph, Dynamo treats the result as a constant, and allows one such call per
-    graph."""
+    cached, because otherwise the host would wait for a copy at every step. Dynamo
+    treats the result as a constant, and allows one such call per graph."""
     return _made_once(known, device)
 
 
@@ -233,8 +229,7 @@ class ResNet(_Vision):
     attends = False
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Replace patch convolutions, and fold the first convolution
-        (folded_convolution.py)."""
+        """Also fold the first convolution (folded_convolution.py)."""
         super().fuse(model, plan)
         fold(model.base_model.embedder.embedder.convolution)
         return {}

@@ -42,8 +42,7 @@ TASK_TYPES = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
-"""The task type in peft for each Auto class. For other classes, peft needs the name of
-the model's class instead."""
+"""The task type in peft for each Auto class. Others need the model class instead."""
 
 
 def add_adapter(
@@ -51,8 +50,7 @@ def add_adapter(
 ) -> None:
     """Add an adapter to `model`, and freeze everything except the adapter and the head.
     Do nothing if `model.lora` is off. `new` lists weights that the checkpoint lacks.
-    Raises SettingsError if a target matches no layer, or if the model cannot have an
-    adapter."""
+    Raises SettingsError if a target matches no layer, or no adapter is possible."""
     lora = settings.lora
     if lora.rank is None:
         return
@@ -167,8 +165,7 @@ def _targets(model: Any, lora: LoraSettings) -> list[str]:
 
 
 def _linear_layers(model: Any) -> dict[str, bool]:
-    """Return the names of all linear layers below the head, each mapped to whether the
-    layer is part of a block."""
+    """Map all linear layers below the head to whether they are part of a block."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -222,8 +219,7 @@ def name_in_file(name: str) -> str:
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters whose dotted name contains a match for one of the regex
     `patterns`. The backward pass ends at the lowest parameter that is not frozen.
-    Raises SettingsError if a pattern matches nothing or all parameters would be
-    frozen."""
+    Raises SettingsError if a pattern matches nothing or all would be frozen."""
     for pattern in patterns:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         found = [p for name, p in model.named_parameters() if fits(name)]

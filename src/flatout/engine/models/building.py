@@ -239,8 +239,7 @@ def _config(
 
 
 def _check_num_labels(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
-    """Raise ModelError if the user's config `given` and the task's config `keys` differ
-    in the number of outputs."""
+    """Raise ModelError if the user's config `given` has another number of outputs."""
     found = given.get("num_labels")
     wanted = len(keys["id2label"]) if "id2label" in keys else keys.get("num_labels")
     if found is not None and wanted is not None and found != wanted:
@@ -361,8 +360,7 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
 
 
 def _check_rope(config: Any, max_length: int) -> None:
-    """Raise SettingsError if position encodings depend on the longest row of a
-    batch."""
+    """Raise SettingsError if positions depend on the longest row of a batch."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
     limit = known or getattr(config, "max_position_embeddings", None)

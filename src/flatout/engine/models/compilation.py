@@ -56,8 +56,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def blocks(model: Any) -> list[nn.Module]:
-    """Return the modules that the model lists as blocks: its layers, and in some models
-    the embeddings."""
+    """Return the modules that the model lists as blocks, usually its layers."""
     names = set(getattr(model.model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -142,8 +141,7 @@ class OneShape(nn.Module):
         self._last: Shapes | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Run the compiled model, or the original model if the shape is not
-        compiled."""
+        """Run the compiled model, or the original one for other shapes."""
         shapes = tuple(tensor.shape for tensor in batch.values())
         if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)
@@ -152,6 +150,5 @@ class OneShape(nn.Module):
 
 
 def _is_recorded() -> bool:
-    """Return whether a CUDA graph is being captured. Compilation would break the
-    capture."""
+    """Return whether a CUDA graph is being captured, which compilation would break."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

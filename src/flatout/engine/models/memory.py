@@ -15,17 +15,15 @@ from flatout.engine.tasks import make_task, task_class
 
 ACTIVATION_BYTES = 125
 """Bytes of activations per token, layer and hidden unit if the feed-forward size is 4 x
-hidden size. The value was measured for BERT-base on an H200 (28.0 GiB for 24,600
-tokens). 90 of these bytes are kept for the backward pass in fp32, or 79 with bf16
-autocast."""
+hidden size, measured for BERT-base on an H200 (28.0 GiB for 24,600 tokens). The
+backward pass needs 90 of them in fp32, or 79 with bf16 autocast."""
 STATE_BYTES, WEIGHT_BYTES = 16, 4
 """Bytes per trained weight, including its gradient and Adam's two moments, and bytes
 per frozen weight. All are in fp32."""
 GIB = 2**30
 STEPS_AN_OCTAVE = 8
-"""The number of possible token budgets between two powers of two. Budgets are rounded
-down to one of them, so that a small change in free memory does not change the
-micro-batches."""
+"""The number of token budgets between two powers of two, to which budgets are rounded
+so that a small change in free memory does not change the micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Demand:
-    """The memory in bytes that a run needs on one device, as a function of the number
-    of tokens per micro-batch."""
+    """The bytes that a run needs on one device, given the tokens per micro-batch."""
 
     held: int
     """Bytes in use between two steps, without moments: weights, buffers, workspaces."""
@@ -73,8 +70,7 @@ class Demand:
         return max(0.0, self.fixed + self.per_token * tokens)
 
     def peak(self, tokens: int) -> float:
-        """Return the peak memory of steps whose micro-batches have up to `tokens`
-        tokens."""
+        """Return the peak bytes of steps with up to `tokens` per micro-batch."""
         kept = self.held + self.moments + self.gradients
         return kept + max(self.passes(tokens), self.update)
 
@@ -89,8 +85,7 @@ class Demand:
 
 def line(points: list[tuple[int, float]]) -> tuple[float, float]:
     """Return the intercept and slope (fixed bytes and bytes per token) of the line
-    through the last two `points` (tokens, bytes). If there is only one point, the line
-    passes through the origin."""
+    through the last two `points` (tokens, bytes), or through one and the origin."""
     high, high_bytes = points[-1]
     low, low_bytes = points[-2] if len(points) > 1 else (0, 0.0)
     slope = max(0.0, (high_bytes - low_bytes) / (high - low))
@@ -98,8 +93,7 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """Round `tokens` down to one of STEPS_AN_OCTAVE values between two powers of two,
-    but not below `least`."""
+    """Round down to one of STEPS_AN_OCTAVE values per octave, to at least `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())
@@ -145,9 +139,8 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
 def guessed_tokens(
     settings: Settings, config: Any, room: float, shards: int = 1
 ) -> int | None:
-    """Return how many tokens per micro-batch fit in `room` bytes according to
-    `estimate`. Return None if the config lacks a size, or if rows do not consist of
-    tokens."""
+    """Return how many tokens per micro-batch fit in `room` bytes by `estimate`, or None
+    if the config lacks a size or rows are not tokens."""
     if settings.train.rows != "tokens":
         return None
     try:

@@ -21,9 +21,8 @@ GRADIENT = "logits_gradient"
 """The batch field with the gradient (K, ...) of the loss with respect to the logits. If
 present, it replaces the gradient of the task's loss."""
 LOGITS_AT_ONCE = 2**27
-"""The maximum number of logits in memory at a time (512 MiB in fp32). For comparison,
-the logits of 65,536 tokens over a vocabulary of 151,936 need 37 GiB, and the loss makes
-a copy."""
+"""The maximum number of logits in memory at a time (512 MiB in fp32). Those of 65,536
+tokens over a vocabulary of 151,936 need 37 GiB, and the loss makes a copy."""
 
 
 class TaskModel(nn.Module):
@@ -37,8 +36,7 @@ class TaskModel(nn.Module):
     def __init__(
         self, model: Any, task: Task, max_length: int, *, whole: bool = False
     ) -> None:
-        """If `whole` is true, the model's own forward method computes the logits of all
-        tokens, as in transformers."""
+        """If `whole` is true, the model's own forward method computes all logits."""
         super().__init__()
         self.model = model
         self.task = task
@@ -54,8 +52,7 @@ class TaskModel(nn.Module):
         self.fused_head = False
         """Whether the loss is computed without storing the logits (linear_loss.py)."""
         self.fused_layers: Mapping[str, int] = {}
-        """The number of layers that use each fused part, keyed by the part's name (see
-        `Family.fuse`)."""
+        """The number of layers that use each fused part (see `Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
         self.pools_mean = task.pooling == "mean" if task.pooling else usual
         one_state = self.head is not None and not self.pools_mean

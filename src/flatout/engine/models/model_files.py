@@ -1,5 +1,4 @@
-"""Save additional files next to a model's weights: files for other libraries, and the
-merged model of an adapter."""
+"""Save a model's files for other libraries, and the merged model of an adapter."""
 
 from __future__ import annotations
 
@@ -50,15 +49,13 @@ class ModelFiles:
 
 
 def save_sample_files(config: Any, folder: Path) -> None:
-    """Save the files that transformers needs to read samples, such as the config of an
-    image processor."""
+    """Save what transformers needs to read samples, such as image processors."""
     for name, content in family_of(config).samples.extra_files(config).items():
         _write(folder / name, content)
 
 
 def save_sentence_files(config: Any, folder: Path, max_length: int) -> None:
-    """Save the JSON files that sentence-transformers needs, if the model is an
-    embedding model or a reranker."""
+    """Save what sentence-transformers needs for an embedding model or reranker."""
     pooling = getattr(config, "flatout_pooling", None)
     if pooling is not None:
         contents = _of_vectors(pooling, config.hidden_size, max_length)

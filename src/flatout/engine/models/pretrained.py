@@ -154,8 +154,7 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
 
 @contextmanager
 def no_notes() -> Iterator[None]:
-    """Context manager that hides transformers' table of new weights. flatout logs their
-    names in one line instead."""
+    """Hide transformers' table of new weights, which flatout logs in one line."""
     from transformers.utils import logging as library
 
     before = library.get_verbosity()

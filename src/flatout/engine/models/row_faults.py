@@ -27,14 +27,12 @@ ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
 """Lengths of the test rows, which are run one by one and then as one padded batch."""
 TOLERANCE = 1e-4
-"""The tolerated difference, relative to the largest output (ten times fp32
-rounding)."""
+"""The tolerated difference relative to the largest output (10 x fp32 rounding)."""
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
-    """Return the row numbers of rows with an unusual number of end tokens, each mapped
-    to a message. The expected number is the smallest number in any row, but at least
-    one."""
+    """Return a message for each row number with an unusual number of end tokens. The
+    usual number is the smallest number in any row, but at least one."""
     end = getattr(model.config, "eos_token_id", None)
     if end is None or not _reads_ends(model):
         return {}
@@ -52,8 +50,7 @@ def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
 
 
 def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
-    """Raise ModelError for the first row with an unusual number of end tokens, if
-    any."""
+    """Raise ModelError if a row has an unusual number of end tokens."""
     for name, rows in splits.items():
         faults = end_faults(model, rows)
         if faults:

@@ -43,8 +43,7 @@ class TrainedRows:
 
     @classmethod
     def of(cls, train: Any, key: str, seed: int) -> TrainedRows:
-        """Create a record of the `datasets.Dataset` `train` with the `token_key`
-        `key`."""
+        """Create a record of the `Dataset` `train` with the `token_key` `key`."""
         rows = rows_from_dataset(train)
         small = rows.table.nbytes <= MOST_BYTES
         hashes = np.unique(row_hashes(rows)) if small else None

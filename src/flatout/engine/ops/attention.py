@@ -24,15 +24,13 @@ from flatout.engine.ops.row_by_row import Rule, row_by_row
 PACKED = "flatout_packed"
 """The name under which attention without padding is registered with transformers."""
 ROWS = "flatout_rows"
-"""The name of attention without padding on a GPU. The kernel is chosen by row
-length."""
+"""Attention without padding on a GPU, with a kernel chosen by row length."""
 PADDED = "flatout_sdpa"
 """The name of transformers' SDPA with a mask that is built without reading from the
 device. Reading would make the host wait at every step."""
 ROWS_MAX_LENGTH = 512
 """The maximum row length, in tokens, for which the small tiles of the Triton kernel are
-faster than the 128-token tiles of flash attention. Only rows of up to 320 tokens were
-measured."""
+faster than those of flash attention. Up to 320 tokens were measured."""
 ROWS_MAX_WINDOW = 256
 """The maximum window, in tokens, for which the small tiles are faster than those of
 flash attention, whatever the row length."""
@@ -55,8 +53,7 @@ def register() -> None:
 
 
 def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return the mask (B, 1, T, T) that transformers builds for SDPA, or None if
-    attention needs no mask."""
+    """Return the mask (B, 1, T, T) that transformers builds for SDPA, or None."""
     from transformers.masking_utils import sdpa_mask
 
     if kwargs.get("attention_mask") is not None:
@@ -127,8 +124,7 @@ def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
-    """Return `Rule.left` and `Rule.right` for a window size that includes the token
-    itself."""
+    """Return `Rule.left` and `Rule.right` for a window that includes the token."""
     if sliding_window is None:
         return (-1, 0) if causal else (-1, -1)
     return (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -182,8 +178,7 @@ def joined_attention(
 
 
 def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
-    """Return whether rows or windows are so short that 128-token tiles would be half
-    empty."""
+    """Return whether 128-token tiles would be half empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
 
@@ -211,8 +206,7 @@ def row_tiles_fit(config: Any) -> bool:
 
 
 def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:
-    """Return why the flash kernel cannot be used, or None if it can or is not
-    needed."""
+    """Return why the flash kernel cannot be used, or None."""
     if device_type != "cuda":
         return None
     if dtype not in FLASH_DTYPES:

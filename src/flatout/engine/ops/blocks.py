@@ -30,9 +30,8 @@ class _Carry:
         return tensor
 
     def begin(self, encoder: nn.Module, states: tuple[Tensor, ...]) -> None:
-        """Hook that stores a carry for the encoder's input `states` (B, T, N). The
-        first layer can then be computed like all other layers, and shares their
-        compiled graph."""
+        """Hook that stores a carry for the encoder's input `states` (B, T, N), so that
+        the first layer shares the compiled graph of all other layers."""
         from flatout.engine.ops.kernels.residual_norm import first_carry
 
         if encoder.training:
@@ -101,9 +100,9 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:
-    """Replace the blocks of BERT-like layers with fused blocks. Return the number of
-    layers, or 0 if they cannot be fused. `replace_dropout` and `narrow_last_layer` must
-    be called before this function."""
+    """Replace the blocks of BERT-like layers with fused blocks, after `replace_dropout`
+    and `narrow_last_layer`. Return the number of layers, or 0 if they cannot be
+    fused."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)

@@ -91,8 +91,7 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
 
 
 class DrawnDropout(nn.Module):
-    """A replacement for nn.Dropout on a CPU. `p` is the dropout rate, which models also
-    pass to attention."""
+    """A replacement for nn.Dropout on a CPU. Models pass its `p` to attention."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -31,8 +31,7 @@ DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 
 
 def choose_flash_kernel(config: Any, device: torch.device, longest: int) -> None:
-    """Choose the flash kernel for a model with packed rows of up to `longest`
-    tokens."""
+    """Choose the flash kernel for packed rows of up to `longest` tokens."""
     if device.type != "cuda":
         return
     is_active = current_flash_attention_impl() == NAME
@@ -69,8 +68,7 @@ def fits_flash4(config: Any, device: torch.device) -> bool:
 
 
 def _is_installed() -> bool:
-    """Return whether FlashAttention 4 is installed. Earlier versions lack its
-    module."""
+    """Return whether FlashAttention 4 (earlier versions lack PACKAGE) is installed."""
     try:
         return find_spec(PACKAGE) is not None
     except ImportError:

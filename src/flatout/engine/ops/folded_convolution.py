@@ -22,8 +22,7 @@ class FoldedConvolution(nn.Conv2d):
     It is faster only if it is compiled."""
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return features (B, N, H / 2, W / 2) for `pixels` (B, C, H, W). Odd sizes are
-        rounded up."""
+        """Return features (B, N, H / 2, W / 2), rounded up, for (B, C, H, W)."""
         if not torch.compiler.is_compiling() or any(s % 2 for s in pixels.shape[2:]):
             plain: Tensor = super().forward(pixels)
             return plain
@@ -37,9 +36,8 @@ class FoldedConvolution(nn.Conv2d):
 
 
 def folded(values: Tensor) -> Tensor:
-    """Turn each block of 2 x 2 pixels of `values` (B, C, 2 H, 2 W) into one pixel. The
-    result (B, 4 C, H, W) has channels last in memory, and its channels are padded with
-    zeros to a multiple of `GROUP`."""
+    """Turn each block of 2 x 2 pixels of `values` (B, C, 2 H, 2 W) into one pixel, as
+    (B, 4 C, H, W) with channels last, padded with zeros to a multiple of `GROUP`."""
     count, channels, high, wide = values.shape
     blocks = values.reshape(count, channels, high // 2, 2, wide // 2, 2)
     last = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3)

@@ -27,8 +27,7 @@ from flatout.engine.ops.row_by_row import Rule
 
 
 def joined_product(layers: Sequence[Any], states: Tensor) -> Tensor:
-    """Return the outputs of all linear `layers` for `states` (..., in), concatenated
-    along the last dimension."""
+    """Return the concatenated outputs of linear `layers` for `states` (..., in)."""
     if not all(type(layer) is nn.Linear for layer in layers):
         return torch.cat([layer(states) for layer in layers], -1)
     biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -170,8 +169,7 @@ def _norms(attention: Any) -> list[Any]:
 
 
 def fuse_bert(model: Any) -> int:
-    """Replace the attention of all unchanged layers with fused attention, and return
-    how many were replaced."""
+    """Fuse the attention of all unchanged layers, and return their number."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
@@ -225,18 +223,16 @@ def _fits(module: nn.Module, *layers: nn.Module) -> bool:
 
 
 def _joins(attention: nn.Module, *layers: nn.Module) -> bool:
-    """Return whether the outputs of `layers` may be joined. Layers with adapters are
-    also accepted, because they can be called one by one before their outputs are
-    joined."""
+    """Return whether the outputs of `layers` may be joined. Layers with adapters may
+    be, because they can be called one by one before."""
     return _fits(attention, *layers) or (is_plain(attention) and are_called(*layers))
 
 
 def _replace(
     modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
 ) -> int:
-    """Replace the class of `modules` with `kind`, and return the number of modules.
-    `spans` contains the window size of each module, including the query itself, or None
-    for attention to all tokens."""
+    """Replace the class of `modules` with `kind`, and return their number. `spans`
+    lists their window sizes, including the query, or None for attention to all."""
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)
@@ -249,9 +245,8 @@ def _rotates_whole_heads(model: Any) -> bool:
 
 
 def _span(attention: Any) -> int | None:
-    """Return the attention window of a layer, or None if it has none. Mistral stores
-    the window in the config, and Qwen stores it in the layer. Llama ignores the config
-    key."""
+    """Return the attention window of a layer, or None. Mistral stores it in the config,
+    and Qwen in the layer. Llama ignores the config key."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
     return getattr(source, "sliding_window", None)

@@ -53,8 +53,7 @@ def _gated_layer(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Return the last layer's output at the targets (1, K, hidden), for the states of
-    all tokens (B, T, hidden)."""
+    """Return the last layer's output (1, K, hidden) at the targets."""
     normed = layer.attn_norm(hidden_states)
     attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
     (states,) = _gather(layer, (hidden_states,))

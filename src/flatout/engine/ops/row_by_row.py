@@ -57,9 +57,8 @@ def row_by_row(
 def _rows(
     q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, bounds: Tensor, rule: Rule
 ) -> Tensor:
-    """Return the attention (H, Q, D) of the queries `q` (H, Q, D) to the keys and
-    values (H, P, D) of their row. `q_bounds` and `bounds` (R + 1,) are the row
-    boundaries of queries and keys."""
+    """Return the attention (H, Q, D) of queries (H, Q, D) to the keys and values (H, P,
+    D) of their row. `q_bounds` and `bounds` (R + 1,) are their row boundaries."""
     lengths, asked = bounds.diff().tolist(), q_bounds.diff().tolist()
     heads = q.shape[0]
     # The gradient of a split is one concatenation, but slices would add many zeros.

@@ -11,12 +11,7 @@ from flatout.engine.files.content_key import file_hash
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks import (
-    Calibrated,
-    Task,
-    make_task,
-    task_of_model,
-)
+from flatout.engine.tasks import Calibrated, Task, make_task, task_of_model
 from flatout.engine.tokenizing.token_keys import facts_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.tokenizing.tokenizer_checks import usable_positions
@@ -28,15 +23,13 @@ def task_of(
     """Return the task of a saved model, read from its config. `seed` is the training
     seed, which determines the masked tokens. Raises ModelError if the config has no
     task, or has a custom task that the settings do not name."""
-    kind, config = type(model).__name__, model.config
-    where = config.name_or_path or "the model"
-    name = task_of_model(model)
+    name, config = task_of_model(model), model.config
     if name is None:
-        raise no_row_answers_error(where, kind)
+        raise _no_row_answers_error(model)
     if "." in name and name != settings.task:
         raise ModelError(
-            f"{where} was trained for the custom task {name}, and model.task is "
-            f"{settings.task}: set model.task: {name}"
+            f"{_name(config)} was trained for the custom task {name}, and model.task "
+            f"is {settings.task}: set model.task: {name}"
         )
     pooling = getattr(config, "flatout_pooling", settings.pooling)
     known = settings.model_copy(update={"task": name, "pooling": pooling})
@@ -50,8 +43,7 @@ def answering_task(
     task makes no predictions for whole rows."""
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
-        name = model.config.name_or_path or "the model"
-        raise no_row_answers_error(name, type(model).__name__)
+        raise _no_row_answers_error(model)
     return task
 
 
@@ -85,13 +77,17 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
     )
 
 
-def no_row_answers_error(where: str, kind: str) -> ModelError:
+def _no_row_answers_error(model: Any) -> ModelError:
     return ModelError(
-        f"{where} is a {kind}; predict needs a model with an answer for each row, such "
-        "as a classifier or a regression. Use transformers for language models. Train "
-        "such a model (model.task, then kedro run), or set its folder as filepath of "
-        "the catalog entry model"
+        f"{_name(model.config)} is a {type(model).__name__}; predict needs a model "
+        "with an answer for each row, such as a classifier or a regression. Use "
+        "transformers for language models. Train such a model (model.task, then kedro "
+        "run), or set its folder as filepath of the catalog entry model"
     )
+
+
+def _name(config: Any) -> str:
+    return str(config.name_or_path or "the model")
 
 
 def label_names_of(config: Any) -> list[str]:
@@ -111,17 +107,16 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
 
 
 def shape_of(config: Any) -> tuple[int, ...]:
-    """Return the shape of the samples that the model expects. Raises ModelError if the
-    model reads tokens."""
-    where = config.name_or_path or "the model"
+    """Return the shape of a model's samples. Raises ModelError if it reads tokens."""
     try:
         shape = family_of(config).samples.shape(config)
     except ValueError as error:
-        raise ModelError(f"{where}: {error}") from error
+        raise ModelError(f"{_name(config)}: {error}") from error
     if shape is None:
         raise ModelError(
-            f"{where} is a {config.model_type}, which reads texts: set the folder of a "
-            "model for arrays or images as filepath of the catalog entry model"
+            f"{_name(config)} is a {config.model_type}, which reads texts: set the "
+            "folder of a model for arrays or images as filepath of the catalog entry "
+            "model"
         )
     return shape
 
@@ -149,8 +144,7 @@ def longest_row(
 
 def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
     """Raise ModelError if the rows were tokenized with a different vocabulary. Rows
-    that were created elsewhere or by earlier versions have no stored vocabulary and are
-    not checked."""
+    without a stored vocabulary are not checked."""
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(

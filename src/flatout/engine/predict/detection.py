@@ -70,9 +70,8 @@ def detect(
 def _labels(
     raw: RawTexts, column: str | None, session: str | None
 ) -> pd.DataFrame | None:
-    """Return a table with the label of each session, identified by source, row and
-    session name (several sessions may begin in one line), or None without a label
-    column."""
+    """Return the label of each session, identified by source, row and name (several
+    sessions may begin in one line), or None without a label column."""
     if column is None:
         return None
     if column not in raw.column_names:
@@ -95,9 +94,8 @@ def _labels(
 def _judge_sessions(
     rows: pd.DataFrame, detect: DetectSettings, most: int
 ) -> pd.DataFrame:
-    """Return `rows` with columns that state whether and why each session is abnormal.
-    These columns are null for unusable sessions. Truncated sessions are never reported
-    as ending too early."""
+    """Return `rows` with columns that state whether and why a session is abnormal, null
+    for unusable ones. Truncated sessions never end too early."""
     good = rows[rows["rank"].notna()]
     keys = good["text"].str.split()
     count = keys.map(len)

@@ -58,9 +58,8 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Triplets:
-    """Lazy table with the columns of SCHEMA. It contains the train pairs with mined
-    negatives, and the unchanged validation and test pairs. The rows are computed while
-    iterating over `batches`."""
+    """Lazy table with the columns of SCHEMA: the train pairs with mined negatives, and
+    the unchanged validation and test pairs."""
 
     splits: Mapping[str, Any]
     """The tables of all splits, with the columns `text` and `passages`."""
@@ -95,9 +94,8 @@ class Triplets:
                 yield _batch(*_pairs(batch), others, name)
 
     def _mined(self, vectors: list[Vectors], anchors: Ints, positives: Ints) -> Ints:
-        """Return the text numbers (N, negatives) of the mined negatives of N pairs,
-        best first. Missing negatives are -1. `anchors` and `positives` are the text
-        numbers of the pairs (N,)."""
+        """Return the text numbers (N, negatives) of the negatives of N pairs, best
+        first, or -1. `anchors` and `positives` (N,) are text numbers too."""
         options = self.options
         found = np.full((len(anchors), options.negatives), -1)
         order = np.argsort(anchors, kind="stable")
@@ -213,8 +211,7 @@ def _distinct(*columns: Any) -> Any:
 
 def _numbered(corpus: Any, *columns: Any) -> tuple[Any, list[Ints]]:
     """Return the distinct texts of the corpus and of `columns` as one array, beginning
-    with the corpus, and for each column the index of each of its texts in this
-    array."""
+    with the corpus, and the index in it of each text of each column."""
     texts = _distinct(corpus, *columns)
     found = (pc.index_in(column.cast(texts.type), texts) for column in columns)
     return texts, [numbers.to_numpy().astype(np.int64) for numbers in found]

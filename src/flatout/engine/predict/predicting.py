@@ -45,9 +45,8 @@ SHOWN_REASONS = 5
 REASON = pa.field("reason", pa.string())
 Item = TypeVar("Item")
 Window = tuple[Any, SplitRows | None]
-"""A table of all rows of a window, and the usable rows, or None if there are none. The
-table contains the columns to copy to the output, and the column `reason`, which is null
-for usable rows."""
+"""A table of all rows of a window, with the columns to copy to the output and `reason`
+(null for usable rows), and the usable rows, or None if there are none."""
 
 
 @dataclass(frozen=True)

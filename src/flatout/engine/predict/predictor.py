@@ -117,8 +117,7 @@ class Predictor:
         return np.concatenate(parts)[order]
 
     def calibrated_logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
-        """Return the result of `logits`, divided by the model's temperature if the task
-        is calibrated."""
+        """Return the result of `logits`, divided by the temperature, if any."""
         found, task = self.logits(tokens), self.task
         if isinstance(task, Calibrated):
             found /= np.float32(task.calibration.temperature)
@@ -244,8 +243,7 @@ class Predictor:
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield `items`. Each item is computed in a background thread while the caller uses
-    the previous item."""
+    """Yield `items`, of which a background thread computes the next one."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)

@@ -53,10 +53,8 @@ SEPARATE = frozenset({"label", "score", "value"})
 
 @dataclass
 class SplitPredictions:
-    """Predictions and metrics of a model for all rows of a split.
-
-    Both are computed on first access. `key` is the content key for storing them.
-    """
+    """Predictions and metrics of a model for all rows of a split, computed on
+    access."""
 
     model: Any
     tokenizer: TokenizerFile | None
@@ -70,8 +68,7 @@ class SplitPredictions:
 
     @cached_property
     def key(self) -> ContentKey:
-        """The content key, which contains everything that determines the
-        predictions."""
+        """The content key, which covers all that determines the predictions."""
         calibration = Calibration.read(self.model.config.name_or_path)
         return ContentKey({**self.inputs, "calibration": asdict(calibration)})
 
@@ -96,8 +93,7 @@ class SplitPredictions:
         }
 
     def _own_metrics(self) -> dict[str, str | None]:
-        """Return a digest of the module with the custom metrics function, or {} if no
-        function is set."""
+        """Return a digest of the module of the custom metrics function, if any."""
         path = self.settings.train.compute_metrics
         file = source_of(path.rpartition(".")[0]) if path else None
         return {f"code of {path}": digest_of([file])} if file else {}
@@ -114,9 +110,8 @@ class SplitPredictions:
 
     @cached_property
     def opened(self) -> tuple[Predictor, SplitRows, int | None]:
-        """The predictor, the rows of the split, and how many of these rows the model
-        was trained on (None if unknown). Raises ModelError if the model and the rows do
-        not fit together."""
+        """The predictor, the rows of the split, and how many of these the model was
+        trained on (None if unknown). Raises ModelError if they do not fit together."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -140,9 +135,8 @@ class SplitPredictions:
         return _table({}, {}, task), named | {"loss": found.loss, **found.metrics}
 
     def _trained_on(self, rows: SplitRows, task: Task) -> int | None:
-        """Return how many of `rows` the model was trained on, or None if this is
-        unknown. Raises ModelError if the model was trained on a different split of the
-        texts."""
+        """Return how many of `rows` the model was trained on, or None if unknown.
+        Raises ModelError if it was trained on a different split of the texts."""
         split, trained = self.settings.evaluate.split, self.trained
         if trained is None:
             return None

@@ -90,8 +90,7 @@ def _wanted(settings: PredictSettings) -> list[str]:
 
 
 def _checked(given: RawBatch, settings: PredictSettings, form: str) -> Any:
-    """Return all rows of a batch, including unreadable ones, as a table of
-    `window_schema`."""
+    """Return all rows of a batch as a table of `window_schema`."""
     batch, broken = with_broken_rows(given)
     texts, faults = {}, Faults()
     pair = settings.text_pair_column
@@ -144,8 +143,7 @@ class TextEncoder:
         )
 
     def encode(self, texts: Any, pairs: Any | None = None) -> TokenRows:
-        """Return the token rows of N texts and, optionally, N second texts. Both are
-        Arrow arrays without nulls."""
+        """Return the token rows of Arrow arrays of N texts and N second texts."""
         with tokenizer_parallelism(True):
             encoded = self._encoder.encode(texts, pairs)
         lengths = encoded.lengths

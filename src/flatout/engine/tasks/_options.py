@@ -34,9 +34,8 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
 
 
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
-    """Return the names of a task's metrics, mapped to whether higher values are better.
-    For embeddings, this includes the metrics of truncated vectors (`model.matryoshka`).
-    """
+    """Return the names of a task's metrics, including those of truncated vectors
+    (`model.matryoshka`), mapped to whether higher values are better."""
     sizes = model.matryoshka if task.texts.form == "pairs" else []
     own = {name: higher for name, higher in task.figures.items() if name != "loss"}
     found = dict(task.figures)
@@ -46,8 +45,7 @@ def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
 
 
 def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
-    """Return whether higher values of the built-in or custom metric `figure` are
-    better."""
+    """Return whether higher values of the built-in or custom `figure` are better."""
     if figure in (known := figures_of(settings.model, task)):
         return known[figure]
     given = settings.train.greater_is_better

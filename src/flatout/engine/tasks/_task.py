@@ -39,8 +39,7 @@ class TaskError(ValueError):
 
 
 class HeadKind(Enum):
-    """The kind of a model's head, which depends on the head's input. Each model family
-    maps these kinds to its heads."""
+    """The kind of a model's head. Each model family maps these kinds to its heads."""
 
     ROW = "one state a row"
     TOKEN = "the states of tokens"
@@ -66,13 +65,11 @@ class Texts:
     causal: bool = False
     """Whether a token may attend only to earlier tokens."""
     predicts_neighbours: bool = False
-    """Whether the end of a text is predicted too. If so, truncated texts get no end
-    token."""
+    """Whether the end of a text is predicted. Truncated texts then get no end token."""
     joined: bool = False
     """Whether texts may be concatenated to fill rows (`tokenize.join_texts`)."""
     whole_words: bool = False
-    """Whether a tokenizer trained by flatout makes each space-separated word one
-    token."""
+    """Whether each space-separated word is one token of a tokenizer that is trained."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,7 @@ class Metrics(ABC):
 
     @abstractmethod
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add the logits and labels (k, ...) of k targets without device
-        synchronisation."""
+        """Add logits and labels (k, ...) without synchronising the device."""
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that are summed over all ranks."""
@@ -149,8 +145,7 @@ class Task(ABC):
     float64 for a number, list(...) for several labels, None for rows without labels."""
     texts: ClassVar[Texts] = Texts()
     label_dtype: ClassVar[Any] = np.dtype(np.int64)
-    """The dtype of labels in a batch. The label of padding is IGNORED, or NaN for float
-    dtypes."""
+    """The dtype of labels in a batch. Padding has the label IGNORED, or NaN."""
     label_shape: ClassVar[tuple[int, ...]] = ()
     """The shape of the label of one target."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
@@ -184,16 +179,14 @@ class Task(ABC):
         return pa.int64()
 
     def label_fault(self, labels: Any) -> str | None:
-        """Return why the labels of a split are invalid, or None if they are valid.
-        `labels` is an Arrow column of `label_type`. By default, every class name must
-        also occur in the train split."""
+        """Return why labels of a split, an Arrow column of `label_type`, are invalid,
+        or None. By default, every class name must also occur in the train split."""
         from flatout.engine.tasks._labels import unknown_label
 
         return unknown_label(labels, self.label_names) if self.label_names else None
 
     def encode_labels(self, labels: Any) -> Any:
-        """Convert row labels, an Arrow array of `label_type`, to labels of token
-        rows."""
+        """Convert an Arrow array of `label_type` to labels of token rows."""
         return labels.cast(self.token_label_type())
 
     def config_keys(self) -> dict[str, Any]:
@@ -251,9 +244,8 @@ class Task(ABC):
         return None
 
     def real(self, labels: Tensor) -> Tensor:
-        """Return a boolean mask (K,) of the labels (K, ...) that belong to real
-        targets, not to padding. If each element is a target, the mask has the shape of
-        the labels."""
+        """Return a boolean mask (K,) of the labels (K, ...) that belong to targets. If
+        each element is a target, the mask has the shape of the labels."""
         flat = labels.flatten(1)[:, 0] if labels.dim() > 1 else labels
         return ~flat.isnan() if flat.is_floating_point() else flat != IGNORED
 
@@ -271,8 +263,7 @@ class Task(ABC):
         return {}
 
     def answer_fields(self) -> list[Any]:
-        """Return the Arrow fields of a prediction, or an empty list if the task has no
-        predictions for rows."""
+        """Return the Arrow fields of a row's prediction, or [] if there is none."""
         return []
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
@@ -280,9 +271,8 @@ class Task(ABC):
         return {}
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Reduce the logits of K targets to the outputs (K, ...) that prediction needs.
-        This runs on the device, because the logits of all targets may not fit in
-        memory."""
+        """Reduce the logits of K targets to the outputs (K, ...) that prediction needs,
+        on the device, because the logits of all targets may not fit in memory."""
         return logits
 
     def row_answers(
@@ -298,9 +288,8 @@ class RankedRows(ABC):
 
     @abstractmethod
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
-        """Return the labels of N token rows as an Arrow array. `labels` is an Arrow
-        array of original labels, and `queries` (N,) contains the query number of each
-        row."""
+        """Return the labels of N token rows as an Arrow array, from an Arrow array of
+        original `labels` and the query number of each row, `queries` (N,)."""
 
 
 def ignored_label(dtype: Any) -> float:
@@ -314,8 +303,7 @@ def has_custom_head(task: Task) -> bool:
 
 
 def without_options(task: Task) -> Task:
-    """Return a copy of the task without loss options. Evaluations use it so that losses
-    can be compared between runs."""
+    """Return a copy of the task without loss options, as evaluations need it."""
     plain = copy(task)
     plain.loss_options = LossOptions()
     return plain

@@ -93,8 +93,7 @@ class Embedding(Task):
 
     def _loss(self, vectors: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of vectors (K, size), summed over anchors. All pairs of texts
-        are compared and irrelevant pairs are masked, which avoids device
-        synchronisation."""
+        are compared and then masked, which avoids device synchronisation."""
         import torch
         from torch.nn.functional import normalize
 

@@ -31,8 +31,7 @@ class ImageClassification(SequenceClassification):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return one class per row, and the field `crops` (B, 5), drawn anew in each
-        epoch."""
+        """Return one class per row, and `crops` (B, 5), which differ by epoch."""
         found = super().targets(rows, row_ids, epoch, pools_last=pools_last)
         ids = row_ids if len(row_ids) else np.zeros(1, np.int64)  # one row of padding
         return replace(found, fields={"crops": self._crops(ids, epoch)})

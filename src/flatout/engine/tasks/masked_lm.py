@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.rows.vocabulary import Vocabulary
@@ -22,8 +20,7 @@ NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 class MaskedLM(Pieces):
     """Predict a fixed fraction of the tokens in each row. Of these tokens, 80 % are
     replaced by [MASK], 10 % by a random token, and 10 % are kept, as in BERT's
-    create_pretraining_data.py. In contrast to BERT, random tokens are never special
-    tokens."""
+    create_pretraining_data.py. Unlike in BERT, random tokens are never special."""
 
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
@@ -31,16 +28,10 @@ class MaskedLM(Pieces):
     texts = Texts(joined=True)
     pipeline_tag = "fill-mask"
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        label_names: Sequence[str] = (),
-        vocabulary: Vocabulary | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         """Raises TaskError if the tokenizer has no mask token."""
-        super().__init__(settings, label_names, vocabulary, seed)
-        if vocabulary is not None and vocabulary.mask_token_id is None:
+        super().__init__(*arguments, **named)
+        if self.vocabulary is not None and self.vocabulary.mask_token_id is None:
             raise TaskError(NO_MASK)
 
     @property
@@ -53,8 +44,7 @@ class MaskedLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return masked copies of the rows, with the positions and tokens of the
-        targets."""
+        """Return masked copies of the rows, and the targets."""
         views = zip(rows.views(row_ids), row_ids.tolist(), strict=True)
         masked = [self._mask(ids, rows.place_of(row), epoch) for ids, row in views]
         values, places, labels = zip(*masked, strict=True) if masked else ((), (), ())
@@ -77,8 +67,7 @@ class MaskedLM(Pieces):
         self, ids: npt.NDArray[Any], row: tuple[int, ...], epoch: int
     ) -> tuple[Any, Any, Any]:
         """Return a masked copy of a row, and the positions and original tokens of its
-        targets. The result depends only on the seed, the epoch and `row`
-        (`Rows.place_of`)."""
+        targets. The result depends only on seed, epoch and `row` (`Rows.place_of`)."""
         rng = np.random.default_rng([self.seed, epoch, *row])
         candidates = self._candidates(ids)
         count = self._mask_count(len(candidates))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.tasks._labels import Calibrated, named_labels
+from flatout.engine.tasks._shared.cross_entropy import binary_losses
 from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 
@@ -55,16 +56,7 @@ class MultiLabelClassification(Calibrated, Task):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss summed over targets and labels as an fp32 scalar."""
-        return self._losses(logits, labels).sum()
-
-    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each label as a tensor of shape (K, L)."""
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        losses = binary_cross_entropy_with_logits(
-            logits.float(), labels.nan_to_num(), reduction="none"
-        )
-        return losses.where(~labels.isnan(), 0.0)
+        return binary_losses(logits, labels).sum()
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         right = (self._given(logits) == (labels == 1)).all(-1)
@@ -82,15 +74,14 @@ class MultiLabelClassification(Calibrated, Task):
         return logits > (cuts[0] if len({*cuts}) == 1 else logits.new_tensor(cuts))
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Return the loss if all probabilities are 0.5: ln(2) times the number of
-        labels."""
+        """Return the loss if all probabilities are 0.5: ln(2) per label."""
         return num_outputs * math.log(2)
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
         true, given = labels == 1, self._given(logits)
         shares = logits.float().sigmoid()
         return {
-            "loss": self._losses(logits, labels).sum(-1),
+            "loss": binary_losses(logits, labels).sum(-1),
             "label": [", ".join(self._chosen(row)) for row in true.tolist()],
             "prediction": [", ".join(self._chosen(row)) for row in given.tolist()],
             "score": shares.where(given, 1 - shares).prod(-1),

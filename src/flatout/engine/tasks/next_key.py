@@ -22,8 +22,7 @@ from flatout.engine.tasks.causal_lm import CausalLM
 
 class NextKey(CausalLM):
     """Predict each key of a session and its end. Each session is one row with a start
-    token, the keys and an end token. Predicting the end makes it possible to detect
-    sessions that end too early."""
+    token, the keys and an end token, so that an early end can be detected."""
 
     texts = replace(CausalLM.texts, joined=False, whole_words=True)
 
@@ -48,9 +47,8 @@ class NextKey(CausalLM):
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Return the highest rank of a key in each session, the first position with
-        that rank (counted from 1), and the probability of the end (1 without an end).
-        """
+        """Return the highest rank of a key in each session, its first position (counted
+        from 1), and the probability of the end (1 without an end)."""
         ranks, ends = logits.T
         counts = rows.lengths(np.arange(len(rows))) - 1
         row = np.repeat(np.arange(len(rows)), counts)
@@ -66,8 +64,7 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """The id of the unknown key, or -1 (which is never a label) if there is
-        none."""
+        """The id of the unknown key, or -1 (never a label) if there is none."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 

@@ -42,8 +42,7 @@ class Regression(Task):
         return Numbers()
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return the columns of `Task.judge`. A prediction is wrong unless it equals
-        the label."""
+        """Return the columns of `Task.judge`. Only exact predictions are right."""
         found = logits.squeeze(-1)
         return {
             "loss": (found - labels).square(),

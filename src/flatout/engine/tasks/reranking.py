@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flatout.engine.tasks._shared.cross_entropy import binary_losses
 from flatout.engine.tasks._task import Device, Metrics, RankedRows, Task, Tensor, Texts
 
 
@@ -34,8 +35,7 @@ class Reranking(RankedRows, Task):
     }
 
     def token_label_type(self) -> Any:
-        """Return a list type for the score and the query number. fp32 numbers up to
-        2**24 are exact."""
+        """Return a type for score and query number (exact up to 2**24 in fp32)."""
         return pa.list_(pa.float32(), 2)
 
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
@@ -43,23 +43,12 @@ class Reranking(RankedRows, Task):
         return pa.FixedSizeListArray.from_arrays(pa.array(pairs.ravel()), 2)
 
     def config_keys(self) -> dict[str, Any]:
-        """Return the config entries for a model with a single output. The score is the
-        sigmoid of this output."""
+        """Return the config for one output, whose sigmoid is the score."""
         return {"num_labels": 1, "problem_type": None}
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss summed over all targets as an fp32 scalar."""
-        return self._losses(logits, labels).sum()
-
-    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each target as a tensor of shape (K,)."""
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        scores = labels[:, 0]
-        losses = binary_cross_entropy_with_logits(
-            logits[:, 0].float(), scores.nan_to_num(), reduction="none"
-        )
-        return losses.where(~scores.isnan(), 0.0)
+        return binary_losses(logits[:, 0], labels[:, 0]).sum()
 
     def metrics(self, device: Device) -> Metrics:
         from flatout.engine.tasks._shared.ranking import Ranking
@@ -74,7 +63,7 @@ class Reranking(RankedRows, Task):
         score and label is at least 0.5."""
         scores, wanted = logits[:, 0].float().sigmoid(), labels[:, 0]
         return {
-            "loss": self._losses(logits, labels),
+            "loss": binary_losses(logits[:, 0], wanted),
             "label": wanted,
             "prediction": scores,
             "wrong": (wanted >= 0.5) != (scores >= 0.5),

@@ -43,10 +43,8 @@ class TokenClassification(CrossEntropy):
     def encode_labels(self, labels: Any) -> Any:
         """Convert lists of tag names, one per word, to lists of tag numbers."""
         lists = labels.combine_chunks()
-        tags = pc.index_in(lists.flatten(), pa.array(self.label_names, pa.string()))
-        lengths = pc.list_value_length(lists).to_numpy()
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        found = pa.ListArray.from_arrays(pa.array(offsets), tags.cast(pa.int32()))
+        tags = pc.index_in(lists.values, pa.array(self.label_names, pa.string()))
+        found = pa.ListArray.from_arrays(lists.offsets, tags.cast(pa.int32()))
         return pa.chunked_array([found])
 
     def config_keys(self) -> dict[str, Any]:
@@ -95,17 +93,12 @@ class TokenClassification(CrossEntropy):
         from scipy.special import softmax
 
         best, scores = logits.argmax(-1), softmax(logits, axis=-1).max(-1)
-        tags: list[list[str | None]] = []
-        shares: list[list[float | None]] = []
-        at = 0
+        targets = zip(best.tolist(), scores.tolist(), strict=True)
         counts = rows.table.column("num_words").to_pylist()
-        for view, count in zip(
-            rows.views(np.arange(len(rows)), "labels"), counts, strict=True
-        ):
-            tags.append([None] * count)
-            shares.append([None] * count)
+        tags: list[list[str | None]] = [[None] * count for count in counts]
+        shares: list[list[float | None]] = [[None] * count for count in counts]
+        for row, view in enumerate(rows.views(np.arange(len(rows)), "labels")):
             for word in view[view >= 0].tolist():
-                tags[-1][word] = self.label_names[best[at]]
-                shares[-1][word] = scores[at]
-                at += 1
+                tag, shares[row][word] = next(targets)
+                tags[row][word] = self.label_names[tag]
         return {"tags": tags, "scores": shares}

@@ -63,8 +63,7 @@ class CrossEntropy(Task):
         return losses
 
     def _weights_on(self, device: Device) -> Tensor | None:
-        """Return the class weights (C,), if any. They are copied to `device` only
-        once."""
+        """Return the class weights (C,), if any, which are copied to `device` once."""
         weights = self.loss_options.class_weights
         if weights is None:
             return None
@@ -78,8 +77,7 @@ class CrossEntropy(Task):
         return (self.chosen(logits) == labels).sum(), (labels != IGNORED).sum()
 
     def chosen(self, logits: Any) -> Any:
-        """Return the predicted classes (...) for a tensor or array of logits (...,
-        C)."""
+        """Return the predicted classes (...) for logits (..., C)."""
         return logits.argmax(-1)
 
     def metrics(self, device: Device) -> Metrics:
@@ -114,6 +112,16 @@ class Pieces(CrossEntropy):
         "accuracy": True,
         "perplexity": False,
     }
+
+
+def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the binary cross entropy of each logit in fp32, 0 for NaN labels."""
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    losses = binary_cross_entropy_with_logits(
+        logits.float(), labels.nan_to_num(), reduction="none"
+    )
+    return losses.where(~labels.isnan(), 0.0)
 
 
 def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:

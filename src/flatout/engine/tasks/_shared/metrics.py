@@ -26,8 +26,7 @@ MOST_RANKED_CLASSES = 32
 
 
 class Hits(Metrics):
-    """Accuracy in [0, 1], for language models. Their vocabularies are too large for
-    metrics per class."""
+    """Accuracy for language models, which have too many classes for other metrics."""
 
     def __init__(self, device: torch.device) -> None:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
@@ -48,8 +47,7 @@ class Hits(Metrics):
 
 
 class Classes(Metrics):
-    """Single-label classification metrics, such as F1, top-5 accuracy and the area
-    under the ROC curve."""
+    """Single-label classification metrics, such as F1, top-5 accuracy and the AUC."""
 
     def __init__(
         self,
@@ -90,8 +88,7 @@ class Classes(Metrics):
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
-        """Return the metrics named in `SequenceClassification.figures`, or nothing if
-        there were no targets."""
+        """Return `SequenceClassification.figures`, or nothing without targets."""
         counts = self._counts.double().cpu()
         judged = int(counts[1].sum())
         if not judged:
@@ -172,8 +169,7 @@ def _class_scores(logits: Tensor) -> Tensor:
 
 
 def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the mean one-versus-rest AUC, over classes with positive and negative
-    rows."""
+    """Return the mean one-versus-rest AUC of classes for which it is defined."""
     real = labels != IGNORED
     scores, labels = scores[real], labels[real]
     first = 1 if scores.shape[1] == 1 else 0
@@ -196,8 +192,7 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
 
 
 def correlation(pairs: npt.NDArray[Any]) -> float:
-    """Return the Pearson correlation of `pairs` (N, 2), or NaN if a column is
-    constant."""
+    """Return the Pearson correlation of `pairs` (N, 2), NaN if one is constant."""
     if not np.ptp(pairs, axis=0).all():
         return math.nan
     return float(np.asarray(np.corrcoef(pairs.T.astype(np.float64)))[0, 1])

@@ -49,8 +49,7 @@ def bins_of(shares: Floats, hits: npt.NDArray[np.bool_]) -> Floats:
 
 
 def calibration_errors(shares: Floats, hits: npt.NDArray[np.bool_]) -> list[float]:
-    """Return the expected calibration error (Naeini et al. 2015) of each column of
-    `shares` and `hits` (N, L)."""
+    """Return the expected calibration error (Naeini et al. 2015) of each column."""
     found = [bins_of(*label) for label in zip(shares.T, hits.T, strict=True)]
     return [float(np.abs(b[:, 1] - b[:, 2]).sum() / max(1, len(hits))) for b in found]
 
@@ -107,8 +106,7 @@ def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> fl
 def best_threshold(shares: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
     """Return the threshold with the largest F1 for the probabilities `shares` (N,), or
     None if no row is `positive` (N,). Candidates lie halfway between neighbouring
-    probabilities. Of several thresholds with the same F1, the one nearest to 0.5 is
-    returned."""
+    probabilities. Of several best thresholds, the one nearest to 0.5 is returned."""
     if not positive.any():
         return None
     values, groups = np.unique(shares, return_inverse=True)

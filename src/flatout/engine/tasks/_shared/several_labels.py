@@ -108,8 +108,7 @@ class LabelCounts(Metrics):
         given: Callable[[Tensor], Tensor],
         device: torch.device,
     ) -> None:
-        """`given` maps logits (k, L) to booleans (k, L), which are true for predicted
-        labels."""
+        """`given` maps logits (k, L) to booleans (k, L) of predicted labels."""
         self._given = given
         self._counts = torch.zeros((3, num_labels), dtype=torch.int64, device=device)
         self._rows = torch.zeros(2, dtype=torch.int64, device=device)
