@@ -26,8 +26,7 @@ def __getattr__(name: str) -> Any:
 
 
 def families() -> list[Family]:
-    """Return one instance of each registered family: flatout's own families, and those
-    in modules that have been imported."""
+    """Return one instance of each registered family."""
     for module in iter_modules(__path__):
         if not module.name.startswith("_"):
             import_module(f"{__name__}.{module.name}")
@@ -101,7 +100,6 @@ def packable() -> list[str]:
 
 
 def model_class(architecture: str) -> Any | None:
-    """Return the class with the name `architecture` from the families, or None.
-    Families list only classes that transformers does not have."""
+    """Return the class `architecture` that transformers lacks, or None."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

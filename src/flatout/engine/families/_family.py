@@ -135,8 +135,7 @@ class Family:
         Family.known.append(cls)
 
     def head(self, kind: HeadKind) -> Head | None:
-        """Return the head function of this kind, or None if only the model's own
-        forward method can compute the logits."""
+        """Return the head function, or None if only the whole model has logits."""
         return self.heads.get(kind)
 
     def packing_fault(
@@ -153,13 +152,11 @@ class Family:
         return f"model type {kind} has no tested packed path (these have: {known})"
 
     def position_offset(self, config: Any) -> int:
-        """Return the position id of a row's first token. If it is not 0, position ids
-        are passed to the model explicitly."""
+        """Return the position id of a row's first token, which models are given."""
         return 0
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Return the fixed cost of a micro-batch on a CPU, as the number of tokens that
-        the CPU could process in that time."""
+        """Return the fixed cost of a micro-batch on a CPU, in tokens."""
         return 16
 
     def num_layers(self, config: Any) -> int:

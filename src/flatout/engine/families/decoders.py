@@ -36,8 +36,7 @@ class Gpt2(_Decoder):
 
 
 class Llama(_Decoder):
-    """The family of decoders with rotary embeddings, gated feed-forward layers and
-    grouped-query attention."""
+    """Decoders with rotary embeddings and gated feed-forward layers."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"

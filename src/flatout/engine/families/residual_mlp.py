@@ -88,8 +88,7 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
     def forward(
         self, inputs: Tensor, labels: Tensor | None = None, **_: Any
     ) -> SequenceClassifierOutput:
-        """Return the logits for `inputs` (B, ...). `labels` is ignored, but accepted
-        because transformers may pass it."""
+        """Return the logits for `inputs` (B, ...). `labels` is ignored."""
         states = self.embedding(self._standardised(inputs.flatten(1)))
         for layer in self.layers:
             states = layer(states)

@@ -139,8 +139,7 @@ class _Patches(_Images):
 
 class _Stages(_Images):
     def fault(self, config: Any) -> str | None:
-        """Return an error if images are too small for the number of stages. Each stage
-        except the first halves the image size."""
+        """Return an error if images are too small for stages that halve them."""
         least = config.patch_size * 2 ** (config.num_stages - 1)
         if config.image_size >= least:
             return None
@@ -167,8 +166,7 @@ class _Vision(Family):
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Standardise the bytes `inputs` (B, H, W, C). Return them as (B, C, H, W) with
-        the memory format channels_last."""
+        """Return standardised pixels (B, C, H, W), channels last, of bytes."""
         pixels = batch["inputs"].float()
         known = tuple(config.image_mean), tuple(config.image_std)
         mean, deviation = statistics(known, pixels.device)

@@ -143,8 +143,7 @@ def adapter_faults(settings: ModelSettings) -> list[str]:
 
 
 def _targets(model: Any, lora: LoraSettings) -> list[str]:
-    """Return the names of the layers that match `lora.targets`. Raises SettingsError if
-    a target matches no layer, or if the model has no attention blocks."""
+    """Return the names of the layers to adapt. Raises SettingsError if none match."""
     layers = _linear_layers(model)
     if not (family_of(model.config).attends and any(layers.values())):
         raise SettingsError(
@@ -184,8 +183,7 @@ def _ends(name: str, target: str) -> bool:
 
 
 def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
-    """Return the names of modules that are trained without an adapter: the head (except
-    in language models) and modules that the checkpoint lacks."""
+    """Return the names of modules that are new or, except in language models, heads."""
     if task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS):
         if new:
             raise SettingsError(

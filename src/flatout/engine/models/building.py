@@ -153,8 +153,7 @@ def load_pretrained(
 def _with_adapter(
     kind: Any, folder: Path, adapter: Any, options: dict[str, Any], *, merge: bool
 ) -> Any:
-    """Load the adapter in `folder` on top of its base model, which has the class
-    `kind`. Raises ModelError if the base model cannot be loaded."""
+    """Load the adapter in `folder` on top of its base model, of class `kind`."""
     name = str(adapter["base_model_name_or_path"])
     where = {"revision": adapter.get("revision"), **where_to_look(name)}
     try:
@@ -189,8 +188,7 @@ def _with_adapter(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """Return the class listed in `config`. For custom code in the folder, return the
-    Auto class that loads it. Return None if the class is not found."""
+    """Return the class listed in `config`, its Auto class if custom, or None."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own
@@ -250,8 +248,7 @@ def _check_num_labels(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
-    """Add missing statistics to `config`. Raises ModelError if the samples do not have
-    the shape that the config requires."""
+    """Add missing statistics to `config`, and check the shape of the samples."""
     samples = family_of_type(config.model_type).samples
     name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):

@@ -118,8 +118,7 @@ class ModelFlops:
         )
 
     def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
-        """Return the FLOPs of a forward and backward pass over the given numbers of
-        tokens, targets and attention pairs."""
+        """Return the FLOPs of a pass over these tokens, targets and attention pairs."""
         dense = self.body * tokens + self.head * targets
         return dense + int(self.attention * attention_pairs)
 

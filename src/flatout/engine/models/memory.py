@@ -65,8 +65,7 @@ class Demand:
         return self.held + self.gradients + self.moments + self.update
 
     def passes(self, tokens: int) -> float:
-        """Return the bytes of a forward and backward pass over `tokens` tokens, in
-        addition to the fp32 weights and gradients."""
+        """Return the bytes of a pass, in addition to fp32 weights and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
 
     def peak(self, tokens: int) -> float:
@@ -75,8 +74,7 @@ class Demand:
         return kept + max(self.passes(tokens), self.update)
 
     def most_tokens(self, room: float) -> int:
-        """Return the largest number of tokens per micro-batch for which a step fits in
-        `room` bytes, or 0 if there is none."""
+        """Return the most tokens per micro-batch that fit in `room` bytes, or 0."""
         own = room - self.held - self.moments - self.gradients
         if own < self.update or own < self.fixed:
             return 0
@@ -151,16 +149,14 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Return the number of weights of a model, including its task's head. If the model
-    has an adapter, return only the number of trained weights."""
+    """Return the number of weights, including the head, or of an adapter's weights."""
     model = without_weights(config, settings)
     every = not settings.lora.is_on
     return sum(p.numel() for p in model.parameters() if every or p.requires_grad)
 
 
 def without_weights(config: Any, settings: ModelSettings) -> Any:
-    """Return the model for `config`, with its adapter, on the meta device. Raises
-    SettingsError if the model cannot have this adapter."""
+    """Return the model for `config`, with its adapter, on the meta device."""
     import torch
     import transformers
 

@@ -61,8 +61,8 @@ def load_with_new_head(
 
 
 def saved_labels(saved: Mapping[str, Any]) -> list[str]:
-    """Return the label names in a checkpoint's config, in class order. If there are
-    none, they are LABEL_0, LABEL_1 and so on."""
+    """Return a checkpoint's label names in class order, or LABEL_0, LABEL_1 and so
+    on."""
     named = saved.get("id2label")
     if named:
         return [str(named[key]) for key in sorted(named, key=int)]
@@ -73,8 +73,7 @@ def saved_labels(saved: Mapping[str, Any]) -> list[str]:
 def _places(
     then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
 ) -> list[int] | None:
-    """Return the index in `then` of each label in `now`, or None if the labels do not
-    match. `then` contains the checkpoint's labels, and `now` the data's labels."""
+    """Return the index in `then` (the checkpoint) of each label in `now`, or None."""
     kind, same = config.problem_type, list(range(len(now)))
     # transformers treats a single output without a problem type as regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)

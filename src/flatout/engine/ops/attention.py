@@ -168,8 +168,7 @@ def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
 def joined_attention(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """Return attention (P, H, D) on a GPU. `qkv` (P, H + 2 G, D) contains query, key
-    and value. The kernel is chosen by row length."""
+    """Return attention (P, H, D) on a GPU for the joined `qkv` (P, H + 2 G, D)."""
     if row_tiles_are_faster(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
@@ -186,8 +185,7 @@ def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
 def row_tiles(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """Return attention (P, H, D), computed with the small tiles of the Triton kernel.
-    `qkv` (P, H + 2 G, D) contains query, key and value."""
+    """Return attention (P, H, D) of the Triton kernel for `qkv` (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
     return row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]

@@ -19,8 +19,7 @@ MAX_WIDTH = 1024
 
 
 class _Carry:
-    """Stores the tensor that routes the gradient of a block's residual input to the
-    block that computed this input (see `residual_norm`)."""
+    """Stores the tensor that routes gradients between blocks (see `residual_norm`)."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -107,7 +106,12 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
     ]
-    if not _can_fuse(model.config) or not all(map(_is_usual, outputs)):
+    # The kernel limits the width, and blocks must run one after another.
+    others = ("chunk_size_feed_forward", "add_cross_attention")
+    fits = model.config.hidden_size <= MAX_WIDTH and not any(
+        getattr(model.config, name, None) for name in others
+    )
+    if not fits or not all(map(_is_usual, outputs)):
         return 0
     carry = _Carry()
     for module in outputs:
@@ -126,20 +130,10 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Return whether an output block is unchanged. Otherwise, no block can be fused,
-    because each one exchanges gradients with the next."""
+    """Return whether a block, which exchanges gradients with others, is unchanged."""
     inner = is_alone(output.LayerNorm) and are_matrices(output.dense)
     dropout = output.dropout
     none = type(dropout) is nn.Dropout and is_alone(dropout) and not dropout.p
     drops = none or isinstance(dropout, HashDropout)
     usual = is_plain(output) and inner and drops
     return usual and type(output.LayerNorm) is nn.LayerNorm
-
-
-def _can_fuse(config: Any) -> bool:
-    """Return whether the blocks run one after another, once per pass, and their hidden
-    size is small enough for the kernel."""
-    if config.hidden_size > MAX_WIDTH:
-        return False
-    unusual = ("chunk_size_feed_forward", "add_cross_attention")
-    return not any(getattr(config, name, None) for name in unusual)

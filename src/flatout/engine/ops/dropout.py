@@ -33,8 +33,7 @@ class Noise:
 
 
 def keep_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
-    """Return a boolean tensor of `shape`, in which elements are True with probability
-    1 - p. `seed` is an int32 scalar tensor."""
+    """Return a mask that is True with probability 1 - p. `seed` is an int32 scalar."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
     bits = scramble(bits ^ scramble(seed))
     return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
@@ -104,8 +103,7 @@ class DrawnDropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module, noise: Noise | None) -> int:
-    """Replace each nn.Dropout without hooks with HashDropout, or with DrawnDropout if
-    `noise` is None. Return the number of replacements."""
+    """Replace each nn.Dropout without hooks, and return the number."""
     places = [
         (parent, name, child)
         for parent in model.modules()

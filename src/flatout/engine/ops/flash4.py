@@ -53,8 +53,7 @@ def _activate() -> None:
 
 
 def fits_flash4(config: Any, device: torch.device) -> bool:
-    """Return whether FlashAttention 4 is installed and supports the model and the
-    device. It is not used if deterministic algorithms are required."""
+    """Return whether FlashAttention 4 is installed and fits model and device."""
     window = getattr(config, "sliding_window", None)
     # Shorter windows use narrow tiles. Some models give the window size per side.
     windowed = window is not None and 2 * window + 1 > ROWS_MAX_WINDOW

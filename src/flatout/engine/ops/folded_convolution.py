@@ -45,8 +45,7 @@ def folded(values: Tensor) -> Tensor:
 
 
 def fold(layer: nn.Module) -> bool:
-    """Replace `layer` in place if it is a 7 x 7 convolution with a stride of 2 on few
-    channels. Return whether it was replaced."""
+    """Replace `layer` in place if it fits, and return whether it was replaced."""
     if type(layer) is not nn.Conv2d or layer.groups > 1 or layer.in_channels >= GROUP:
         return False
     shape = layer.kernel_size, layer.stride, layer.padding, layer.dilation

@@ -52,8 +52,7 @@ class _BertAttention(nn.Module):
         past_key_values: Any = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """Return the new states (1, P, N) for `hidden_states` (1, P, N). `packed`
-        contains `cu_seqlens` (R + 1,) and `max_seqlen`."""
+        """Return new states (1, P, N). `packed` contains cu_seqlens and max_seqlen."""
         product = joined_product((self.query, self.key, self.value), hidden_states)
         heads = product.view(product.shape[1], 3 * self.num_attention_heads, -1)
         return _attended(self, heads, self.dropout.p, packed), None
@@ -79,8 +78,7 @@ class _DistilBertAttention(nn.Module):
 
 
 class _DecoderAttention(nn.Module):
-    """The attention of Llama-like models with fused projections. It is causal unless
-    the config makes the model bidirectional."""
+    """The attention of Llama-like models with fused projections."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -139,8 +137,7 @@ class _FeedForward(nn.Module):
 def _attended(
     module: Any, heads: Tensor, dropout: float, packed: dict[str, Any]
 ) -> Tensor:
-    """Return the attention output (1, P, H * D). `heads` (P, H + 2 G, D) contains
-    query, key and value. `packed` contains the keyword arguments for packed rows."""
+    """Return attention (1, P, H * D) of the joined `heads` (P, H + 2 G, D)."""
     causal = is_causal(module, packed)
     span = seen_span(module, module.span, causal)
     kept_whole = dropout if module.training else 0.0
@@ -151,8 +148,7 @@ def _attended(
 
 
 def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply norms and rotary embeddings to query and key in the joined `product`
-    (1, P, (H + 2 G) * D), and return it as (P, H + 2 G, D)."""
+    """Apply norms and rotary embeddings to `product`, and return (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.rotary import rotary
 
     norms = _norms(module)
@@ -186,9 +182,9 @@ def fuse_distilbert(model: Any) -> int:
 def fuse_decoder(model: Any) -> int:
     """Replace the attention of decoders in the same way as `fuse_bert`. Return 0 if
     rotary embeddings do not cover the whole head."""
-    if not _rotates_whole_heads(model):
-        return 0
     found = [layer.self_attn for layer in model.base_model.layers]
+    if 2 * len(model.base_model.rotary_emb.inv_freq) != found[0].head_dim:
+        return 0
     fitting = [
         attention
         for attention in found
@@ -236,12 +232,6 @@ def _replace(
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)
-
-
-def _rotates_whole_heads(model: Any) -> bool:
-    attention = model.base_model.layers[0].self_attn
-    frequencies: Tensor = model.base_model.rotary_emb.inv_freq
-    return 2 * len(frequencies) == int(attention.head_dim)
 
 
 def _span(attention: Any) -> int | None:

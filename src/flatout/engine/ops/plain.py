@@ -30,8 +30,7 @@ def are_matrices(*layers: Any) -> bool:
 
 
 def are_called(*layers: Any) -> bool:
-    """Return whether each layer is an unchanged Linear or has a peft adapter. Such
-    layers can be called one by one and their outputs joined."""
+    """Return whether each layer is an unchanged Linear or has a peft adapter."""
     return all(are_matrices(layer) or _is_adapted(layer) for layer in layers)
 
 

@@ -39,16 +39,11 @@ def _is_norm(module: nn.Module, hidden: int | None) -> bool:
 
 def _round(module: nn.Module, inputs: Any, output: Any) -> Any:
     """Convert the states in `output` to autocast's dtype if autocast is active."""
-    if isinstance(output, tuple):
-        return (_rounded(output[0]), *output[1:])
-    return _rounded(output)
-
-
-def _rounded(states: Tensor) -> Tensor:
+    states, *rest = output if isinstance(output, tuple) else (output,)
     device = states.device.type
-    if not torch.is_autocast_enabled(device):
-        return states
-    return states.to(torch.get_autocast_dtype(device))
+    if torch.is_autocast_enabled(device):
+        states = states.to(torch.get_autocast_dtype(device))
+    return (states, *rest) if isinstance(output, tuple) else states
 
 
 class _FullPrecision(nn.Linear):

@@ -85,16 +85,14 @@ def _rows(
 
 
 def _masks(sizes: list[int], dropout: float, like: Tensor) -> list[Tensor | None]:
-    """Return one tensor of dropout factors per row, with the number of elements in
-    `sizes`. If there is no dropout, return None for each row."""
+    """Return the dropout factors of each row (None without dropout)."""
     if dropout == 0:
         return [None] * len(sizes)
     return list(torch.split(drawn_mask(sum(sizes), dropout, like), sizes))
 
 
 def _hidden(length: int, rule: Rule, device: torch.device) -> Tensor | None:
-    """Return a mask (length, length) that is True if the query of a row may not attend
-    to the key of a column, or None if all keys are visible."""
+    """Return a mask (length, length) of hidden keys, or None if all are visible."""
     bounded = 0 <= rule.left < length - 1
     if not rule.causal and not bounded:
         return None

@@ -47,8 +47,7 @@ def fault_lines(errors: Any, model: type[SettingsModel]) -> list[str]:
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
-    """Return the first `most` names in quotes, followed by the number of other
-    names."""
+    """Return the first `most` names in quotes, and the number of other names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
 
@@ -101,8 +100,7 @@ def _fault_text(fault: Any, location: list[Any], model: type[SettingsModel]) -> 
 
 
 def _hint(location: list[Any], model: type[SettingsModel]) -> str:
-    """Return a text that suggests a parameter with the same or a similar name, in this
-    or another group, or that lists all valid names."""
+    """Return a text that suggests similar names, or lists all valid ones."""
     *parents, name = map(str, location)
     parent, renamed = ".".join(parents), RENAMED.get(".".join([*parents, name]))
     places = (path.rpartition(".") for path, _ in fields_of(model))
@@ -122,8 +120,7 @@ def _nearest(name: str, valid: Collection[str]) -> str:
 
 
 def parameters_named_like(name: str, model: type[SettingsModel]) -> list[str]:
-    """Return the paths of parameters below `model` that have the name `name`, or that
-    have this name in other programs."""
+    """Return the paths of parameters called `name` here or in other programs."""
     other = _name_in_other_programs(name)
     same = [path for path, _ in fields_of(model) if path.rpartition(".")[2] == name]
     return [other, *same] if other else same

@@ -180,8 +180,7 @@ class SweepSettings(SettingsModel):
     @field_validator("grid", "ranges", mode="before")
     @classmethod
     def _by_path(cls, value: Any) -> Any:
-        """Convert nested groups, as given by --params, to dotted names. A setting whose
-        value is null is dropped."""
+        """Convert nested groups of --params to dotted names, and drop null values."""
         if not isinstance(value, Mapping):
             return value
         # The null may come from nested groups in --params, even if the values of the

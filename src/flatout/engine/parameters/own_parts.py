@@ -14,8 +14,7 @@ from flatout.engine.parameters.training import TrainSettings
 
 
 class Call(NamedTuple):
-    """The positional and keyword arguments with which flatout calls a custom part.
-    `shown` is the argument list as shown in messages."""
+    """The arguments with which flatout calls a part. Messages list them as `shown`."""
 
     shown: str
     arguments: tuple[Any, ...]
@@ -33,8 +32,7 @@ def is_own(name: str | None) -> bool:
 
 
 def own_part(path: str, parameter: str) -> Any:
-    """Import and return the object at `path`. Raises SettingsError if that fails.
-    `parameter` is the name of the parameter, used in the message."""
+    """Import the object at `path`, or raise a SettingsError that names `parameter`."""
     module, _, name = path.rpartition(".")
     try:
         if not module:
@@ -105,8 +103,7 @@ def override_faults(own: type, base: type) -> Iterator[str]:
 def _binding_fault(
     function: Callable[..., Any] | None, *arguments: Any, **named: Any
 ) -> str:
-    """Return why calling `function` with these arguments would fail. Return an empty
-    string if the call would succeed or the signature is unknown."""
+    """Return why a call with these arguments would fail, or an empty string."""
     if function is None:
         return "its objects cannot be called"
     try:

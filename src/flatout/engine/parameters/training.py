@@ -95,8 +95,7 @@ class ModelSettings(SettingsModel):
         return self
 
     def _unpinned_code(self) -> str | None:
-        """Return an error message if the model's code is not pinned to a revision and
-        so could change between runs, or None if it cannot change."""
+        """Return why the model's code could change between runs, or None."""
         folder = Path(self.name_or_path or "")
         if not (self.name_or_path and folder.is_dir()):
             pin = (
@@ -268,8 +267,7 @@ class TrainSettings(SlowHabits):
 
     @property
     def peak_learning_rate(self) -> float:
-        """The peak learning rate, scaled from `learning_rate_at_batch` to the global
-        batch size in use."""
+        """The peak, scaled from `learning_rate_at_batch` to the batch in use."""
         meant = self.learning_rate_at_batch or self.global_batch_size
         return self.learning_rate * math.sqrt(self.global_batch_size / meant)
 

@@ -39,8 +39,7 @@ def task_of(
 def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
-    """Return the same task as `task_of`, with its calibration. Raises ModelError if the
-    task makes no predictions for whole rows."""
+    """Return the result of `task_of`, calibrated, if it makes predictions for rows."""
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
         raise _no_row_answers_error(model)
@@ -48,8 +47,7 @@ def answering_task(
 
 
 def with_calibration(task: Task, model: Any) -> Task:
-    """Load the calibration of `task` from the model's folder, and return `task`. Raises
-    SettingsError if `model.label_threshold` is auto but no thresholds are stored."""
+    """Load the calibration of `task`. Raises SettingsError if it lacks thresholds."""
     if isinstance(task, Calibrated):
         task.calibration = Calibration.read(model.config.name_or_path)
         if task.settings.label_threshold == "auto" and not task.calibration.thresholds:
@@ -61,8 +59,7 @@ def with_calibration(task: Task, model: Any) -> Task:
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """Return the size and the special tokens of a saved tokenizer, which a task needs,
-    or None if `tokenizer` is None."""
+    """Return the size and special tokens of a tokenizer, if any."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -156,8 +153,7 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return the hash of each of a model's files, keyed by file name. If the model has
-    no local files, return its commit, keyed by model name."""
+    """Return the hash of each of a model's files by name, or its commit."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

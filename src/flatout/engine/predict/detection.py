@@ -118,8 +118,7 @@ def _judge_sessions(
 
 
 def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
-    """Return the report: counts of sessions, and metrics for `top_keys` and for other
-    values. Sessions that end too early are abnormal for any value."""
+    """Return counts of sessions, and metrics for `top_keys` and other values."""
     usable = table[table["rank"].notna()]
     known = usable[usable["label"].notna()]
     ranks = known["rank"].mask(known["breaks_off"].astype(bool), np.inf)

@@ -157,8 +157,7 @@ def mine(
 def _vectors(
     model: Any, tokenizer: TokenizerFile, settings: Settings
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
-    """Return a function that computes the vectors of texts or loads stored ones, and
-    the device on which the model runs."""
+    """Return a function from texts to their vectors, and the model's device."""
     digest = ContentKey(model_file_hashes(model.config)).digest
     predict = settings.predict.model_copy(update={"text_pair_column": None})
     settings = settings.model_copy(update={"predict": predict})

@@ -230,8 +230,7 @@ def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
 
 
 def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, Any]:
-    """Return the predictions for `samples` (N, ...) as columns by name. The samples
-    must have the shape that the model expects."""
+    """Return the predictions for `samples` (N, ...) as columns by name."""
     return predictor.task.answers(
         predictor.calibrated_logits(_rows(predictor, samples))
     )

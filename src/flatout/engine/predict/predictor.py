@@ -76,8 +76,7 @@ class Predictor:
         settings: Settings,
         task: Task | None = None,
     ) -> None:
-        """`tokenizer` is None if all samples have the same shape. `task` is needed only
-        to evaluate a model that makes no predictions for whole rows."""
+        """`tokenizer` is None for samples. Without `task`, the model's task is used."""
         vocabulary = vocabulary_of(tokenizer)
         self.task = task or answering_task(model, settings.model, vocabulary)
         self.label_names = label_names_of(model.config)
@@ -175,8 +174,7 @@ class Predictor:
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, starting with this process's own GPU. In a
-        distributed run or on a CPU, return only the process's own device."""
+        """Return all visible GPUs, own first, or the own device of a rank or CPU."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
             return [own]
@@ -184,8 +182,7 @@ class Predictor:
         return [own, *(device for device in every if device != own)]
 
     def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
-        """Return the batching strategy and the attention implementation. The strategy
-        is `grouped` if packing would change the results."""
+        """Return the batching strategy and the attention implementation."""
         wanted, kernel = settings.predict.strategy, settings.runtime.attention
         config = model.config
         if self.shape is not None:

@@ -53,8 +53,7 @@ SEPARATE = frozenset({"label", "score", "value"})
 
 @dataclass
 class SplitPredictions:
-    """Predictions and metrics of a model for all rows of a split, computed on
-    access."""
+    """Predictions and metrics of a model for a split, computed on first access."""
 
     model: Any
     tokenizer: TokenizerFile | None

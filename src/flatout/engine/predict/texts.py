@@ -50,8 +50,7 @@ def text_windows(
 
 
 def window_schema(settings: PredictSettings) -> Any:
-    """Return the Arrow schema of a window. The columns `id` and `text_pair` are present
-    only if the settings name their source columns."""
+    """Return the Arrow schema of a window, with the optional columns in use."""
     fields = [("source", pa.string()), ("row", pa.int64())]
     fields += [("id", pa.string())] if settings.id_column else []
     fields += [("text", pa.string())]
@@ -72,8 +71,7 @@ def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
-    """Raise RawTextsError if `raw` lacks a column that the settings name. The message
-    suggests the most similar column name."""
+    """Raise RawTextsError if `raw` lacks a column that the settings name."""
     keys = ("text_column", "text_pair_column", "id_column")
     wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
     present = raw.column_names
@@ -92,14 +90,10 @@ def _wanted(settings: PredictSettings) -> list[str]:
 def _checked(given: RawBatch, settings: PredictSettings, form: str) -> Any:
     """Return all rows of a batch as a table of `window_schema`."""
     batch, broken = with_broken_rows(given)
-    texts, faults = {}, Faults()
-    pair = settings.text_pair_column
-    columns = {"text": str(settings.text_column)} | (
-        {"text_pair": pair} if pair else {}
-    )
-    for name, column in columns.items():
-        read = read_words if form == "words" else read_text
-        texts[name] = read(batch, column, faults)
+    faults, read = Faults(), read_words if form == "words" else read_text
+    texts = {"text": read(batch, str(settings.text_column), faults)}
+    if pair := settings.text_pair_column:
+        texts["text_pair"] = read(batch, pair, faults)
     reasons = {row: why for row, (_, why) in faults.reasons.items()} | broken
     reason = pa.array(map(reasons.get, range(len(batch.rows))), pa.string())
     arrays = {

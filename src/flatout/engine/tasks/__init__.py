@@ -75,8 +75,7 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of the task `name`. Raises SettingsError, which suggests similar
-    names, if there is no such task."""
+    """Return the class of the task `name`. Raises SettingsError if there is none."""
     if "." in name:
         return _own_class(name)
     if name not in task_names():
@@ -99,8 +98,7 @@ def check_options(settings: Settings) -> None:
 
 
 def columns_of(split: SplitSettings, task: str) -> Columns:
-    """Return the roles of the raw data's columns for the task. Raises RawTextsError or
-    SettingsError if the configured columns do not fit the task."""
+    """Return the column roles for the task, or raise RawTextsError or SettingsError."""
     kind = task_class(task)
     own = {"completion": split.completion_column, "messages": split.messages_column}
     form = next((form for form, column in own.items() if column), kind.texts.form)
@@ -124,14 +122,12 @@ def make_task(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
 ) -> Task:
-    """Create the task set in `settings.task`. Raises SettingsError if there is no such
-    task, and TaskError if the task does not fit the vocabulary."""
+    """Create the task, or raise TaskError if it does not fit the vocabulary."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 
 
 def task_of_model(model: Any) -> str | None:
-    """Return the name of the task for which a saved model was trained, or None if it is
-    unknown. The name is read from the model's config or inferred from its class."""
+    """Return the task of a saved model, by its config or class, or None."""
     config, kind = model.config, type(model).__name__
     if named := getattr(config, "flatout_task", None):
         return str(named)

@@ -25,8 +25,7 @@ class Calibrated:
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The names of the labels or classes that have a decision threshold. Of two
-        classes, only the second has a threshold."""
+        """The names that have a decision threshold: of two classes, only the second."""
         return self.label_names
 
     def cuts(self) -> list[float]:
@@ -39,8 +38,7 @@ class Calibrated:
 
 
 def calibration_faults(settings: Settings, task: type) -> list[str]:
-    """Return a message for each enabled option that needs class probabilities. The list
-    is empty if `task` provides probabilities."""
+    """Return a message for each enabled option that needs class probabilities."""
     if issubclass(task, Calibrated):
         return []
     asked = {
@@ -60,8 +58,7 @@ def _logit(share: float) -> float:
 
 
 def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
-    """Return a message if `labels` contains labels that are not in `names`, else None.
-    `labels` is an Arrow column of names or of lists of names."""
+    """Return a message if an Arrow column has labels that are not in `names`."""
     rows = pa.chunked_array([pa.array(range(len(labels)), pa.int64())])
     if pa.types.is_list(labels.type):
         rows, labels = pc.list_parent_indices(labels), pc.list_flatten(labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from flatout.engine.parameters import (
@@ -20,17 +20,32 @@ from flatout.engine.tasks._task import HeadKind, LossOptions, Task
 
 def option_faults(settings: Settings, task: type[Task]) -> list[str]:
     """Return one message for each parameter that `task` does not support."""
-    given = [o.name for o in fields(LossOptions) if getattr(settings.train, o.name)]
+    faults = [*_unused_options(settings, task), *calibration_faults(settings, task)]
+    return faults + own_part_faults(settings.train)
+
+
+def _unused_options(settings: Settings, task: type[Task]) -> Iterator[str]:
+    train, name = settings.train, settings.model.task
     valid = ", ".join(sorted(task.takes_options)) or "none"
-    faults = [
-        f"train.{name}: {settings.model.task} does not use it (valid: {valid})"
-        for name in given
-        if name not in task.takes_options
-    ]
-    checks = (_metric_fault, _predictions_fault, _batch_fault)
-    found = (check(settings, task) for check in checks)
-    faults += [*filter(None, found), *calibration_faults(settings, task)]
-    return [*faults, *own_part_faults(settings.train)]
+    for option in (one.name for one in fields(LossOptions)):
+        if getattr(train, option) and option not in task.takes_options:
+            yield f"train.{option}: {name} does not use it (valid: {valid})"
+    figure, known = train.metric, figures_of(settings.model, task)
+    if train.compute_metrics is None and figure is not None and figure not in known:
+        near = near_or_all(figure, known, "")
+        yield f"train.metric: {name} has no metric {figure!r}; {near}"
+    of_pieces = task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS)
+    if train.compute_metrics is not None and of_pieces:
+        yield (
+            f"train.compute_metrics: predictions of {name} are a score for each piece "
+            "of the vocabulary at each target, too large for the memory: give the task "
+            "its own metrics (docs/own_task.md)"
+        )
+    if task.whole_batch and train.global_batch_size == 1:
+        yield (
+            f"train.global_batch_size=1: {name} compares the samples of a global batch "
+            "with one another; set it to at least 2"
+        )
 
 
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
@@ -77,7 +92,12 @@ def _class_weights(
         return _balanced(names, counts)
     if isinstance(given, Mapping):
         if unknown := [name for name in given if name not in names]:
-            raise _weight_fault(unknown[0], names)
+            near = near_or_all(unknown[0], names, "")
+            if unknown[0] in ("True", "False"):
+                near += ". YAML reads yes and no as true and false: put them in quotes"
+            raise SettingsError(
+                f"train.class_weights: no class is called {unknown[0]!r}; {near}"
+            )
         return tuple(given.get(name, 1.0) for name in names)
     if len(given) != len(names):
         raise SettingsError(
@@ -88,8 +108,7 @@ def _class_weights(
 
 
 def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, ...]:
-    """Return a weight for each class as in scikit-learn: the number of all rows divided
-    by (number of classes * number of rows in the class)."""
+    """Return the weights of scikit-learn: rows / (classes * rows of the class)."""
     found = {name: counts.get(str(k), 0) for k, name in enumerate(names)}
     if not any(found.values()):
         raise SettingsError(
@@ -104,41 +123,3 @@ def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, .
         )
     rows = sum(found.values())
     return tuple(rows / (len(names) * count) for count in found.values())
-
-
-def _weight_fault(name: str, names: Sequence[str]) -> SettingsError:
-    near = near_or_all(name, names, "")
-    if name in ("True", "False"):
-        near += ". YAML reads yes and no as true and false: put them in quotes"
-    return SettingsError(f"train.class_weights: no class is called {name!r}; {near}")
-
-
-def _metric_fault(settings: Settings, task: type[Task]) -> str | None:
-    name = settings.train.metric
-    own = settings.train.compute_metrics is not None
-    known = figures_of(settings.model, task)
-    if name is None or own or name in known:
-        return None
-    near = near_or_all(name, known, "")
-    return f"train.metric: {settings.model.task} has no metric {name!r}; {near}"
-
-
-def _batch_fault(settings: Settings, task: type[Task]) -> str | None:
-    if not task.whole_batch or settings.train.global_batch_size > 1:
-        return None
-    return (
-        f"train.global_batch_size=1: {settings.model.task} compares the samples of a "
-        "global batch with one another; set it to at least 2"
-    )
-
-
-def _predictions_fault(settings: Settings, task: type[Task]) -> str | None:
-    if settings.train.compute_metrics is None:
-        return None
-    if task.head_kind not in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS):
-        return None
-    return (
-        f"train.compute_metrics: predictions of {settings.model.task} are a score for "
-        "each piece of the vocabulary at each target, too large for the memory: give "
-        "the task its own metrics (docs/own_task.md)"
-    )

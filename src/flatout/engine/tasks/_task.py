@@ -231,8 +231,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, summed over K targets, as an fp32 scalar. `logits` and
-        `labels` have the shape (K, ...)."""
+        """Return the fp32 loss, summed over K targets. Both arguments are (K, ...)."""
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the number of correct predictions and the number of targets as scalar

@@ -61,8 +61,7 @@ class BidirectionalLM(Pieces):
         return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of logits (K, 2, V) and labels (K, 2), summed over targets
-        and directions, as an fp32 scalar."""
+        """Return the summed loss of logits (K, 2, V) and labels (K, 2)."""
         return super().loss(logits.flatten(0, 1), labels.flatten())
 
     def real(self, labels: Tensor) -> Tensor:

@@ -82,8 +82,7 @@ class Embedding(Task):
         return states.float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, summed over anchors and over the sizes in
-        `model.matryoshka`, as an fp32 scalar."""
+        """Return the loss, summed over anchors and sizes in `model.matryoshka`."""
         import torch
 
         sizes = self.settings.matryoshka or [logits.shape[1]]
@@ -133,8 +132,7 @@ class Embedding(Task):
 
 
 def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Return the squared differences between the cosine similarities of scored pairs
-    and their scores, summed. `vectors` (K, size) must have unit length."""
+    """Return the summed squared errors of the cosine similarities of scored pairs."""
     import torch
 
     sample, place, bits = labels.unbind(1)

@@ -37,8 +37,7 @@ class ImageClassification(SequenceClassification):
         return replace(found, fields={"crops": self._crops(ids, epoch)})
 
     def _crops(self, row_ids: Ints, epoch: int) -> npt.NDArray[np.float32]:
-        """Return left, top, width and height of each crop as fractions of the image
-        size, and 1 if the crop is flipped, else 0, as an array (B, 5)."""
+        """Return crops (B, 5) as described in families/_modeling/crops.py."""
         area, ratio, x, y, mirror = _uniform(row_ids, self.seed, epoch)
         least, mirrored = self.settings.crop_area, self.settings.flip_probability
         if least == 1:

@@ -64,8 +64,7 @@ def _places(size: int, start: Tensor, share: Tensor) -> Tensor:
 
 
 def _between(places: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the indices of the two pixels next to each of `places` (B, size), and the
-    weight of the second pixel, all of shape (B, size)."""
+    """Return, as (B, size), the two pixels next to `places` and the second's weight."""
     inside = places.clamp(0, size - 1)
     low = inside.floor()
     return low.long(), (low + 1).clamp(max=size - 1).long(), inside - low

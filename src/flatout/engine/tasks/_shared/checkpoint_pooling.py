@@ -61,8 +61,7 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
 
 
 def _check_reached(name: str) -> None:
-    """Raise TaskError if `name` is on the Hub and the Hub cannot be reached. In that
-    case, it is unknown whether the model has a pooling config."""
+    """Raise TaskError if the Hub, which may have a pooling config, is unreachable."""
     if not Path(name).is_dir() and where_to_look(name).get("local_files_only"):
         raise TaskError(
             f"model.pooling: whether {name} names its pooling is unknown, because "

@@ -153,8 +153,7 @@ def figures_of_counts(
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
-    """Return the multi-class Matthews correlation coefficient (Gorodkin 2004). It is 0
-    if all labels or all predictions are the same class."""
+    """Return the Matthews correlation (Gorodkin 2004), or 0 if undefined."""
     count = true.sum()
     both = right.sum() * count - true @ predicted
     spread = (count**2 - true @ true) * (count**2 - predicted @ predicted)

@@ -67,8 +67,7 @@ class Retrieval(Metrics):
 
 
 def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
-    """Return the indices (2, N) of the first and second text of N scored pairs, and
-    their scores (N,). `labels` (K, 3) contains the labels of all texts."""
+    """Return the text indices (2, N) of N scored pairs, and their scores (N,)."""
     order = np.argsort(labels[:, 0], kind="stable")
     places = labels[order, 1]
     rows = np.stack([order[places == 0], order[places == -1]])
