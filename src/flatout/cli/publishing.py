@@ -17,11 +17,7 @@ from flatout.project.config_loader import credentials_of, loader_of
 @click.argument("repository")
 @env_option
 @PARAMS
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Only write the card and list the files.",
-)
+@click.option("--dry-run", is_flag=True, help="Only write the card and list the files.")
 @click.option("--public", is_flag=True, help="Make a new repository public.")
 @click.option("--force", is_flag=True, help="Replace the content of the repository.")
 def push(

@@ -10,14 +10,14 @@ from typing import Any
 
 from scipy.special import expit
 
-from flatout.engine.export.formats import OUTPUT, SAMPLES, Inputs
+from flatout.engine.export.formats import OUTPUT, Inputs
 from flatout.engine.files.calibration import CALIBRATION
 from flatout.engine.models.trained_rows import FACTS, HASHES
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.tasks import Calibrated, RankedRows
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 
-ABOUT = "export.json"
+ABOUT, STATISTICS = "export.json", ("mean", "std")
 LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*")
 """Patterns of files in the model's folder that are not copied to the export."""
 START = """import json, numpy as np
@@ -26,9 +26,8 @@ about = json.load(open("export.json"))"""
 TEXTS = """from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(".", model_max_length=about["max_length"])
 rows = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="np")"""
+TWO_TEXTS = '["a text", "another text"]'
 FORMS = {
-    "text": '["a text", "another text"]',
-    "pairs": '["a text", "another text"]',
     "ranking": '["a query"] * 2, ["a passage", "another passage"]',
     "words": '[["two", "words"], ["one"]], is_split_into_words=True',
 }
@@ -36,6 +35,7 @@ IMAGES = """pixels = np.zeros((2, *about["shape"]), "uint8")  # your images
 mean, deviation = np.array(about["statistics"], "float32")
 rows = {"pixel_values": ((pixels - mean) / deviation).transpose(0, 3, 1, 2)}"""
 ARRAYS = 'rows = {"inputs": np.zeros((2, *about["shape"]), about["inputs"]["inputs"])}'
+SAMPLES = {"inputs": ARRAYS, "pixel_values": IMAGES}
 ONNX = """import onnxruntime
 run = onnxruntime.InferenceSession("model.onnx").run
 outputs = run(None, {name: rows[name] for name in about["inputs"]})[0]"""
@@ -69,37 +69,34 @@ class Example:
         self.inputs = {
             n: t.repeat(3, *[1] * (t.dim() - 1))[:rows] for n, t in inputs.items()
         }
-        self._config, self._form = config, predictor.task.texts.form
+        self._source, self._form = config.name_or_path, predictor.task.texts.form
         task, labels = predictor.task, predictor.label_names
-        temperature, thresholds = 1.0, [0.0] * len(labels)
+        kind, temperature, thresholds = _kind(task), 1.0, [0.0] * len(labels)
         if isinstance(task, Calibrated):
-            temperature, cuts = (
-                task.calibration.temperature,
-                expit(task.cuts()).tolist(),
-            )
-            of_two = [1 - cuts[0], cuts[0]] if len(cuts) == 1 else thresholds
-            thresholds = cuts if task.label_shape else of_two
+            temperature = task.calibration.temperature
+            cuts = expit(task.cuts()).tolist()
+            if kind == "labels":
+                thresholds = cuts
+            elif len(cuts) == 1:
+                thresholds = [1 - cuts[0], cuts[0]]
         self.about = {
             "task": task.settings.task,
             "inputs": {n: str(t.numpy().dtype) for n, t in self.inputs.items()},
             "output": OUTPUT,
-            "kind": _kind(task),
+            "kind": kind,
             "labels": labels,
             "temperature": temperature,
             "thresholds": thresholds,
             "max_length": predictor.max_length,
             "shape": predictor.shape,
-            "statistics": [
-                getattr(config, f"image_{n}", None) for n in ("mean", "std")
-            ],
+            "statistics": [getattr(config, f"image_{n}", None) for n in STATISTICS],
         }
 
     def write(self, name: str, folder: Path) -> None:
         """Write the tokenizer, `export.json` and a README.md with the example code for
         the format `name` into `folder`."""
-        source = Path(self._config.name_or_path)
-        for file in source.iterdir() if source.is_dir() else ():
-            if file.is_file() and not any(file.match(one) for one in LEFT):
+        for file in Path(self._source).glob("*"):
+            if file.is_file() and not any(map(file.match, LEFT)):
                 shutil.copy(file, folder)
         about = json.dumps({"format": name, **self.about}, indent=2) + "\n"
         (folder / ABOUT).write_text(about, encoding="utf-8")
@@ -109,9 +106,8 @@ class Example:
 
     def code(self, name: str) -> str:
         """Return Python code, to be run in the exported folder of the format `name`."""
-        kind = next((kind for kind in SAMPLES if kind in self.inputs), None)
-        texts = TEXTS.replace("TEXTS", FORMS.get(self._form, FORMS["text"]))
-        rows = {None: texts, "inputs": ARRAYS, "pixel_values": IMAGES}[kind]
+        texts = TEXTS.replace("TEXTS", FORMS.get(self._form, TWO_TEXTS))
+        rows = next((SAMPLES[n] for n in self.inputs if n in SAMPLES), texts)
         run = {"torch_export": TORCH, "compiled": COMPILED}.get(name, ONNX)
         return "\n".join([START, rows, run, ANSWERS[str(self.about["kind"])]])
 

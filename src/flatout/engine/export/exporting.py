@@ -44,8 +44,7 @@ def export(
     it, and SettingsError if the settings do not fit it."""
     plain = deepcopy(model).cpu().eval()
     plain.config.use_cache = False
-    padded = settings.predict.model_copy(update={"strategy": "grouped"})
-    settings = settings.model_copy(update={"predict": padded})
+    settings = settings.changed({"predict.strategy": "grouped"})
     given = (splits["test"], splits["train"], label_names, settings)
     predictor, rows, _ = SplitPredictions(model, tokenizer, *given).opened
     forward = Forward(plain, with_calibration(predictor.task, model))
@@ -59,26 +58,23 @@ def export(
         loaded = {"size_mib": size / 2**20, "load_s": time.perf_counter() - start}
         return {"format": name, **loaded, **measure.line(run), "fault": None}
 
-    def line(name: str) -> Line:
-        found: Line = {}
-
-        def fill(folder: Path) -> None:
-            exported.write(name, folder)
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            found.update(measured(name, partial(load, name, folder), size))
-            example.write(name, folder)
-
-        fault = _fault(Path(settings.export.folder, name), fill)
-        if fault:
-            logger.warning("%s: %s", name, fault)
-        else:
-            size_mib, load_s = found["size_mib"], found["load_s"]
-            logger.info("%s: %.1f MiB, loads in %.1f s", name, size_mib, load_s)
-        return {"format": name, "fault": fault} if fault else found
+    def fill(name: str, folder: Path) -> None:
+        exported.write(name, folder)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        line = measured(name, partial(load, name, folder), size)
+        example.write(name, folder)
+        lines.append(line)
 
     weights = sum(weight.nbytes for weight in plain.parameters())
     lines = [measured("pytorch", lambda: forward, weights)]
-    lines += map(line, settings.export.formats)
+    for name in settings.export.formats:
+        fault = _fault(Path(settings.export.folder, name), partial(fill, name))
+        if fault:
+            logger.warning("%s: %s", name, fault)
+            lines.append({"format": name, "fault": fault})
+        else:
+            told = "%(format)s: %(size_mib).1f MiB, loads in %(load_s).1f s"
+            logger.info(told, lines[-1])
     good = [line for line in lines if not line["fault"]]
     if len(good) == 1:
         faults = "; ".join(f"{one['format']}: {one['fault']}" for one in lines[1:])
@@ -118,15 +114,17 @@ def _pick(lines: list[Line], figure: str) -> dict[str, str]:
     it. `lines` are the measurements of each format, PyTorch first. A format is skipped
     if its metric is significantly worse than PyTorch's, that is, if the whole
     confidence interval of the change is on the worse side of zero."""
-    sign, good = -1 if figure == LOSS else 1, lines[:1]  # PyTorch
-    for line in lines[1:]:
+    sign = -1 if figure == LOSS else 1
+
+    def is_good(line: Line) -> bool:
         ends = [line["change_low"], line["change_high"]]
         known = [line["change"]] if None in ends else ends
-        if max(sign * end for end in known) >= 0:
-            good.append(line)
+        return max(sign * end for end in known) >= 0
+
+    worse = [line["format"] for line in lines[1:] if not is_good(line)]
+    good = (line for line in lines if line["format"] not in worse)
     best = max(good, key=lambda line: line["rows_per_s_at_1"])
     ratio = best["rows_per_s_at_1"] / lines[0]["rows_per_s_at_1"]
-    worse = ", ".join(line["format"] for line in lines if line not in good)
     change, low, high = (best[name] for name in ("change", "change_low", "change_high"))
     interval = "" if low is None else f" (95 % interval {low:+.4f} to {high:+.4f})"
     reason = (
@@ -134,5 +132,5 @@ def _pick(lines: list[Line], figure: str) -> dict[str, str]:
         f"{change:+.4f}{interval}"
     )
     logger.info("export: pick %s, %s", best["format"], reason)
-    note = f" (worse: {worse})" if worse else ""
+    note = f" (worse: {', '.join(worse)})" if worse else ""
     return {"pick": best["format"], "reason": reason + note}

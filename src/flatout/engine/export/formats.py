@@ -67,10 +67,9 @@ class Exported:
 
     @cached_property
     def _program(self) -> torch.export.ExportedProgram:
-        sizes = {n: range(1 if n in SAMPLES else 2) for n in self._example}
         axes = {
-            name: dict.fromkeys(own, torch.export.Dim.DYNAMIC)
-            for name, own in sizes.items()
+            n: dict.fromkeys(range(1 if n in SAMPLES else 2), torch.export.Dim.DYNAMIC)
+            for n in self._example
         }
         return torch.export.export(
             self._forward, (self._example,), dynamic_shapes=(axes,), strict=False
@@ -106,7 +105,6 @@ def load(name: str, folder: Path) -> Run:
     """Load the format `name` from `folder`, and return a function that runs it with as
     many threads as PyTorch uses."""
     if (folder / ONNX).is_file():
-        set_defaults(NO_TELEMETRY)
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from huggingface_hub import HfApi, ModelCardData, get_token
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError
 
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.files.calibration import Calibration
@@ -20,7 +20,7 @@ from flatout.engine.tasks import task_class
 
 CARD, DRAWS = "README.md", 1_000
 MARK = "<!-- flatout writes this card again, unless this line is removed -->"
-SPEED = ("samples_per_s", "device", "precision", "steps", "global_batch_size")
+SPEED = ("device", "precision", "steps", "global_batch_size")
 ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
@@ -29,21 +29,23 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     written by flatout, so it is not replaced. Reports in `reporting` that are older
     than the model are ignored. The card contains `command` as a code block. Raises
     ModelError if `folder` has no model trained by flatout."""
-    if not (folder / "config.json").is_file():
+    path, card = folder / "config.json", folder / CARD
+    if not path.is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
-    card = folder / CARD
     if card.is_file() and MARK not in card.read_text(encoding="utf-8"):
         return
-    config, saved_s = _json(folder / "config.json"), _time(folder / "config.json")
     if not is_own(folder):
         raise ModelError(
             f"{folder} has a model of another tool: push it with `hf upload`"
         )
-    reports = [
-        reporting / f"{n}_report.json" for n in ("train", "evaluation", "export")
-    ]
-    new = [_json(path) if _time(path) >= saved_s else {} for path in reports]
-    trained, evaluated, exported = new
+
+    def report(name: str) -> dict[str, Any]:
+        file = reporting / f"{name}_report.json"
+        is_new = file.is_file() and file.stat().st_mtime >= path.stat().st_mtime
+        return _json(file) if is_new else {}
+
+    config, trained, exported = _json(path), report("train"), report("export")
+    evaluated = report("evaluation")
     task, rows = task_class(config["flatout_task"]), TrainedRows.read(folder)
     fitted, shown = Calibration.read(folder), [n for n in ERRORS if n in evaluated]
     lines = [
@@ -74,39 +76,32 @@ def _training(trained: dict[str, Any]) -> list[str]:
     """Return lines about training speed and versions, or [] if there is no report."""
     if not trained:
         return []
-    speed = {n: trained[n] for n in SPEED if n in trained}
-    speed["samples_per_s"] = f"{trained['samples_per_s']:,.1f}"
-    return [
-        "Training: " + ", ".join(f"{name} {value}" for name, value in speed.items()),
-        f"Versions: {json.dumps(trained.get('versions'))}",
-    ]
+    speed = [f"samples_per_s {trained['samples_per_s']:,.1f}"]
+    speed += [f"{name} {trained[name]}" for name in SPEED if name in trained]
+    versions = json.dumps(trained.get("versions"))
+    return [f"Training: {', '.join(speed)}", f"Versions: {versions}"]
 
 
 def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
     """Return the metrics in `evaluated` as a Markdown table, with 95 % intervals for
     the loss and the accuracy. Return "" if predictions are missing."""
-    known = {
-        n: evaluated[n] for n in task.figures if isinstance(evaluated.get(n), float)
-    }
+    known = {n: v for n in task.figures if isinstance(v := evaluated.get(n), float)}
     path = reporting.parent / "07_model_output" / "test_predictions.parquet"
     if not known or not path.is_file():
         return ""
-    found = pd.read_parquet(path, columns=["loss", "wrong"])
-    means = {"loss": found["loss"].to_numpy(float)}
-    if "accuracy" in known:
-        means["accuracy"] = 1 - found["wrong"].to_numpy(float)
-    rows = [
-        f"| {evaluated['rows']:,} {evaluated['split']} rows | | 95 % |",
-        "|---|---|---|",
-    ]
-    for name, value in known.items():
-        ends, random = "", np.random.default_rng(0)
-        if name in means and len(values := means[name]):
-            drawn = (random.choice(values, len(values)).mean() for _ in range(DRAWS))
-            low, high = np.percentile([*drawn], (2.5, 97.5))
-            ends = f"{low:.4f} to {high:.4f}"
-        rows.append(f"| {name} | {value:.4f} | {ends} |")
-    return "\n".join(rows)
+    found = pd.read_parquet(path, columns=["loss", "wrong"]).astype(float)
+    found["accuracy"] = 1 - found.pop("wrong")
+    rows, random, ends = found.to_numpy(), np.random.default_rng(0), {}
+    if len(rows):  # there are none for language models
+        means = [random.choice(rows, len(rows)).mean(0) for _ in range(DRAWS)]
+        bounds = np.percentile(means, (2.5, 97.5), axis=0).T
+        ends = {
+            n: "{:.4f} to {:.4f}".format(*b) for n, b in zip(found, bounds, strict=True)
+        }
+    count = f"{evaluated['rows']:,} {evaluated['split']} rows"
+    head = [f"| {count} | | 95 % |", "|---|---|---|"]
+    lines = [f"| {n} | {v:.4f} | {ends.get(n, '')} |" for n, v in known.items()]
+    return "\n".join([*head, *lines])
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -129,9 +124,11 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
         )
     api, force = HfApi(token=token), options["force"]
     try:
-        if not force and (stored := _stored_files(api, repository)):
+        there = not force and api.repo_exists(repository)
+        stored = api.list_repo_files(repository) if there else []
+        if kept := [name for name in stored if name != ".gitattributes"]:
             raise ModelError(
-                f"{repository} has content ({', '.join(stored[:3])}): choose another "
+                f"{repository} has content ({', '.join(kept[:3])}): choose another "
                 "name, or replace it with --force"
             )
         api.create_repo(repository, private=not options["public"], exist_ok=True)
@@ -150,19 +147,6 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
     return str(done.commit_url)
 
 
-def _stored_files(api: HfApi, repository: str) -> list[str]:
-    """Return the repository's file names, or an empty list if it does not exist."""
-    try:
-        found = api.list_repo_files(repository)
-    except RepositoryNotFoundError:
-        return []
-    return [name for name in found if name != ".gitattributes"]
-
-
 def _json(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
-
-
-def _time(path: Path) -> float:
-    return path.stat().st_mtime if path.is_file() else 0.0

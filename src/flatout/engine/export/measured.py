@@ -30,27 +30,27 @@ class Measure:
     def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
         """`predictor` must pad rows rather than pack them."""
         self._task, config = predictor.task, plain.model.config
+        family, most = family_of(config), predictor.max_length
         parts: Any = rows.sequences(np.arange(len(rows)))[0]
         batches = list(predictor.micro_batches(parts, BATCHES[-1]))
         self._micro = [micro for _, micro in batches]
-        family, most = family_of(config), predictor.max_length
-        given = (family.inputs(config, micro, most) for micro in self._micro)
         # Tokenizers in transformers return integer masks and no positions.
         self.inputs = [
             {
                 name: (t.long() if t.dtype == torch.bool else t).contiguous()
-                for name, t in own.items()
+                for name, t in family.inputs(config, micro, most).items()
                 if name != "position_ids"
             }
-            for own in given
+            for micro in self._micro
         ]
         self._labels = torch.cat([micro["labels"] for micro in self._micro])
         units = np.concatenate([own for own, _ in batches])
         if isinstance(self._task, RankedRows):
             units = self._labels[:, 1].numpy()
-        self._draws = [] if self._task.whole_batch else _draws(units)
+        draws = [] if self._task.whole_batch else _draws(units)
+        self._samples = [torch.arange(len(units)), *draws]
         self._plain = self._outputs(plain)
-        found = self._all(self._plain, torch.arange(len(self._plain)))
+        found = self._all(self._plain, self._samples[0])
         higher = (name for name, is_so in self._task.figures.items() if is_so)
         self.name = next((n for n in higher if math.isfinite(found.get(n, NAN))), LOSS)
         """The first metric of the task for which higher is better, or else the loss."""
@@ -63,10 +63,9 @@ class Measure:
         difference have 95 % confidence intervals."""
         outputs = self._outputs(run)
         figures = self._figures(outputs)
-        difference = (outputs - self._plain).abs().max()
         return {
             **{f"rows_per_s_at_{n}": self._rate(run, n) for n in BATCHES},
-            "largest_difference": float(difference),
+            "largest_difference": float((outputs - self._plain).abs().max()),
             **_with_interval("value", figures),
             **_with_interval("change", figures - self._before),
         }
@@ -96,10 +95,10 @@ class Measure:
 
     def _figures(self, outputs: Tensor) -> Floats:
         """Return the metric over all rows, followed by the metric over each of
-        RESAMPLES bootstrap samples of rows (or queries). The samples are the same in
-        every call. If the loss compares rows with one another, there are no samples."""
-        samples = (torch.arange(len(outputs)), *self._draws)
-        return np.array([self._all(outputs, at).get(self.name, NAN) for at in samples])
+        RESAMPLES bootstrap samples of rows (or queries). If the loss compares rows with
+        one another, there are no samples."""
+        found = (self._all(outputs, at) for at in self._samples)
+        return np.array([figures.get(self.name, NAN) for figures in found])
 
     def _all(self, outputs: Tensor, at: Tensor) -> dict[str, float]:
         task, labels, logits = self._task, self._labels[at], outputs[at]

@@ -37,23 +37,28 @@ class Calibration:
             return cls()
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
-    @staticmethod
-    def check_rows(count: int, settings: Settings) -> None:
-        """Raise SettingsError if `count` validation rows are too few to fit the values
-        that the settings request."""
-        calibrates = settings.evaluate.calibrate
-        picks = settings.model.label_threshold == "auto"
-        if count >= LEAST_ROWS or not (calibrates or picks):
-            return
-        name, value = "evaluate.calibrate: true", "false"
-        if not calibrates:
-            name, value = "model.label_threshold: auto", "0.5"
+    def save(self, folder: Path) -> None:
+        """Save the calibration next to the weights of the model, atomically."""
+        write_text(folder / CALIBRATION, json.dumps(asdict(self), indent=2) + "\n")
+
+
+def requested(settings: Settings) -> dict[str, str]:
+    """Return the options that need fitted values, such as `evaluate.calibrate: true`,
+    each with the value that turns it off."""
+    asked = {}
+    if settings.evaluate.calibrate:
+        asked["evaluate.calibrate: true"] = "false"
+    if settings.model.label_threshold == "auto":
+        asked["model.label_threshold: auto"] = "0.5"
+    return asked
+
+
+def check_rows(count: int, settings: Settings) -> None:
+    """Raise SettingsError if `count` validation rows are too few to fit the values that
+    the settings request."""
+    for name, value in requested(settings).items() if count < LEAST_ROWS else ():
         raise SettingsError(
             f"{name} needs at least {LEAST_ROWS} validation rows, and there are "
             f"{count}: enlarge split.fractions.validation (or the rows of "
             f"raw_validation_texts), or set it to {value}"
         )
-
-    def save(self, folder: Path) -> None:
-        """Save the calibration next to the weights of the model, atomically."""
-        write_text(folder / CALIBRATION, json.dumps(asdict(self), indent=2) + "\n")

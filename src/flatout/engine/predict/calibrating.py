@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flatout.engine.files.calibration import Calibration
+from flatout.engine.files.calibration import Calibration, check_rows, requested
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import Settings, SettingsError
@@ -38,39 +39,32 @@ def calibrate(
     the folder already contains values fitted with the same model, rows and settings.
     If only thresholds are fitted, a temperature in the folder is kept. Raises
     SettingsError or ModelError if the model cannot be calibrated."""
-    calibrates = settings.evaluate.calibrate
-    picks = settings.model.label_threshold == "auto"
-    if not calibrates and not picks:
+    if not requested(settings):
         return
-    Calibration.check_rows(len(validation), settings)
-    chosen = settings.evaluate.model_copy(update={"split": "validation"})
-    found = SplitPredictions(
-        model,
-        tokenizer,
-        validation,
-        train,
-        label_names,
-        settings.model_copy(update={"evaluate": chosen}),
-    )
+    check_rows(len(validation), settings)
+    settings = settings.changed({"evaluate.split": "validation"})
+    given = (tokenizer, validation, train, label_names, settings)
+    found = SplitPredictions(model, *given)
     folder = Path(model.config.name_or_path)
     if not folder.is_dir():
         raise ModelError(
             f"{folder} is not a folder, in which a calibration could be saved: let the "
             "entry model of the catalog name the folder of a model"
         )
+    calibrates, known = settings.evaluate.calibrate, Calibration.read(folder)
     key = ContentKey({**found.inputs, "calibrate": calibrates}).digest
-    if (known := Calibration.read(folder)).key != key:
-        given = None if calibrates else known.temperature
-        _fitted(found, temperature=given, picks=picks, key=key).save(folder)
+    if known.key != key:
+        fitted = _fitted(found, None if calibrates else known.temperature)
+        replace(fitted, key=key).save(folder)
 
 
-def _fitted(
-    found: SplitPredictions, *, temperature: float | None, picks: bool, key: str
-) -> Calibration:
+def _fitted(found: SplitPredictions, temperature: float | None) -> Calibration:
+    """Return fitted values. A `temperature` that is not None is kept."""
     predictor, rows, _ = found.opened
-    task = predictor.task
+    task, thresholds = predictor.task, {}
     if not isinstance(task, Calibrated):
         raise SettingsError("; ".join(calibration_faults(found.settings, type(task))))
+    picks = found.settings.model.label_threshold == "auto"
     if picks and not task.thresholded:
         raise SettingsError(
             "model.label_threshold: auto is for two classes or several labels, and the "
@@ -84,22 +78,17 @@ def _fitted(
             "the temperature has reached its bound: the model is right on all "
             "validation rows, or no better than chance"
         )
-    thresholds = None
-    if picks:
-        columns = (part.T for part in outcomes(logits / temperature, labels))
-        each = zip(task.thresholded, *columns, strict=True)
-        thresholds = {name: _threshold(name, *column) for name, *column in each}
+    shares, hits = outcomes(logits / temperature, labels)
+    columns = zip(task.thresholded, shares.T, hits.T, strict=True) if picks else ()
+    for name, *column in columns:
+        if (best := best_threshold(*column)) is None:
+            told = "no validation row has the label %r: its threshold is 0.5"
+            logger.warning(told, name)
+        thresholds[name] = 0.5 if best is None else best
     logger.info(
         "calibrated on %s validation rows: temperature %.4g, thresholds %s",
         f"{len(rows):,}",
         temperature,
-        thresholds,
+        thresholds or None,
     )
-    return Calibration(temperature, thresholds, key)
-
-
-def _threshold(name: str, shares: Any, positive: Any) -> float:
-    found = best_threshold(shares, positive)
-    if found is None:
-        logger.warning("no validation row has the label %r: its threshold is 0.5", name)
-    return 0.5 if found is None else found
+    return Calibration(temperature, thresholds or None)

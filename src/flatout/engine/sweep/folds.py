@@ -44,16 +44,13 @@ def fold_files(
             "split.folds needs a token row for each text: set tokenize.join_texts to "
             "false, and run kedro run --pipelines=split,tokenize again"
         )
-    table = pa.concat_tables([rows.table for rows in opened])
-    validates = np.repeat([False, True, False], sizes)
-    found = []
-    for number in range(folds):
+    kind, table = type(opened[0]), pa.concat_tables([rows.table for rows in opened])
+    validates, found = np.repeat([False, True, False], sizes), []
+    for number in range(known):
         rest = fold != number
         masks = {"train": rest & ~validates, "validation": rest & validates}
-        rows = {
-            name: type(opened[0])(table.filter(pa.array(mask)))
-            for name, mask in {**masks, "test": ~rest}.items()
-        }
+        masks["test"] = ~rest
+        rows = {n: kind(table.filter(pa.array(mask))) for n, mask in masks.items()}
         folders = folders_of(rows, folder / f"fold_{number + 1}")
         key = token_key(rows["train"])
         found.append(replace(files, splits=folders, data_key=key))

@@ -9,9 +9,8 @@ import numpy as np
 from scipy.special import stdtrit  # importing scipy.stats takes a second
 
 ERROR_RATE, POWER = 0.05, 0.8
-"""The significance level and the statistical power: the probability of reporting a
-difference between equal settings, and of detecting a true difference with enough
-seeds."""
+"""The probability of reporting a difference between equal settings, and that of
+detecting a true difference with enough seeds."""
 MAX_SEEDS = 1_000
 
 
@@ -45,15 +44,14 @@ def paired_difference(
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
-    # With few rows, an accuracy has only a few possible values, so equal differences do
-    # not mean that the true spread is 0. The spread is therefore at least that of the
-    # rounding error.
+    # The accuracy on few rows has few possible values, so that equal differences do not
+    # mean a spread of 0. It is at least that of the rounding error.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)
     spread = np.maximum(differences.std(-1, ddof=1), rounding)
-    half = stdtrit(count - 1, 1 - ERROR_RATE / (2 * comparisons)) * spread
-    half = half * math.sqrt(1 / count + test_to_train)
+    error = spread * math.sqrt(1 / count + test_to_train)
+    half = stdtrit(count - 1, 1 - ERROR_RATE / (2 * comparisons)) * error
     return Difference(mean, mean - half, mean + half, spread)
 
 
@@ -61,8 +59,7 @@ def seeds_needed(spread: float, difference: float, comparisons: int = 1) -> int 
     """Return how many seeds are needed to detect a true `difference` > 0 in 80 % of
     comparisons, or None if more than 1,000 are needed. `spread` is the standard
     deviation of the paired differences."""
-    counts = np.arange(2, MAX_SEEDS + 1)
-    quantiles = stdtrit(counts - 1, 1 - ERROR_RATE / (2 * comparisons))
-    quantiles = quantiles + stdtrit(counts - 1, POWER)
+    counts, error_rate = np.arange(2, MAX_SEEDS + 1), ERROR_RATE / (2 * comparisons)
+    quantiles = stdtrit(counts - 1, 1 - error_rate) + stdtrit(counts - 1, POWER)
     enough = counts[quantiles * spread / np.sqrt(counts) <= difference]
     return int(enough[0]) if len(enough) else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.files.calibration import Calibration
+from flatout.engine.files.calibration import Calibration, requested
 
 if TYPE_CHECKING:
     from flatout.engine.parameters import ModelSettings, Settings
@@ -41,15 +41,10 @@ def calibration_faults(settings: Settings, task: type) -> list[str]:
     """Return a message for each enabled option that needs class probabilities."""
     if issubclass(task, Calibrated):
         return []
-    asked = {
-        "evaluate.calibrate: true": (settings.evaluate.calibrate, "false"),
-        "model.label_threshold: auto": (settings.model.label_threshold == "auto", 0.5),
-    }
     return [
         f"{name} needs a probability for each class, which {settings.model.task} does "
         f"not have: set it to {default}"
-        for name, (is_asked, default) in asked.items()
-        if is_asked
+        for name, default in requested(settings).items()
     ]
 
 

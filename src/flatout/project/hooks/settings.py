@@ -9,7 +9,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from flatout.engine.files.calibration import Calibration
+from flatout.engine.files.calibration import check_rows
 from flatout.engine.machine import environment
 from flatout.project.data.outputs import check_outputs
 from flatout.project.hooks.run import Run
@@ -51,7 +51,7 @@ class SettingsHooks:
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
         settings, kind = self._run.settings, self._run.settings.train.rows
         if node.short_name == "train_model" and f"validation_{kind}" in inputs:
-            Calibration.check_rows(len(inputs[f"validation_{kind}"]), settings)
+            check_rows(len(inputs[f"validation_{kind}"]), settings)
         if node.short_name == "train_model" and settings.tuned:
             rows = inputs[f"train_{kind}"]
             self._is_as_measured = not tuned_mismatches(settings, rows)

@@ -20,6 +20,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     was_trained_now,
 )
 from flatout.engine.data.split_report import split_metrics
+from flatout.engine.files.calibration import requested
 from flatout.places import check_store
 from flatout.project.data.origin import short_name
 from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
@@ -110,9 +111,8 @@ class TrackingHooks:
             entry, settings = self._catalog.get("model"), self._run.settings
             saved = saved_model(entry, data, folder.path, settings, *self._trained)
             self._described = asdict(saved)
-            picks = settings.model.label_threshold == "auto"
             # Otherwise, the model is logged after evaluate has added a file to it.
-            if not (picks or settings.evaluate.calibrate):
+            if not requested(settings):
                 folder.record.model = self._described
                 folder.save()
 
