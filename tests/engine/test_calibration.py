@@ -185,7 +185,8 @@ def settings_of(task: str, threshold: float | str = 0.5, calibrates: bool = Fals
 
 def fit(folder: Path, rows: Dataset, names: list[str], settings) -> dict:
     parts = load_pretrained(folder), TokenizerFile(folder)
-    calibrate(*parts, rows, rows, names, settings)
+    given = (rows, rows, names, settings.changed({"evaluate.split": "validation"}))
+    calibrate(SplitPredictions(*parts, *given))
     return json.loads((folder / "calibration.json").read_text())
 
 
@@ -345,7 +346,8 @@ def test_what_cannot_be_calibrated_is_refused(tokenizer, tmp_path):
     model = load_pretrained(folder)
     model.config.name_or_path = model.name_or_path = "somebody/model"
     with pytest.raises(ModelError, match="somebody/model is not a folder"):
-        calibrate(model, TokenizerFile(folder), rows, rows, names, asks)
+        known = (TokenizerFile(folder), rows, rows, names, asks)
+        calibrate(SplitPredictions(model, *known))
     assert not (folder / "calibration.json").exists()
 
     number = settings_of("regression", "auto", calibrates=True)

@@ -312,8 +312,8 @@ class States(torch.nn.Module):
 def test_vectors_are_pooled(tmp_path, pooling):
     model, ids = States(), torch.tensor([[1, 6, 7], [1, 2, 0], [3, 2, 0]])
     example = {"input_ids": ids, "attention_mask": (ids > 0).long()}
-    exported = Exported(Forward(model, task_of("embedding", pooling=pooling)), example)
-    exported.write("torch_export", tmp_path)
+    forward = Forward(model, task_of("embedding", pooling=pooling))
+    Exported(forward, example, None).save("torch_export", tmp_path)
     check_pooled(tmp_path, model, pooling)
 
 
@@ -380,7 +380,7 @@ def test_faults_of_one_format_leave_the_others(tmp_path, monkeypatch):
             raise ImportError("No module named 'onnxscript'")
         raise RuntimeError("no such operator\nmore")
 
-    monkeypatch.setattr(exporting.Exported, "write", fails)
+    monkeypatch.setattr(exporting.Exported, "save", fails)
     with pytest.raises(ModelError, match=r"onnx: No module.*flatout\[export\]"):
         made.export("onnx", "onnx_int8")
     assert not [*made.to.glob("*")]

@@ -43,8 +43,9 @@ def folds_fault(
             "or remove split.split_column or the entries raw_validation_texts and "
             "raw_test_texts"
         )
-    labels, assigned = (of[assigned >= 0] for of in (facts.labels, assigned))
-    pairs = np.unique(np.stack([labels * has_classes, assigned]), axis=1)
+    used = assigned >= 0
+    labels = facts.labels[used] * has_classes
+    pairs = np.unique(np.stack([labels, assigned[used]]), axis=1)
     codes, counts = np.unique(pairs[0], return_counts=True)
     least = int(counts.min())
     if least >= folds:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -12,9 +11,8 @@ from typing import Any
 
 import torch
 
-from flatout.engine.export.examples import Example
-from flatout.engine.export.formats import Exported, Forward, Run, load
-from flatout.engine.export.measured import LOSS, Measure
+from flatout.engine.export.formats import Exported, Forward, load
+from flatout.engine.export.measured import LOSS, Line, Measure
 from flatout.engine.files.atomic_write import clear_leftovers, write_folder
 from flatout.engine.machine.environment import cpu_name
 from flatout.engine.models.building import ModelError
@@ -26,8 +24,6 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
 
-Line = dict[str, Any]
-
 
 @torch.no_grad()
 def export(
@@ -37,11 +33,10 @@ def export(
     label_names: list[str],
     settings: Settings,
 ) -> dict[str, Any]:
-    """Export `model` (from `from_pretrained`) to all of `export.formats`, and return a
-    report. `splits` maps `train` and `test` to `datasets.Dataset` objects. The formats
-    are measured on the test rows. If a format cannot represent the model, its entry in
-    the report contains only the reason. Raises ModelError if no format can represent
-    it, and SettingsError if the settings do not fit it."""
+    """Export `model` (from `from_pretrained`) to all of `export.formats`, measure them
+    on the test rows, and return a report. `splits` maps `train` and `test` to
+    `datasets.Dataset` objects. Raises ModelError if no format can store the model, and
+    SettingsError if the settings do not fit it."""
     plain = deepcopy(model).cpu().eval()
     plain.config.use_cache = False
     settings = settings.changed({"predict.strategy": "grouped"})
@@ -49,24 +44,18 @@ def export(
     predictor, rows, _ = SplitPredictions(model, tokenizer, *given).opened
     forward = Forward(plain, with_calibration(predictor.task, model))
     measure = Measure(predictor, rows, forward)
-    example = Example(predictor, plain.config, measure.inputs[0])
-    exported = Exported(forward, example.inputs)
-
-    def measured(name: str, loading: Callable[[], Run], size: int) -> Line:
-        start, run = time.perf_counter(), loading()
-        run(example.inputs)  # may compile
-        loaded = {"size_mib": size / 2**20, "load_s": time.perf_counter() - start}
-        return {"format": name, **loaded, **measure.line(run), "fault": None}
+    exported = Exported(forward, measure.example, predictor)
+    weights = sum(weight.nbytes for weight in plain.parameters())
+    lines = [measure.line("pytorch", lambda: forward, weights)]
 
     def fill(name: str, folder: Path) -> None:
-        exported.write(name, folder)
+        exported.save(name, folder)
         size = sum(file.stat().st_size for file in folder.iterdir())
-        line = measured(name, partial(load, name, folder), size)
-        example.write(name, folder)
+        line = measure.line(name, partial(load, name, folder), size)
+        exported.describe(name, folder)
         lines.append(line)
 
-    weights = sum(weight.nbytes for weight in plain.parameters())
-    lines = [measured("pytorch", lambda: forward, weights)]
+    clear_leftovers(Path(settings.export.folder))
     for name in settings.export.formats:
         fault = _fault(Path(settings.export.folder, name), partial(fill, name))
         if fault:
@@ -92,8 +81,6 @@ def export(
 def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
     """Let `fill` write the folder `target` of a format. Return None, or the reason if
     the format cannot store the model. Raises OSError if the disk fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    clear_leftovers(target.parent)
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # exporters mention packages that are not needed
     try:
@@ -110,10 +97,9 @@ def _fault(target: Path, fill: Callable[[Path], None]) -> str | None:
 
 
 def _pick(lines: list[Line], figure: str) -> dict[str, str]:
-    """Return the format that is fastest at batch size 1, and the reason for choosing
-    it. `lines` are the measurements of each format, PyTorch first. A format is skipped
-    if its metric is significantly worse than PyTorch's, that is, if the whole
-    confidence interval of the change is on the worse side of zero."""
+    """Return the fastest format at batch size 1, and the reason. `lines` are the
+    measurements, PyTorch first. Formats are left out if the whole confidence interval
+    of the change of their metric is on the worse side of zero."""
     sign = -1 if figure == LOSS else 1
 
     def is_good(line: Line) -> bool:
@@ -125,12 +111,11 @@ def _pick(lines: list[Line], figure: str) -> dict[str, str]:
     good = (line for line in lines if line["format"] not in worse)
     best = max(good, key=lambda line: line["rows_per_s_at_1"])
     ratio = best["rows_per_s_at_1"] / lines[0]["rows_per_s_at_1"]
-    change, low, high = (best[name] for name in ("change", "change_low", "change_high"))
-    interval = "" if low is None else f" (95 % interval {low:+.4f} to {high:+.4f})"
-    reason = (
-        f"{ratio:.1f} times PyTorch's rows/s at batch 1; {figure} changes by "
-        f"{change:+.4f}{interval}"
-    )
+    reason = f"{ratio:.1f} times PyTorch's rows/s at batch 1; {figure} changes by "
+    reason += f"{best['change']:+.4f}"
+    if best["change_low"] is not None:
+        ends = "{change_low:+.4f} to {change_high:+.4f}".format(**best)
+        reason += f" (95 % interval {ends})"
     logger.info("export: pick %s, %s", best["format"], reason)
     note = f" (worse: {', '.join(worse)})" if worse else ""
     return {"pick": best["format"], "reason": reason + note}

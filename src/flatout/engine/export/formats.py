@@ -1,29 +1,78 @@
-"""Trace a transformers model that runs on padded rows, for use in other programs."""
+"""Trace a transformers model that runs on padded rows, and write it in formats for
+other programs, with the example code that these programs need."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from flatout.engine.families._family import row_means
+from flatout.engine.files.calibration import CALIBRATION
 from flatout.engine.machine.environment import set_defaults
 from flatout.engine.models.building import ModelError
-from flatout.engine.tasks import HeadKind, Task, has_custom_head
+from flatout.engine.models.trained_rows import FACTS, HASHES
+from flatout.engine.tasks import Calibrated, HeadKind, RankedRows, Task, has_custom_head
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 
-OUTPUT, ONNX, PROGRAM = "output", "model.onnx", "model.pt2"
-SAMPLES = ("inputs", "pixel_values")
-"""Inputs with a fixed shape per row. Token inputs (B, T) may have any length."""
+OUTPUT, ONNX, PROGRAM, ABOUT = "output", "model.onnx", "model.pt2", "export.json"
+LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*")
+"""Patterns of files in the model's folder that are not copied to the export."""
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 """ONNX Runtime sends usage data to Microsoft unless this variable is set."""
+STATISTICS = ("image_mean", "image_std")
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
 """A function from named input tensors to the output of `Forward`."""
+
+START = """import json, numpy as np
+from scipy.special import expit, softmax
+about = json.load(open("export.json"))"""
+TEXTS = """from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".", model_max_length=about["max_length"])
+rows = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="np")"""
+TWO_TEXTS = '["a text", "another text"]'
+FORMS = {
+    "ranking": '["a query"] * 2, ["a passage", "another passage"]',
+    "words": '[["two", "words"], ["one"]], is_split_into_words=True',
+}
+IMAGES = """pixels = np.zeros((2, *about["shape"]), "uint8")  # your images
+mean, deviation = np.array(about["statistics"], "float32")
+rows = {"pixel_values": ((pixels - mean) / deviation).transpose(0, 3, 1, 2)}"""
+ARRAYS = 'rows = {"inputs": np.zeros((2, *about["shape"]), about["inputs"]["inputs"])}'
+SAMPLES = {"inputs": ARRAYS, "pixel_values": IMAGES}
+"""The code for inputs of a fixed shape per row. Token inputs (B, T) have any length."""
+RUN_ONNX = """import onnxruntime
+run = onnxruntime.InferenceSession("model.onnx").run
+outputs = run(None, {name: rows[name] for name in about["inputs"]})[0]"""
+RUN_PROGRAM = """import torch
+torch.set_grad_enabled(False)
+run = torch.export.load("model.pt2").module()
+outputs = run({name: torch.tensor(rows[name]) for name in about["inputs"]}).numpy()"""
+COMPILE = "\nrun = torch.compile(run, dynamic=True)\noutputs"
+RUNS = {
+    "torch_export": RUN_PROGRAM,
+    "compiled": RUN_PROGRAM.replace("\noutputs", COMPILE),
+}
+ANSWERS = {
+    "classes": """shares = softmax(outputs / about["temperature"], axis=-1)
+best = (shares - about["thresholds"]).argmax(-1)
+print([about["labels"][n] for n in best.ravel()], shares)""",
+    "labels": """shares = expit(outputs / about["temperature"])
+given = shares > about["thresholds"]
+print([[about["labels"][n] for n in np.flatnonzero(row)] for row in given], shares)""",
+    "scores": "print(expit(outputs[:, 0]))",
+    "numbers": "print(outputs)",
+}
+"""The last lines of the example code, keyed by the meaning of the model's outputs."""
 
 
 class Forward(nn.Module):
@@ -59,11 +108,12 @@ class Forward(nn.Module):
 
 
 class Exported:
-    """A model that is traced once for all batch sizes and sequence lengths."""
+    """A model that is traced once, with the rows `example`, for all batch sizes and
+    sequence lengths. `predictor` runs the same model."""
 
-    def __init__(self, forward: Forward, example: Inputs) -> None:
+    def __init__(self, forward: Forward, example: Inputs, predictor: Any) -> None:
         set_defaults(NO_TELEMETRY)
-        self._forward, self._example = forward, example
+        self._forward, self._example, self._predictor = forward, example, predictor
 
     @cached_property
     def _program(self) -> torch.export.ExportedProgram:
@@ -79,13 +129,12 @@ class Exported:
     def _onnx(self) -> Any:
         return torch.onnx.export(
             self._program,
-            dynamo=True,
             verbose=False,
             input_names=[*self._example],
             output_names=[OUTPUT],
         )
 
-    def write(self, name: str, folder: Path) -> None:
+    def save(self, name: str, folder: Path) -> None:
         """Write the model in the format `name` to `folder`."""
         if name == "onnx":
             self._onnx.save(folder / ONNX)
@@ -99,6 +148,61 @@ class Exported:
             quantize_dynamic(model, folder / ONNX)
         else:
             torch.export.save(self._program, folder / PROGRAM)
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """The data that a program needs to use the exported model."""
+        predictor, config = self._predictor, self._forward.model.config
+        task, labels = predictor.task, predictor.label_names
+        kind, temperature, thresholds = _kind(task), 1.0, [0.0] * len(labels)
+        if isinstance(task, Calibrated):
+            temperature = task.calibration.temperature
+            cuts = expit(task.cuts()).tolist()
+            two = [1 - cuts[0], *cuts] if len(cuts) == 1 else thresholds
+            thresholds = cuts if kind == "labels" else two
+        return {
+            "task": task.settings.task,
+            "inputs": {n: str(t.numpy().dtype) for n, t in self._example.items()},
+            "output": OUTPUT,
+            "kind": kind,
+            "labels": labels,
+            "temperature": temperature,
+            "thresholds": thresholds,
+            "max_length": predictor.max_length,
+            "shape": predictor.shape,
+            "statistics": [
+                getattr(config, f"image_{n}", None) for n in ("mean", "std")
+            ],
+        }
+
+    def describe(self, name: str, folder: Path) -> None:
+        """Write the tokenizer, `export.json` and a README.md with the example code for
+        the format `name` into `folder`."""
+        for file in Path(self._forward.model.config.name_or_path).glob("*"):
+            if file.is_file() and not any(map(file.match, LEFT)):
+                shutil.copy(file, folder)
+        about = json.dumps({"format": name, **self.about}, indent=2) + "\n"
+        (folder / ABOUT).write_text(about, encoding="utf-8")
+        text = f"`{ABOUT}` has labels, temperature and thresholds. In this folder:\n"
+        text += f"\n```python\n{self._code(name)}\n```\n"
+        (folder / "README.md").write_text(text, encoding="utf-8")
+
+    def _code(self, name: str) -> str:
+        """Return Python code, to be run in the exported folder of the format `name`."""
+        form = FORMS.get(self._predictor.task.texts.form, TWO_TEXTS)
+        texts = TEXTS.replace("TEXTS", form)
+        rows = next((SAMPLES[n] for n in self._example if n in SAMPLES), texts)
+        run, answers = RUNS.get(name, RUN_ONNX), ANSWERS[self.about["kind"]]
+        return "\n".join([START, rows, run, answers])
+
+
+def _kind(task: Any) -> str:
+    """Return the meaning of the task's outputs, as a key of ANSWERS."""
+    if isinstance(task, RankedRows):
+        return "scores"
+    if isinstance(task, Calibrated) and getattr(task, "label_shape", None):
+        return "labels"
+    return "classes" if isinstance(task, CrossEntropy) else "numbers"
 
 
 def load(name: str, folder: Path) -> Run:

@@ -42,10 +42,10 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     def report(name: str) -> dict[str, Any]:
         file = reporting / f"{name}_report.json"
         is_new = file.is_file() and file.stat().st_mtime >= path.stat().st_mtime
-        return _json(file) if is_new else {}
+        return json.loads(file.read_text(encoding="utf-8")) if is_new else {}
 
-    config, trained, exported = _json(path), report("train"), report("export")
-    evaluated = report("evaluation")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    trained, evaluated, exported = map(report, ("train", "evaluation", "export"))
     task, rows = task_class(config["flatout_task"]), TrainedRows.read(folder)
     fitted, shown = Calibration.read(folder), [n for n in ERRORS if n in evaluated]
     lines = [
@@ -69,7 +69,7 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
 def is_own(folder: Path) -> bool:
     """Return whether `folder` contains a model that flatout trained."""
     path = folder / "config.json"
-    return path.is_file() and "flatout_task" in _json(path)
+    return path.is_file() and '"flatout_task"' in path.read_text(encoding="utf-8")
 
 
 def _training(trained: dict[str, Any]) -> list[str]:
@@ -145,8 +145,3 @@ def push(folder: Path, repository: str, token: str | None, **options: bool) -> s
             "token's rights, the network and HF_HUB_OFFLINE"
         ) from error
     return str(done.commit_url)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,15 @@ from flatout.engine.tasks import Calibrated, RankedRows
 LOSS, NAN, SECONDS, RESAMPLES = "loss", math.nan, 1.0, 500
 BATCHES = (1, 32)
 """The batch sizes at which throughput is measured, for SECONDS each."""
+Line = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 
 class Measure:
     """Measures exported formats on padded batches of `rows`, and compares them with the
-    original model `plain`."""
+    original model `plain`. `predictor` must pad rows rather than pack them."""
 
     def __init__(self, predictor: Predictor, rows: SplitRows, plain: Forward) -> None:
-        """`predictor` must pad rows rather than pack them."""
         self._task, config = predictor.task, plain.model.config
         family, most = family_of(config), predictor.max_length
         parts: Any = rows.sequences(np.arange(len(rows)))[0]
@@ -43,6 +45,11 @@ class Measure:
             }
             for micro in self._micro
         ]
+        first = self.inputs[0]
+        # Tracing cannot tell rows from tokens if there are as many rows as tokens.
+        count = 3 - any(3 in t.shape[1:2] for t in first.values())
+        self.example = {n: torch.cat([t] * 3)[:count] for n, t in first.items()}
+        """Two or three rows with which the model is traced."""
         self._labels = torch.cat([micro["labels"] for micro in self._micro])
         units = np.concatenate([own for own, _ in batches])
         if isinstance(self._task, RankedRows):
@@ -56,18 +63,23 @@ class Measure:
         """The first metric of the task for which higher is better, or else the loss."""
         self._before = self._figures(self._plain)
 
-    def line(self, run: Run) -> dict[str, float | None]:
-        """Return the measurements of one format: its throughput, the largest difference
-        between its outputs and those of the original model, its metric (`value`), and
-        the difference between both models' metrics (`change`). The metric and the
-        difference have 95 % confidence intervals."""
+    def line(self, name: str, loading: Callable[[], Run], size: int) -> Line:
+        """Return the measurements of the format `name` of `size` bytes: its load time,
+        its throughput, the largest difference between its outputs and those of the
+        original model, its metric (`value`), and the difference between both models'
+        metrics (`change`). The last two have 95 % confidence intervals."""
+        start, run = time.perf_counter(), loading()
+        run(self.example)  # may compile
+        loaded = {"size_mib": size / 2**20, "load_s": time.perf_counter() - start}
         outputs = self._outputs(run)
         figures = self._figures(outputs)
         return {
+            **{"format": name, **loaded},
             **{f"rows_per_s_at_{n}": self._rate(run, n) for n in BATCHES},
             "largest_difference": float((outputs - self._plain).abs().max()),
             **_with_interval("value", figures),
             **_with_interval("change", figures - self._before),
+            "fault": None,
         }
 
     def _outputs(self, run: Run) -> Tensor:
@@ -86,11 +98,12 @@ class Measure:
         order = np.random.default_rng(0).permutation(len(self.inputs))
         ready = [{n: t[:size] for n, t in self.inputs[at].items()} for at in order]
         run(ready[0])
-        rows, calls, start = 0, 0, time.perf_counter()
-        while (passed := time.perf_counter() - start) < SECONDS or not calls:
-            inputs = ready[calls % len(ready)]
+        rows, passed, start, batches = 0, 0.0, time.perf_counter(), cycle(ready)
+        while passed < SECONDS:
+            inputs = next(batches)
             run(inputs)
-            rows, calls = rows + len(next(iter(inputs.values()))), calls + 1
+            rows += len(next(iter(inputs.values())))
+            passed = time.perf_counter() - start
         return rows / passed
 
     def _figures(self, outputs: Tensor) -> Floats:
@@ -115,8 +128,8 @@ class Measure:
 
 
 def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
-    """Return RESAMPLES bootstrap samples of units (rows or queries). `units` (K,) is
-    the unit of each target. A sample is a tensor of the indices of its targets."""
+    """Return RESAMPLES bootstrap samples of units (rows or queries), as tensors of the
+    indices of their targets. `units` (K,) is the unit of each target."""
     _, unit, counts = np.unique(units, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(unit, kind="stable"), np.cumsum(counts)[:-1])
     random = np.random.default_rng(0)
@@ -125,9 +138,8 @@ def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the first of `values` under `name`, and the 95 % interval of the rest
-    under `name`_low and `name`_high. The bounds are None if there are no further
-    values."""
+    """Return the first of `values`, and the 95 % interval of the others under
+    `name`_low and `name`_high. The bounds are None if there are no others."""
     known = values[1:][np.isfinite(values[1:])]
     ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
     return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}

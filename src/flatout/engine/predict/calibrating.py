@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flatout.engine.files.calibration import Calibration, check_rows, requested
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.models.building import ModelError
-from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.parameters import SettingsError
 from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import Calibrated, calibration_faults
 from flatout.engine.tasks._shared.reliability import (
@@ -21,37 +20,26 @@ from flatout.engine.tasks._shared.reliability import (
     fitted_temperature,
     outcomes,
 )
-from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
 
 
-def calibrate(
-    model: Any,
-    tokenizer: TokenizerFile | None,
-    validation: Any,
-    train: Any,
-    label_names: list[str],
-    settings: Settings,
-) -> None:
+def calibrate(found: SplitPredictions) -> None:
     """Fit the temperature (`evaluate.calibrate`) and thresholds
-    (`model.label_threshold: auto`), and save both to the model's folder. Do nothing if
-    the folder already contains values fitted with the same model, rows and settings.
-    If only thresholds are fitted, a temperature in the folder is kept. Raises
+    (`model.label_threshold: auto`) on the validation rows of `found`, and save both to
+    the model's folder, unless it has values fitted with the same model, rows and
+    settings. If only thresholds are fitted, a temperature in the folder is kept. Raises
     SettingsError or ModelError if the model cannot be calibrated."""
-    if not requested(settings):
+    if not requested(found.settings):
         return
-    check_rows(len(validation), settings)
-    settings = settings.changed({"evaluate.split": "validation"})
-    given = (tokenizer, validation, train, label_names, settings)
-    found = SplitPredictions(model, *given)
-    folder = Path(model.config.name_or_path)
+    check_rows(len(found.tokens), found.settings)
+    folder = Path(found.model.config.name_or_path)
     if not folder.is_dir():
         raise ModelError(
             f"{folder} is not a folder, in which a calibration could be saved: let the "
             "entry model of the catalog name the folder of a model"
         )
-    calibrates, known = settings.evaluate.calibrate, Calibration.read(folder)
+    calibrates, known = found.settings.evaluate.calibrate, Calibration.read(folder)
     key = ContentKey({**found.inputs, "calibrate": calibrates}).digest
     if known.key != key:
         fitted = _fitted(found, None if calibrates else known.temperature)

@@ -27,11 +27,12 @@ def predict_split(
     from flatout.engine.predict.split_predictions import SplitPredictions
 
     settings = Settings(**groups)
-    known = train_rows, label_names, settings
-    calibrate(saved, tokenizer, validation_rows, *known)
+    known, chosen = (train_rows, label_names), {"evaluate.split": "validation"}
+    given = (*known, settings.changed(chosen))
+    calibrate(SplitPredictions(saved, tokenizer, validation_rows, *given))
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
     rows = splits[settings.evaluate.split]
-    found = SplitPredictions(saved, tokenizer, rows, *known)
+    found = SplitPredictions(saved, tokenizer, rows, *known, settings)
     return {"predictions": found, "figures": found}
 
 
