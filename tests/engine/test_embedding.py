@@ -245,7 +245,10 @@ def test_shorter_vectors_of_scored_pairs_have_a_correlation():
     metrics.update(torch_rows, torch.from_numpy(labels))
     found = metrics.compute()
     cosines = F.cosine_similarity(torch_rows[::2, :2], torch_rows[1::2, :2])
-    assert set(found) == {"spearman", "spearman_dim_2"}
+    assert set(found) == {"spearman", "spearman_dim_4", "spearman_dim_2"}
+    whole = F.cosine_similarity(torch_rows[::2], torch_rows[1::2])
+    expected = spearmanr(whole, scores).statistic
+    assert found["spearman_dim_4"] == pytest.approx(expected, abs=1e-6)
     expected = spearmanr(cosines, scores).statistic
     assert found["spearman_dim_2"] == pytest.approx(expected, abs=1e-6)
 
@@ -377,18 +380,19 @@ def test_an_anchor_has_all_its_positives_and_never_finds_itself():
     assert found["mrr_at_10"] == pytest.approx((1 + 1 / 2) / 2)
 
 
-def test_figures_of_shorter_vectors_have_names_of_their_own():
+def test_figures_of_each_size_have_names_of_their_own():
     found = retrieval([("a", "a near"), ("b", "b near")], VECTORS, sizes=(3, 2))
     assert {name for name in found if "dim" in name} == {
-        f"{name}_dim_2" for name in found if "dim" not in name
+        f"{name}_dim_{size}" for name in found if "dim" not in name for size in (3, 2)
     }
 
 
-def test_a_figure_of_shorter_vectors_chooses_the_best_model(tmp_path):
-    model = {"matryoshka": [16, 8]}
-    job = pair_job(tmp_path, model=model, metric="recall_at_1_dim_8", evaluate_every=1)
+@pytest.mark.parametrize("size", [16, 8])
+def test_a_figure_of_each_size_chooses_the_best_model(tmp_path, size):
+    model, metric = {"matryoshka": [16, 8]}, f"recall_at_1_dim_{size}"
+    job = pair_job(tmp_path, model=model, metric=metric, evaluate_every=1)
     report = train(job, set_up(job.settings.runtime)).report.as_dict()
-    name = "validation_recall_at_1_dim_8"
+    name = f"validation_{metric}"
     assert report[name] == max(metrics_of(job)[name].values())
     assert objective(job.settings) == (name, True)
     job = pair_job(tmp_path, model=model, metric="recall_at_1_dim_32")

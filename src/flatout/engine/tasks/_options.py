@@ -49,8 +49,8 @@ def _unused_options(settings: Settings, task: type[Task]) -> Iterator[str]:
 
 
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
-    """Return the names of a task's metrics, including those of truncated vectors
-    (`model.matryoshka`), mapped to whether higher values are better."""
+    """Return the names of a task's metrics, including those of each size in
+    `model.matryoshka`, mapped to whether higher values are better."""
     sizes = model.matryoshka if task.texts.form == "pairs" else []
     own = {name: higher for name, higher in task.figures.items() if name != "loss"}
     found = dict(task.figures)

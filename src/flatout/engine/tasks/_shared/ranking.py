@@ -33,7 +33,7 @@ class Retrieval(Metrics):
     passage that is identical to the anchor is left out unless it is a positive."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` lists sizes of truncated vectors that are evaluated as well."""
+        """`sizes` lists the sizes of vectors that are evaluated as well."""
         self._sizes = sizes
         self._vectors: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -49,7 +49,7 @@ class Retrieval(Metrics):
 
     def compute(self) -> dict[str, Any]:
         """Return the metrics named in FIGURES, or `spearman` for scored pairs. Metrics
-        of truncated vectors are called `<name>_dim_<size>`."""
+        of the first `size` numbers of the vectors are called `<name>_dim_<size>`."""
         vectors = torch.cat(self._vectors)
         labels = torch.cat(self._labels).cpu().numpy()
         if (labels[:, 1] == -1).any():
@@ -60,9 +60,8 @@ class Retrieval(Metrics):
             return {}
         found = figures(vectors)
         for size in self._sizes:
-            if size < vectors.shape[1]:
-                own = figures(vectors[:, :size])
-                found |= {f"{name}_dim_{size}": value for name, value in own.items()}
+            own = figures(vectors[:, :size])
+            found |= {f"{name}_dim_{size}": value for name, value in own.items()}
         return found
 
 
