@@ -130,10 +130,12 @@ def test_a_log_that_is_not_there_is_named(tmp_path):
 def test_the_command_answers_first(tmp_path):
     arguments = ["deadline", str(written(tmp_path, LOGS["tqdm"])), "--hours", "1"]
     answer = CliRunner().invoke(cli.flatout, arguments)
-    assert answer.exit_code == 0
+    assert answer.exit_code == 1
     assert answer.output.startswith(
         "Too slow: the run takes 1.4 h, but only 1 h are allowed."
     )
+    in_time = CliRunner().invoke(cli.flatout, [*arguments[:-1], "2"])
+    assert in_time.exit_code == 0 and in_time.output.startswith("In time:")
     for wrong in ("0", "nan"):
         refused = CliRunner().invoke(cli.flatout, [*arguments[:-1], wrong])
         assert refused.exit_code == 2 and "a number above 0" in refused.output

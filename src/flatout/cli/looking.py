@@ -112,7 +112,8 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
 def deadline(logfile: Path, hours: float, steps: int | None) -> None:
     """Predict whether a training run will finish in time, from its log file.
 
-    Steps and times are read from plain log lines and tqdm progress bars.
+    Steps and times are read from plain log lines and tqdm progress bars. The exit code
+    is 1 if the run is too slow.
     """
     from flatout.reports.deadline import deadline_lines
 
@@ -121,5 +122,5 @@ def deadline(logfile: Path, hours: float, steps: int | None) -> None:
         raise click.BadParameter(wrong, param_hint="--hours")
     with plain_errors():
         lines = deadline_lines(logfile, hours, steps)
-    for line in lines:
-        click.echo(line)
+    click.echo("\n".join(lines))
+    raise SystemExit(not lines[0].startswith("In time"))
