@@ -183,7 +183,7 @@ REFUSED = {**FAILED, "status": "error", "log": "", "note": "batch 64 is too larg
         ),
         (
             {"mode": "ladder"},
-            "| TF32 | 25 | 2.50x | 3 | 2.50x | yes | 1.20x ± 2 % |",
+            "| TF32 | 25 | 2.50x | 3 | 2.50x | yes | 1.20x (IQR 2 %) |",
             "Profile of",
         ),
         ({}, "| fp32 | 50 | 92 | 1.5 | 1.07 | 33.3 |\n", "| TF32 |"),
@@ -249,8 +249,8 @@ def test_a_ladder_shows_what_each_optimisation_gains_last(tmp_path):
         cells = [row.split(" | ")[-1] for row in ladder_text(found).splitlines()[4:8]]
         assert cells == [
             " |",
-            "1.20x ± 2 % |",
-            f"1.20x ± 2 %, {note} |",
+            "1.20x (IQR 2 %) |",
+            f"1.20x (IQR 2 %), {note} |",
             "oom: stopped at 2.0 GiB |",
         ]
 

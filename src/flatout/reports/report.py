@@ -158,10 +158,11 @@ def _profile(summary: Summary) -> str:
 
 ALTERNATING = (
     "Alternating: the median ratio between windows with this rung and windows with "
-    "the kept rungs below it (for the last lines: with conf/slow). ± %: width of the "
-    "middle half of these ratios. Total: the product. Leave-one-out: the median ratio "
-    "between windows with all kept optimisations, at the configured global batch, and "
-    "windows with all except this one."
+    "the kept rungs below it (for the last lines: with conf/slow). IQR %: the "
+    "interquartile range of these ratios, in percent of the median. Total: the "
+    "product. Leave-one-out: the median ratio between windows with all kept "
+    "optimisations, at the configured global batch, and windows with all except this "
+    "one."
 )
 
 
@@ -176,7 +177,7 @@ def ladder_text(steps: pd.DataFrame) -> str:
         ),
         "samples/s": "samples_per_s",
         "alternating": times("individual"),
-        "± %": "spread_pct",
+        "IQR %": "spread_pct",
         "total": times("cumulative"),
         "kept": lambda row: "yes" if row["kept"] and row["status"] == "ok" else "no",
         "leave-one-out": _leave_one_out,
@@ -188,7 +189,7 @@ def ladder_text(steps: pd.DataFrame) -> str:
 
 def _leave_one_out(row: Row) -> str:
     spread = cell_text(row["leave_one_out_spread_pct"])
-    gain = times("leave_one_out")(row) + (f" ± {spread} %" if spread else "")
+    gain = times("leave_one_out")(row) + (f" (IQR {spread} %)" if spread else "")
     return ", ".join(filter(None, (gain, cell_text(row["leave_one_out_note"]))))
 
 

@@ -49,8 +49,7 @@ class Step:
     kept rungs. The final comparisons measure this ratio directly."""
     spread_pct: float | None
     """Interquartile range of the ratios of alternating windows divided by their median,
-    in percent. The first row has no ratios, so it contains the spread of its throughput
-    instead: (highest - lowest) / median."""
+    in percent, or None without alternating windows."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -210,11 +209,7 @@ def _step(
         samples_per_s=trial.samples_per_s,
         individual=individual,
         cumulative=gained * individual if individual else None,
-        spread_pct=(
-            trial.samples_per_s_spread_pct
-            if trial.times_below is None
-            else trial.times_below_spread_pct
-        ),
+        spread_pct=trial.times_below_spread_pct,
         kept=kept,
         changes_optimisation=rung.changes_optimisation,
         status=trial.status,
