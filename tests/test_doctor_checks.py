@@ -115,6 +115,13 @@ def test_threads_against_cores_and_the_shell(monkeypatch, tmp_path):
     )
 
 
+def test_one_core_is_no_plural(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "usable_cores", lambda: 1)
+    found = checks.threads(RuntimeSettings(threads=1), {}, 1, group(tmp_path))
+    assert found.finding == "1 per process (runtime.threads: 1), 1 core"
+    assert device.device(None, CPU, Settings()).finding.endswith(", 1 core, no GPU")
+
+
 def test_shared_memory_and_disk(tmp_path):
     assert text(checks.shared_memory(64 * 2**20, 100 * 2**20)) == (
         "fail",

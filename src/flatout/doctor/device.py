@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from flatout.engine.machine import environment
+from flatout.engine.machine import checks, environment
 from flatout.engine.machine.checks import Finding, gib
 from flatout.engine.machine.driver import Driver
 from flatout.engine.parameters import Settings
@@ -71,7 +71,8 @@ def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
 
 def _named(driver: Driver | None, torch: Torch) -> str:
     if not torch.gpus:
-        return f"{environment.cpu_name()}, {environment.usable_cores()} cores, no GPU"
+        cores = checks.counted_cores(environment.usable_cores())
+        return f"{environment.cpu_name()}, {cores}, no GPU"
     if not driver:
         return f"{torch.gpus} GPUs, but the driver does not answer"
     gpu = driver.gpus[0]

@@ -59,6 +59,10 @@ def gpu_programs(driver: Driver | None) -> Finding:
     return Finding("GPU memory", "warn", "; ".join(held), fix)
 
 
+def counted_cores(count: int) -> str:
+    return f"{count} core" if count == 1 else f"{count} cores"
+
+
 def threads(
     settings: RuntimeSettings,
     before: Mapping[str, str],
@@ -71,7 +75,8 @@ def threads(
     group."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
-    text = f"{count} per process (runtime.threads: {settings.threads}), {usable} cores"
+    cores = counted_cores(usable)
+    text = f"{count} per process (runtime.threads: {settings.threads}), {cores}"
     if quota is not None:
         text += f", the container may use {quota:g} of them"
     if replaced := [f"{n}={v}" for n, v in before.items() if v != str(count)]:
