@@ -150,10 +150,7 @@ def merge_batches(
 
 
 def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    table = pa.Table.from_batches(batches, schema).combine_chunks()
-    return table.to_batches()[0]
+    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
 
 
 class Spool:

@@ -21,49 +21,43 @@ KEY_FILE = "flatout_key.json"
 def is_current(folder: Path, key: ContentKey) -> bool:
     """Return whether `folder` is complete and was created from the inputs in `key`."""
     stored = _read_key_file(folder)
-    if stored is None or not key.describes(ContentKey(stored["fields"])):
+    if not stored or not key.describes(ContentKey(stored["fields"])):
         return False
-    try:
+    with suppress(OSError, ValueError):
         sizes = {n: child(folder, n).stat().st_size for n in stored["files"]}
-    except (OSError, ValueError):
-        return False
-    return bool(sizes == stored["files"])
+        return bool(sizes == stored["files"])
+    return False
 
 
 def stored_key(folder: Path) -> ContentKey | None:
     """Return the key that is stored in `folder`, or None if it has no key file."""
     stored = _read_key_file(folder)
-    return None if stored is None else ContentKey(stored["fields"])
+    return ContentKey(stored["fields"]) if stored else None
 
 
 def stored_facts(folder: Path) -> dict[str, Any]:
-    """Return the statistics that the recipe stored with `folder`, or {} if there are
-    none."""
-    stored = _read_key_file(folder)
-    return {} if stored is None else dict(stored.get("facts", {}))
+    """Return the statistics that are stored with `folder`, or {} if there are none."""
+    return dict(_read_key_file(folder).get("facts", {}))
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Add `facts` to the statistics stored with `folder`. If the folder has no key file
     or cannot be written to, nothing happens."""
-    stored = _read_key_file(folder)
-    if stored is None:
-        return
-    stored["facts"] = {**stored.get("facts", {}), **facts}
-    with suppress(OSError):
-        write_text(folder / KEY_FILE, _as_text(stored))
+    if stored := _read_key_file(folder):
+        stored["facts"] = {**stored.get("facts", {}), **facts}
+        with suppress(OSError):
+            write_text(folder / KEY_FILE, _as_text(stored))
 
 
 def _as_text(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False)
 
 
-def _read_key_file(folder: Path) -> dict[str, Any] | None:
-    try:
+def _read_key_file(folder: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
         stored = json.loads((folder / KEY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return stored if {"digest", "fields", "files"} <= set(stored) else None
+        return stored if {"digest", "fields", "files"} <= set(stored) else {}
+    return {}
 
 
 def write_whole(
@@ -74,18 +68,10 @@ def write_whole(
     not changed."""
 
     def fill_and_note(target: Path) -> None:
-        _write_key_file(target, key, fill(target))
+        facts = fill(target)
+        files = {p.name: p.stat().st_size for p in sorted(target.iterdir())}
+        record = {"digest": key.digest, "fields": key.stored()}
+        record |= {"facts": facts, "files": files}
+        (target / KEY_FILE).write_text(_as_text(record), encoding="utf-8")
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
     write_folder(folder, fill_and_note)
-
-
-def _write_key_file(folder: Path, key: ContentKey, facts: dict[str, Any]) -> None:
-    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    record = {
-        "digest": key.digest,
-        "fields": key.stored(),
-        "facts": facts,
-        "files": files,
-    }
-    (folder / KEY_FILE).write_text(_as_text(record), encoding="utf-8")

@@ -8,6 +8,7 @@ rebuilt.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-CHUNK_BYTES = 1 << 24
 FILES, STATE = "files", "files_state"
 """Fields of a FilesKey: digests of the files' bytes, and of sizes, times and inodes."""
 
@@ -76,11 +76,8 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 def file_hash(path: Path) -> str:
     """Return a file's xxh3 hash (32 hex digits). The hash detects accidental
     corruption, but not tampering."""
-    state = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            state.update(chunk)
-    return state.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def arrow_digest(batches: Iterable[Any]) -> str:
@@ -114,15 +111,7 @@ class ArrowDigest:
         return xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())
 
 
-BY_VALUE = (
-    *(pa.types.is_struct, pa.types.is_map),
-    *(pa.types.is_union, pa.types.is_interval),
-)
-"""Types that are not stored in one buffer. Their values are hashed one by one."""
-BYTES = (
-    *(pa.types.is_string, pa.types.is_large_string),
-    *(pa.types.is_binary, pa.types.is_large_binary),
-)
+BYTES = (pa.StringArray, pa.LargeStringArray, pa.BinaryArray, pa.LargeBinaryArray)
 
 
 class _ColumnDigest:
@@ -142,27 +131,21 @@ class _ColumnDigest:
             self._nulls.update((nulls + self._rows).astype(np.int64).tobytes())
         self._rows += len(array)
         array = array.drop_null() if array.null_count else array
-        if any(test(array.type) for test in BY_VALUE):
-            self._add_texts(array)
-        elif pa.types.is_nested(array.type):
+        kind, unlike_lists = array.type, (pa.StructArray, pa.MapArray, pa.UnionArray)
+        if pa.types.is_nested(kind) and not isinstance(array, unlike_lists):
             self._add_lengths(pc.list_value_length(array))
             self._items = self._items or _ColumnDigest()
             self._items.update(array.flatten())
-        elif any(test(array.type) for test in BYTES):
+        elif isinstance(array, BYTES):
             self._add_lengths(pc.binary_length(array))
             self._values.update(_bytes_of(array))
-        elif pa.types.is_boolean(array.type) or pa.types.is_primitive(array.type):
-            if pa.types.is_temporal(array.type):
-                whole = pa.int64() if array.type.bit_width > 32 else pa.int32()
-                array = array.view(whole)
+        elif pa.types.is_primitive(kind) and not pa.types.is_interval(kind):
+            if pa.types.is_temporal(kind):
+                array = array.view(pa.int64() if kind.bit_width > 32 else pa.int32())
             self._values.update(np.ascontiguousarray(array.to_numpy(False)).data)
-        else:
-            self._add_texts(array)
-
-    def _add_texts(self, array: Any) -> None:
-        """Hash the Python repr of each value of a type not stored in one buffer."""
-        for value in array.to_pylist():
-            self._values.update(f"{value!r}\0".encode(errors="backslashreplace"))
+        else:  # The values are not stored in one buffer.
+            for value in array.to_pylist():
+                self._values.update(f"{value!r}\0".encode(errors="backslashreplace"))
 
     def _add_lengths(self, lengths: Any) -> None:
         self._lengths.update(lengths.to_numpy(False).astype(np.int64).tobytes())

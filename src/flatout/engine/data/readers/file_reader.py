@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ import pyarrow as pa
 from flatout.engine.data.raw_texts import RawBatch, RawTextsError
 from flatout.engine.parameters.faults import first_line
 
-HASH_BYTES = 16 << 20
 PACKED = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
 """The first bytes of compressed files, by compression format."""
 
@@ -152,8 +152,7 @@ def files_of(path: Path) -> list[Path]:
 def add_bytes(state: Any, file: Path) -> None:
     """Update the hash `state` with the bytes of `file`."""
     with readable(file), file.open("rb") as stream:
-        while block := stream.read(HASH_BYTES):
-            state.update(block)
+        hashlib.file_digest(stream, lambda: state)
 
 
 @contextmanager
