@@ -27,17 +27,16 @@ from flatout.engine.arrays.sources import (
 )
 from flatout.engine.data.column_checks import Faults, read_class, read_text
 from flatout.engine.data.columns import column_faults, listed
+from flatout.engine.data.given_splits import SPLIT_CODES
 from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.readers.text_files import TextFiles
+from flatout.engine.data.rows import with_broken_rows
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.rows.decoding import BadImage, Decoder
 
 logger = logging.getLogger(__name__)
 
 IMAGES = tuple(".png .jpg .jpeg .bmp .gif .webp .tif .tiff .ppm .pgm".split())
-SPLIT_NAMES = frozenset(
-    {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-)
 
 
 @dataclass
@@ -136,25 +135,23 @@ class ImageFiles:
         if fault := column_faults(names, places, "raw_images"):
             raise ArraysError(f"{self.path} has the columns {listed(names)}. {fault}")
         for batch in table.batches([*places.values()]):
-            found: dict[int, tuple[str | None, Any, str | None]]
-            found = {b.row: (None, None, b.reason) for b in batch.broken}
-            found |= zip(batch.rows.tolist(), self._read(batch), strict=True)
-            for row, (name, label, fault) in sorted(found.items()):
-                own = f"{self.path.name}:{row}" if name is None else name
-                yield file_below(self._root, own), label, fault
+            yield from self._read(*with_broken_rows(batch))
 
-    def _read(self, batch: RawBatch) -> Iterator[tuple[str | None, Any, str | None]]:
-        """Yield the file name, the label and the rejection reason (or None) of each row
-        of `batch`. Rejected file names and labels are yielded as None."""
-        faults = Faults()
+    def _read(
+        self, batch: RawBatch, broken: dict[int, str]
+    ) -> Iterator[tuple[Path, Any, str | None]]:
+        """Yield the file, the label and the rejection reason (or None) of each row of
+        `batch`. Rejected labels are yielded as None."""
+        faults = Faults({row: ("", reason) for row, reason in broken.items()})
         names = read_text(batch, self.image_column, faults).to_pylist()
         unread = faults.reasons.copy()
         labels = [None] * len(names)
         if self.label:
             labels = read_class(batch, self.label, faults).to_pylist()
-        for row, (name, label) in enumerate(zip(names, labels, strict=True)):
-            _, fault = faults.reasons.get(row, ("", None))
-            yield None if row in unread else name, None if fault else label, fault
+        for at, row in enumerate(batch.rows.tolist()):
+            _, fault = faults.reasons.get(at, ("", None))
+            own = f"{self.path.name}:{row}" if at in unread else names[at]
+            yield file_below(self._root, own), None if fault else labels[at], fault
 
     def _class_of(self, file: Path) -> str | None:
         """Return the name of the class folder that contains `file`, or None if the file
@@ -185,7 +182,7 @@ class ImageFiles:
 
 def _check_classes(path: Path, names: set[str]) -> None:
     """Raise ArraysError if the folders are named after splits instead of classes."""
-    if len(names) > 1 and {name.casefold() for name in names} <= SPLIT_NAMES:
+    if len(names) > 1 and {name.casefold() for name in names} <= SPLIT_CODES.keys():
         raise ArraysError(
             f"{path} has the folders {sorted(names)}, which are splits, not classes: "
             "put the images of a class into one folder (split.fractions makes the "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -16,7 +15,7 @@ import xxhash
 
 from flatout.engine.arrays.sources import ArraySource, Window
 from flatout.engine.data.column_checks import Faults, read_label
-from flatout.engine.data.labels import ordered_names
+from flatout.engine.data.labels import label_counts, ordered_names
 from flatout.engine.data.raw_texts import SPLITS, RawBatch, column_of_mixed
 from flatout.engine.data.row_facts import FactCollector, Hashes
 from flatout.engine.data.rows import rejected_batch
@@ -125,17 +124,13 @@ class SampleSplit(SplitPlan):
     def report(self) -> dict[str, Any]:
         """The split report, with row counts by split, rejection reason and label."""
         facts, codes = self.facts, self.codes
-        each = {
-            name: Counter(facts.labels[codes == code].tolist())
-            for code, name in enumerate(SPLITS if self.has_names else ())
-        }
         report = {
             "shape": list(self._values.shape or ()),
             **row_counts(facts, codes, self.rejected),
             "repeated": len(facts.near) - len(np.unique(facts.near)),
             "labels": {
-                split: {facts.label_sets[code][0]: n for code, n in counts.items()}
-                for split, counts in each.items()
+                split: dict(label_counts(facts, codes == code))
+                for code, split in enumerate(SPLITS if self.has_names else ())
             },
             **self.source.facts(),
         }

@@ -65,32 +65,23 @@ def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
     several = _several_labels(facts)
     if not facts.label_sets:
         return several if facts.numbers is not None else {}
-    used = np.flatnonzero(codes >= 0)
-    counts = _counts(facts, used)
-    return {
-        "labels": len(counts),
-        "label_shares": {
-            split: _shares(facts, np.flatnonzero(codes == code))
-            for code, split in enumerate(SPLITS)
-        },
-        **several,
-    }
+    shares = {}
+    for code, split in enumerate(SPLITS):
+        counts = sorted(label_counts(facts, codes == code).items())
+        size = int((codes == code).sum())
+        shares[split] = {name: round(count / size, 6) for name, count in counts}
+    labels = len(label_counts(facts, codes >= 0))
+    return {"labels": labels, "label_shares": shares, **several}
 
 
-def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
-    """Return how many of the rows with the indices `rows` (n,) have each label name."""
+def label_counts(facts: RowFacts, chosen: npt.NDArray[np.bool_]) -> Counter[str]:
+    """Return how many of the rows selected by the mask `chosen` (N,) have each label
+    name."""
     found: Counter[str] = Counter()
-    counts = np.bincount(facts.labels[rows], minlength=len(facts.label_sets))
+    counts = np.bincount(facts.labels[chosen], minlength=len(facts.label_sets))
     for names, count in zip(facts.label_sets, counts.tolist(), strict=True):
         found.update(dict.fromkeys(names, count) if count else {})
     return found
-
-
-def _shares(facts: RowFacts, rows: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return the fraction of the rows with the indices `rows` (n,) that have each label
-    name."""
-    counts = sorted(_counts(facts, rows).items())
-    return {name: round(count / len(rows), 6) for name, count in counts}
 
 
 def _several_labels(facts: RowFacts) -> dict[str, Any]:

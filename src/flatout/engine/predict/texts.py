@@ -27,7 +27,7 @@ from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.parameters import PredictSettings
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.tokens import TokenRows
-from flatout.engine.tokenizing.encoders.encode import lists_of
+from flatout.engine.tokenizing.encoders.encoded import lists_of
 from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, Encoder
 from flatout.engine.tokenizing.token_recipes import empty_text_id
 from flatout.engine.tokenizing.tokenizer import TokenizerFile

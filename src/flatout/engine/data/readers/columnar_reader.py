@@ -7,12 +7,18 @@ five options to limit memory use as well as `ParquetFile` does without options.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flatout.engine.data.raw_texts import RawBatch, numbered, rows_at_once
+from flatout.engine.data.raw_texts import (
+    RawBatch,
+    numbered,
+    open_raw_texts,
+    rows_at_once,
+)
 from flatout.engine.data.readers.file_reader import FileReader
 
 _REMEDY = ". Write this shard again, or take it out of the folder"
@@ -52,20 +58,15 @@ class ArrowReader(FileReader):
         with self.errors(_BROKEN_ARROW):
             for chunk in (chunk for column in table.columns for chunk in column.chunks):
                 _check_offsets(chunk)
-        size = rows_at_once(table.num_rows, table.nbytes)
-        return numbered(self.source, table.to_batches(max_chunksize=size))
+        return open_raw_texts(table, self.source).batches(columns)
 
     def _table(self) -> Any:
-        try:
-            return pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
-        except (FileNotFoundError, PermissionError):
-            raise
-        except (pa.ArrowException, OSError):
-            pass  # The file may be a stream.
-        try:
-            return pa.ipc.open_stream(pa.memory_map(str(self.path))).read_all()
-        except (pa.ArrowException, OSError) as error:
-            raise self.fail(error, _BROKEN_ARROW) from error
+        with self.errors(_BROKEN_ARROW):
+            file = pa.memory_map(str(self.path))
+            with suppress(pa.ArrowInvalid):  # The file may be a stream.
+                return pa.ipc.open_file(file).read_all()
+            file.seek(0)
+            return pa.ipc.open_stream(file).read_all()
 
 
 def _check_offsets(array: Any) -> None:

@@ -139,14 +139,21 @@ class FileReader(ABC):
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return `path` if it is a file, or else all files below it, sorted by path. Raises
-    RawTextsError if `path` is missing or cannot be read."""
+    """Return `path` if it is a file, or else all files below it, sorted by path. Files
+    such as `_SUCCESS`, whose path below `path` has a part that starts with a dot or an
+    underscore, are left out. Raises RawTextsError if `path` cannot be read."""
     with readable(path):
         if not path.is_dir():
             path.stat()
             return [path]
         list(path.iterdir())  # rglob silently skips folders that cannot be read.
-        return sorted(p for p in path.rglob("*") if p.is_file())
+        found = sorted(p for p in path.rglob("*") if p.is_file())
+    return [p for p in found if is_plain(p.relative_to(path))]
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether no part of the relative `path` starts with a dot or underscore."""
+    return not any(part.startswith((".", "_")) for part in path.parts)
 
 
 def add_bytes(state: Any, file: Path) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.data.readers.file_reader import is_plain
 from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.parameters.faults import first_line
 
@@ -101,7 +102,11 @@ class RemoteFiles:
         start = len(root.rstrip("/")) + 1
         names = {path[start:]: path for path in sorted(store.find(root))}
         found = {
-            n: p for n, p in names.items() if _is_plain(n) and self.wanted(Path(n))
+            name: path
+            for name, path in names.items()
+            if name == Path(name).as_posix()  # no empty part
+            and is_plain(Path(name))
+            and self.wanted(Path(name))
         }
         if not found:
             there = ", ".join([*names][:10]) or f"nothing: {CHECK}"
@@ -148,8 +153,3 @@ def _stamp(info: Mapping[str, Any]) -> str | None:
         return None
     text = json.dumps(info, sort_keys=True, default=str)
     return str(xxhash.xxh3_128_hexdigest(text.encode()))
-
-
-def _is_plain(name: str) -> bool:
-    """Return whether no part of the path is empty, hidden or a marker like _SUCCESS."""
-    return not any(p.startswith((".", "_")) or not p for p in name.split("/"))

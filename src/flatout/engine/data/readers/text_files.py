@@ -57,7 +57,7 @@ class TextFiles:
                 "entry of type huggingface.ArrowDataset"
             )
         readers = {p: self._reader_of(p) for p in inside}
-        shards = [p for p in inside if readers[p] and not _is_hidden(p, self.path)]
+        shards = [p for p in inside if readers[p]]
         kinds = {readers[p] for p in shards}
         if len(kinds) != 1:
             found = ", ".join(path.name for path in inside[:10]) or "nothing"
@@ -144,7 +144,3 @@ def reader_of(path: Path) -> type[FileReader] | None:
     """Return the reader class for a file's suffix, or None if the suffix is unknown."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in PACKED]
     return READERS.get(suffixes[-1]) if suffixes else None
-
-
-def _is_hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.relative_to(root).parts)

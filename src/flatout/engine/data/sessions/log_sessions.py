@@ -63,10 +63,8 @@ class LogSessions:
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
         """Yield the selected sessions of each file, in the order of their first
         lines."""
-        if self.abnormal is None:
-            yield from self._of(self.path, None, columns)
-        else:
-            yield from self._of(self.path, NORMAL, columns)
+        yield from self._of(self.path, NORMAL if self.abnormal else None, columns)
+        if self.abnormal:
             yield from self._of(self.abnormal, ABNORMAL, columns)
 
     def _of(
@@ -102,10 +100,7 @@ class LogSessions:
 
 
 def _files(path: Path) -> list[Path]:
-    inside = files_of(path)
-    if not path.is_dir():
-        return inside
-    found = [p for p in inside if not p.name.startswith((".", "_"))]
+    found = files_of(path)
     if not found:
         raise RawTextsError(f"{path} has no file: set the filepath of the entry")
     if len(found) > 1 and any(map(reader_of, found)):

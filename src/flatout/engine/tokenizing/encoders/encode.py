@@ -29,6 +29,7 @@ from flatout.engine.tokenizing.encoders.encoded import (
     TokensError,
     counts_of,
     join_blocks,
+    lists_of,
     num_cut,
     pair_batch,
 )
@@ -233,11 +234,3 @@ def _spread_words(
     places = targets.offsets.to_numpy()[rows] + marks[chosen]
     labels[chosen] = targets.values.to_numpy()[places]
     return labels
-
-
-def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
-    """Return `values` (T,) as an Arrow array of N lists with the given `lengths` (N,).
-    The values are not copied."""
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

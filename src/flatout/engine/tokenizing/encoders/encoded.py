@@ -51,12 +51,9 @@ def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
     return np.frombuffer(joined, {"i": np.int32, "b": np.int8}[typecode])
 
 
+LISTS = pa.list_(pa.int32())
 JOINED_SCHEMA = pa.schema(
-    [
-        ("input_ids", pa.list_(pa.int32())),
-        ("document_lengths", pa.list_(pa.int32())),
-        ("length", pa.int32()),
-    ]
+    {"input_ids": LISTS, "document_lengths": LISTS, "length": pa.int32()}
 )
 """Schema of texts joined into blocks. `document_lengths` are the token counts of the
 documents in a block, and `length` is their sum. Attention and labels must not cross
@@ -102,28 +99,24 @@ def _blocks(ids: Ids, lengths: Ids, block_size: int) -> Any:
     block_ends = np.append(np.arange(block_size, len(ids), block_size), len(ids))
     cuts = np.union1d(document_ends, block_ends)
     parts = np.diff(cuts, prepend=0).astype(np.int32)
-    parts_per_block = np.searchsorted(cuts, block_ends, side="right")
-    offsets = np.concatenate([[0], parts_per_block]).astype(np.int32)
-    starts = np.concatenate([[0], block_ends]).astype(np.int32)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.ListArray.from_arrays(pa.array(starts), pa.array(ids)),
-            pa.ListArray.from_arrays(pa.array(offsets), pa.array(parts)),
-            pa.array(np.diff(starts)),
-        ],
-        schema=JOINED_SCHEMA,
-    )
+    last_parts = np.searchsorted(cuts, block_ends, side="right")
+    sizes = np.diff(block_ends, prepend=0).astype(np.int32)
+    documents = lists_of(parts, np.diff(last_parts, prepend=0))
+    columns = [lists_of(ids, sizes), documents, pa.array(sizes)]
+    return pa.RecordBatch.from_arrays(columns, schema=JOINED_SCHEMA)
+
+
+def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Any:
+    """Return `values` (T,) as an Arrow array of N lists with the given `lengths` (N,).
+    The values are not copied."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
 PASSAGES = "passages"
 """Name of the column with the positive text of a row, followed by the negatives."""
-PAIRS_SCHEMA = pa.schema(
-    [
-        ("input_ids", pa.list_(pa.int32())),
-        (SEQUENCES, pa.list_(pa.int32())),
-        ("length", pa.int32()),
-    ]
-)
+PAIRS_SCHEMA = pa.schema({"input_ids": LISTS, SEQUENCES: LISTS, "length": pa.int32()})
 """Schema of samples with several texts. `input_ids` are the concatenated tokens of all
 texts, and `length` is the number of these tokens."""
 
@@ -152,13 +145,10 @@ def pair_batch(part: Encoded, counts: npt.NDArray[np.int32], scores: Any | None)
     """Return a RecordBatch of N samples. `part` contains the sequences of all samples,
     and `counts` (N,) the number of sequences in each sample. The schema is
     PAIRS_SCHEMA, or SCORED_SCHEMA if `scores` (N,) are given."""
-    ends = np.append(0, np.cumsum(counts)).astype(np.int32)
-    starts = np.append(0, np.cumsum(part.lengths)).astype(np.int32)[ends]
-    columns = [
-        pa.ListArray.from_arrays(pa.array(starts), pa.array(part.ids)),
-        pa.ListArray.from_arrays(pa.array(ends), pa.array(part.lengths)),
-        pa.array(np.diff(starts)),
-    ]
+    sequences = lists_of(part.lengths, counts)
+    firsts = sequences.offsets.to_numpy()[:-1]
+    sizes = np.add.reduceat(part.lengths, firsts, dtype=np.int32)
+    columns = [lists_of(part.ids, sizes), sequences, pa.array(sizes)]
     if scores is None:
         return pa.RecordBatch.from_arrays(columns, schema=PAIRS_SCHEMA)
     return pa.RecordBatch.from_arrays([*columns, scores], schema=SCORED_SCHEMA)

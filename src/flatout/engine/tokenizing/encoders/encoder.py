@@ -197,13 +197,9 @@ class ChatEncoder:
         for number, (ids, mask) in enumerate(rows):
             self._check_end(ids, mask, first_row + number)
         size = self._max_length
-        lengths = np.array([min(len(ids), size) for ids, _ in rows], np.int32)
-        return Encoded(
-            ids=flat([ids[:size] for ids, _ in rows]),
-            lengths=lengths,
-            cut=np.array([len(ids) > size for ids, _ in rows], dtype=bool),
-            marks=flat([mask[:size] for _, mask in rows]) - 1,
-        )
+        cut = [len(ids) > size for ids, _ in rows]
+        marks = flat([mask[:size] for _, mask in rows]) - 1
+        return replace(_encoded([ids[:size] for ids, _ in rows], cut), marks=marks)
 
     def _row(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
         """Return token ids, and a mask that is 1 at the assistant's tokens."""
