@@ -21,8 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Faults:
-    """Reasons why rows of a batch are rejected. Only the first reason per row is
-    kept."""
+    """The first reason why each of the rejected rows of a batch is rejected."""
 
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The column and the reason of each rejected row, by row index."""
@@ -43,8 +42,7 @@ class Faults:
 
 
 def named(array: Any) -> Any:
-    """Return an Arrow array as plain values (see `plain_values`), with null instead of
-    NaN."""
+    """Return an Arrow array as `plain_values`, with null instead of NaN."""
     array = plain_values(array)
     missing = array.is_null(nan_is_null=True)
     if missing.true_count == array.null_count:
@@ -98,8 +96,7 @@ def is_text(kind: Any) -> bool:
 
 
 def read_text(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return a text column as Arrow strings. Missing, empty and unreadable values are
-    rejected."""
+    """Return Arrow strings. Missing, empty and unreadable values are rejected."""
     array, kinds = named(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
         faults.add(name, array.is_null(), "is missing")
@@ -126,8 +123,7 @@ INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
 
 
 def _is_blank(texts: Any) -> Any:
-    """Return a mask that is True for each text without a visible character, and False
-    for missing texts."""
+    """Return a mask of the texts that are not missing but have no visible character."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     unseen = pc.match_substring_regex(texts, INVISIBLE)
     return pc.or_(blank, unseen).fill_null(False)

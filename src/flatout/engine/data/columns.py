@@ -233,19 +233,15 @@ def column_faults(
 
 
 def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
-    """Return a hint if the name of a wanted column is part of a folder name, such as
-    `label=good`, or an empty string."""
+    """Return a hint if a wanted column is part of a folder name like `label=good`."""
     parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
-    names = {f"{name}=" for name in wanted.values()}
-    found = sorted(p for p in parts if p[: p.find("=") + 1] in names)
-    if not found:
-        return ""
-    return f". Names of folders ({found[0]}) are not read: add the column to the files"
+    found = sorted(p for p in parts if "=" in p and p.split("=")[0] in wanted.values())
+    hint = ". Names of folders ({}) are not read: add the column to the files"
+    return hint.format(found[0]) if found else ""
 
 
 def _near(name: str, present: Sequence[str]) -> str:
-    """Return a hint with the column name most similar to `name`, ignoring case and
-    surrounding spaces, or an empty string if no name is similar."""
+    """Return a hint with the column name most similar to `name`, or an empty string."""
     forms = {other.strip().casefold(): other for other in present}
     near = difflib.get_close_matches(name.strip().casefold(), forms, n=1, cutoff=0.4)
     return f" (did you mean {forms[near[0]]!r}?)" if near else ""
@@ -254,10 +250,8 @@ def _near(name: str, present: Sequence[str]) -> str:
 def _other_delimiter(present: Sequence[str]) -> str | None:
     """Return the delimiter (as spelled in YAML) if the only column looks like a header
     that was not split into columns, otherwise None."""
-    if len(present) != 1:
-        return None
-    found = (text for mark, text in DELIMITERS.items() if mark in present[0])
-    return next(found, None)
+    header = present[0] if len(present) == 1 else ""
+    return next((text for mark, text in DELIMITERS.items() if mark in header), None)
 
 
 def all_numbers(texts: Any) -> bool:

@@ -28,6 +28,7 @@ from flatout.engine.files.content_key import plain_values
 
 ASSISTANT = "assistant"
 """Messages with this role are the training targets."""
+FIRST = ("role", "content")
 WORD = re.compile(r"\w+|[^\w\s]")
 """Matches the words and punctuation marks of a plain text."""
 
@@ -105,9 +106,8 @@ def _readable(message: dict[str, Any]) -> str:
 
 
 def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
-    """Return the messages of a conversation, or the reason why it is rejected. Keys
-    besides `role` and `content` are kept, because a chat template may read them (for
-    example `tool_calls`)."""
+    """Return the messages of a conversation, or the reason why it is rejected. Other
+    keys such as `tool_calls` are kept, because a chat template may read them."""
     messages = parsed_list(value)
     if messages is None:
         return f"{name} is missing"
@@ -118,16 +118,14 @@ def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
         return f"{name} has no message of the assistant, so no token is a target"
     if not all(answer.strip() for answer in answers):
         return f"{name} has an empty message of the assistant"
-    first = ("role", "content")
     return [
-        {key: m[key] for key in (*first, *m) if m[key] is not None} for m in messages
+        {key: m[key] for key in (*FIRST, *m) if m[key] is not None} for m in messages
     ]
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
+    is_dict = isinstance(value, dict)
+    return is_dict and all(isinstance(value.get(key), str) for key in FIRST)
 
 
 def read_pairs(
@@ -142,16 +140,12 @@ def read_pairs(
     given = python_values(batch, negative, faults)
     pairs = zip(positives.to_pylist(), given, strict=True)
     found = [_negatives(negative, value, positive) for positive, value in pairs]
-    others = faults.add_texts(negative, found)
-    lists = [
-        None if own is None else [positive, *own]
-        for positive, own in zip(positives.to_pylist(), others, strict=True)
-    ]
+    lists = faults.add_texts(negative, found)
     return anchors, pa.array(lists, pa.list_(pa.string()))
 
 
-def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
-    """Return the negatives of a row, or the reason why it is rejected."""
+def _negatives(name: str, value: Any, positive: Any) -> list[Any] | str:
+    """Return the positive and the negatives of a row, or why it is rejected."""
     if value is None:
         return f"{name} is missing"
     found = parsed_list(value)
@@ -162,7 +156,7 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
         return f"{name} is empty"
     if positive in found:
         return f"{name} equals the positive"
-    return found
+    return [positive, *found]
 
 
 def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:

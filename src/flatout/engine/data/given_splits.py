@@ -35,8 +35,7 @@ class SplitTexts:
         return self.parts["train"].column_names
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Yield the rows of one split after another. The source of rows from a file is
-        `<split>/<file>`."""
+        """Yield the rows of all splits. The source of rows is `<split>/<file>`."""
         for name, part in self.parts.items():
             for batch in part.batches(columns):
                 own = batch.source == entry_of(name)
@@ -79,6 +78,5 @@ def read_splits(batch: RawBatch, name: str, faults: Faults) -> npt.NDArray[np.in
     codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]
     found = np.array(codes, np.int8)
     faults.add(name, array.is_null(), "is missing")
-    wrong = "must be train, validation (val, dev, eval) or test"
-    faults.add(name, found < 0, wrong)
+    faults.add(name, found < 0, "must be train, validation (val, dev, eval) or test")
     return found

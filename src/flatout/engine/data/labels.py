@@ -38,17 +38,12 @@ def _finite(name: str) -> float:
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Reject the validation and test rows that have a label without a row in train,
-    because such labels cannot be learned.
-
-    Set the code of these rows in `codes` (N,) to REJECTED, and return the rows as
-    record batches.
-    """
-    seen = np.unique(facts.labels[codes == 0]).tolist() if facts.label_sets else []
-    learnt = {name for code in seen for name in facts.label_sets[code]}
-    unseen = np.array([not learnt.issuperset(s) for s in facts.label_sets], dtype=bool)
-    if not len(unseen):
+    """Reject the validation and test rows with a label that no row of train has. Set
+    their codes in `codes` (N,) to REJECTED, and return them as record batches."""
+    if not facts.label_sets:
         return []
+    learnt = label_counts(facts, codes == 0).keys()
+    unseen = np.array([not learnt >= {*names} for names in facts.label_sets])
     chosen = (codes > 0) & unseen[facts.labels]
     codes[chosen] = REJECTED
     reason = "label has no row in the train split"
@@ -75,8 +70,7 @@ def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
 
 
 def label_counts(facts: RowFacts, chosen: npt.NDArray[np.bool_]) -> Counter[str]:
-    """Return how many of the rows selected by the mask `chosen` (N,) have each label
-    name."""
+    """Return how many of the rows in the mask `chosen` (N,) have each label name."""
     found: Counter[str] = Counter()
     counts = np.bincount(facts.labels[chosen], minlength=len(facts.label_sets))
     for names, count in zip(facts.label_sets, counts.tolist(), strict=True):
@@ -106,8 +100,7 @@ def _shown(facts: RowFacts, row: int) -> str:
 
 
 def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning if the split report lists texts that occur with several
-    labels."""
+    """Yield a warning if the report lists texts that occur with several labels."""
     several = report.get("texts_with_several_labels", 0)
     if several:
         shown = [" and ".join(pair) for pair in report["several_labels_at"]]

@@ -26,8 +26,7 @@ BATCH_BYTES = 64 << 20
 
 
 class RawTextsError(ValueError):
-    """Raised if raw data cannot be read. The message states the location and suggests a
-    fix."""
+    """Raised if raw data cannot be read. The message suggests a fix."""
 
 
 class Kind(IntEnum):

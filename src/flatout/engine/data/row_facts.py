@@ -85,8 +85,7 @@ class FactCollector:
                 self._parts[name].append(array)
 
     def replace(self, **arrays: list[npt.NDArray[Any]]) -> None:
-        """Replace fields of RowFacts that were added earlier. Each list contains one
-        array per batch."""
+        """Replace fields of RowFacts. Each list contains one array per batch."""
         self._parts.update(arrays)
 
     def add_labels(self, labels: Any) -> None:
@@ -142,8 +141,7 @@ def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
 
 
 def text_hashes(table: Any) -> Hashes:
-    """Return the first 64 bits of the hash of each row's text (N,), for the column
-    TEXT_HASH."""
+    """Return the column TEXT_HASH: 64 bits of the hash of each row's text (N,)."""
     return _exact(_texts(table))[:, 0]
 
 

@@ -100,8 +100,7 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
 
 
 def _values(batch: RawBatch, columns: Columns, faults: Faults) -> list[Any]:
-    """Return Arrow arrays for the columns of `columns.row_schema`, except
-    `source_row`."""
+    """Return the columns of `columns.row_schema` as arrays, except `source_row`."""
     text, label = columns.text, columns.label
     if columns.form == "words":
         return [*read_tagged(batch, text, str(label), faults)]
@@ -130,13 +129,12 @@ def _rejected(batch: RawBatch, faults: Faults, text_column: str) -> Any:
         shown = values[0] if values[0].strip() not in NOTHING else values[1]
         found.append((batch.source, int(batch.rows[index]), reason, shown))
     found += [(batch.source, b.row, b.reason, b.excerpt) for b in batch.broken]
-    found.sort(key=itemgetter(1))  # stable: parts of a row keep their order
-    return rejected_batch(found)
+    # The sort is stable, so that parts of a row keep their order.
+    return rejected_batch(sorted(found, key=itemgetter(1)))
 
 
 def rejected_batch(found: Sequence[tuple[str, int, str, str]]) -> Any:
-    """Return tuples (source, row, reason, excerpt) as a RecordBatch with
-    REJECTED_SCHEMA."""
+    """Return tuples (source, row, reason, excerpt) as a batch of REJECTED_SCHEMA."""
     names = REJECTED_SCHEMA.names
     rows = [dict(zip(names, one, strict=True)) for one in found]
     return pa.RecordBatch.from_pylist(rows, REJECTED_SCHEMA)

@@ -72,8 +72,7 @@ class SplitPlan(ABC):
     @property
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """The split report as a dict: the result of `row_counts`, and statistics of the
-        labels and rows."""
+        """The split report: `row_counts`, and statistics of the labels and rows."""
 
     def prepare(self, folder: Path) -> None:
         """Set the folder for the temporary files with the usable rows. `folder` should
@@ -112,8 +111,7 @@ class SplitPlan(ABC):
 
     @property
     def codes(self) -> Codes:
-        """Index of each usable row's split (N,). A negative code means that the row is
-        in no split."""
+        """Index of each usable row's split (N,), negative if it is in no split."""
         return self._assignments[0]
 
     @cached_property
@@ -178,16 +176,14 @@ class SplitPlan(ABC):
                 raise SplitError(fault)
 
     def _units(self) -> str:
-        """Return a text such as `90 rows`, or the number of groups if rows of the same
-        group stay together."""
+        """Return a text such as `90 rows`, or the number of groups if there are any."""
         if (groups := self.facts.groups) is None:
             return f"{self.report['rows_in']} rows"
         column = self.settings.group_column or self.settings.query_column
         return f"{len(np.unique(groups))} values of the column {column}"
 
     def _numbers_hint(self) -> str:
-        """Return a hint for error messages if the labels are numbers that are unlikely
-        to be classes, or an empty text."""
+        """Return a hint if the labels are numbers that are unlikely to be classes."""
         return ""
 
     def _check_labels(self) -> None:

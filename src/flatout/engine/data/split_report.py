@@ -87,9 +87,8 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Return the number of near duplicates, and how many distinct normalised texts are
-    in more than one split. The text of a near duplicate equals an earlier text, or
-    differs from it only in case, whitespace or Unicode form."""
+    """Count the rows whose normalised text equals that of an earlier row, and the
+    distinct normalised texts that are in more than one split."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
@@ -136,8 +135,7 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """Return a line for each of the `most` most common reasons. If there are more
-    reasons, a last line states how many more."""
+    """Return a line for each of the `most` most common reasons, and how many follow."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most
@@ -168,15 +166,10 @@ def _places(rows: list[dict[str, Any]], more: str) -> str:
 def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     """Return the report as flat metrics for a tracking server, with names such as
     `split_rejected/<reason>`."""
-    metrics = {
-        "split_rows_in": report["rows_in"],
-        "split_rejected": report["rejected"],
-        "split_duplicates": report["duplicates"],
-        "split_near_duplicates": report["near_duplicates"],
-    }
+    names = ["rows_in", "rejected", "duplicates", "near_duplicates"]
     if "texts_with_several_labels" in report:
-        several = report["texts_with_several_labels"]
-        metrics["split_texts_with_several_labels"] = several
+        names.append("texts_with_several_labels")
+    metrics = {f"split_{name}": report[name] for name in names}
     metrics |= {f"split_rows_{name}": n for name, n in report["rows_out"].items()}
     for reason, count in report["rejected_by_reason"].items():
         name = f"split_rejected/{re.sub('[^A-Za-z0-9 _.-]', '', reason)}"

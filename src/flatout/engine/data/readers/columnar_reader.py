@@ -51,9 +51,8 @@ class ArrowReader(FileReader):
             raise self.fail(error, _BROKEN_ARROW) from error
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        """Return an iterator over batches of `columns`. Raises RawTextsError if an
-        offset points outside the values. pyarrow does not check offsets when it reads a
-        file."""
+        """Return an iterator over batches. Raises RawTextsError if an offset points
+        outside the values, which pyarrow does not check when it reads a file."""
         table = self._table().select(columns)
         with self.errors(_BROKEN_ARROW):
             for chunk in (chunk for column in table.columns for chunk in column.chunks):

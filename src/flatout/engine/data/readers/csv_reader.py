@@ -150,9 +150,8 @@ class CsvReader(FileReader):
 
 
 def _whole_records(batch: Any, pattern: str) -> int:
-    """Return the number of fields that match `pattern` and so seem to contain whole
-    rows. A quote inside a text may open a quoted field, which then contains all rows up
-    to the next quote."""
+    """Return how many fields match `pattern`. They seem to contain whole rows, which a
+    quote inside a text may have joined to a quoted field."""
     count = 0
     for column in batch.columns if pattern else ():
         lines = pc.match_substring(column, "\n")
@@ -163,9 +162,8 @@ def _whole_records(batch: Any, pattern: str) -> int:
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
-    """Return the row numbers (count,) of a batch of `count` parsed rows, and the number
-    of the row that follows the batch. Numbers begin at `start`, and the numbers of
-    broken rows are skipped."""
+    """Return the numbers of `count` parsed rows from `start`, without the numbers of
+    broken rows, and the number of the row that follows."""
     gaps = sorted({fault.row for fault in broken if fault.row >= start})
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]

@@ -93,8 +93,7 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | tuple[str, str]:
-    """Return the JSON object in a line. If the line is invalid, return the reason and
-    an excerpt of the line instead."""
+    """Return the JSON object in a line, or why it is invalid and an excerpt."""
     reason, detail = "not a JSON object", ""
     try:
         value = json.loads(line)

@@ -61,8 +61,7 @@ class LogSessions:
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Yield the selected sessions of each file, in the order of their first
-        lines."""
+        """Yield the selected sessions of each file, ordered by their first lines."""
         yield from self._of(self.path, NORMAL if self.abnormal else None, columns)
         if self.abnormal:
             yield from self._of(self.abnormal, ABNORMAL, columns)
@@ -85,9 +84,10 @@ class LogSessions:
                 name: pa.array([v or None for v in own[name]], pa.string())
                 for name in columns
             }
-            broken = sorted(broken, key=lambda fault: fault.row)
-            rows = own["row"].to_numpy(np.int64)
-            yield RawBatch(file.name, rows, arrays, broken=broken)
+            broken.sort(key=lambda fault: fault.row)
+            yield RawBatch(
+                file.name, own["row"].to_numpy(np.int64), arrays, broken=broken
+            )
 
     def _labelled(self, sessions: Any, labels: Path) -> tuple[Any, list[BrokenRow]]:
         """Return the sessions that have a label in the file `labels`, with this label,
@@ -112,9 +112,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
-    """Read a file that contains the keys of one session per line. Return a DataFrame of
-    sessions and the unusable lines, like `group_lines`. The name of a session consists
-    of the file name and the line number."""
+    """Read a file with the keys of one session per line, and return the same values as
+    `group_lines`. The name of a session is the file name with the line number."""
     import pandas as pd
 
     found, broken = [], []
