@@ -199,22 +199,17 @@ def _arrays(file: Path) -> Iterator[Mapping[str, Any]]:
             with np.load(file, allow_pickle=False) as opened:
                 yield dict(opened)
         else:
-            with _h5py(file).File(file, "r") as opened:
+            import h5py
+
+            with h5py.File(file, "r") as opened:
                 yield {n: a for n, a in opened.items() if hasattr(a, "dtype")}
-    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        if isinstance(error, ArraysError):
-            raise
-        raise ArraysError(f"{file} cannot be read: {error}") from error
-
-
-def _h5py(file: Path) -> Any:
-    try:
-        import h5py
+    except ArraysError:
+        raise
     except ImportError as error:
-        raise ArraysError(
-            f"{file} requires h5py: pip install 'flatout[arrays]'"
-        ) from error
-    return h5py
+        text = f"{file} requires h5py: pip install 'flatout[arrays]'"
+        raise ArraysError(text) from error
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        raise ArraysError(f"{file} cannot be read: {error}") from error
 
 
 def open_source(

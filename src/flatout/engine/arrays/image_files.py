@@ -165,19 +165,16 @@ class ImageFiles:
         """Decode `files` (n,) into `pixels` (n, ...). Return a mapping from the index
         of each unreadable file to the error message."""
         faults: dict[int, str] = {}
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            for row, one in enumerate(pool.map(self._decode, files)):
-                if isinstance(one, str):
-                    faults[row] = one
-                else:
-                    pixels[row] = one
-        return faults
 
-    def _decode(self, file: Path) -> npt.NDArray[np.uint8] | str:
-        try:
-            return self.decoder(file)
-        except BadImage as error:
-            return str(error)
+        def decode(row: int) -> None:
+            try:
+                pixels[row] = self.decoder(files[row])
+            except BadImage as error:
+                faults[row] = str(error)
+
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            list(pool.map(decode, range(len(files))))
+        return faults
 
 
 def _check_classes(path: Path, names: set[str]) -> None:

@@ -90,8 +90,7 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> None:
 
 
 def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
-    """Write the rows to `folder` in the format of `Dataset.save_to_disk`, and return
-    the number of rows."""
+    """Write the rows as `Dataset.save_to_disk` would, and return their number."""
     from datasets import DatasetInfo, Features
 
     shards: list[Path] = []

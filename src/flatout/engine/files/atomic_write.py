@@ -150,6 +150,5 @@ def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
 def _age_s(path: Path) -> float:
     """Return the seconds since the last write, or 0 if `path` no longer exists."""
     with suppress(OSError):
-        written = (p.lstat().st_mtime for p in (path, *path.rglob("*")))
-        return time.time() - max(written)
+        return time.time() - max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
     return 0.0

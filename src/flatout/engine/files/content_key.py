@@ -81,11 +81,8 @@ def file_hash(path: Path) -> str:
 
 
 def arrow_digest(batches: Iterable[Any]) -> str:
-    """Return a digest of the rows in record batches or tables.
-
-    The digest does not depend on how the rows are divided into batches: a slice, a copy
-    and a memory-mapped file of the same rows have the same digest.
-    """
+    """Return a digest of the rows in record batches or tables, however they are divided
+    into batches: a slice, a copy and a memory-mapped file have the same digest."""
     digest = ArrowDigest()
     for batch in batches:
         digest.update(batch)

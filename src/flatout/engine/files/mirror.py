@@ -56,8 +56,7 @@ class Mirror:
         return without_password(self.url)
 
     def copies(self) -> dict[str, bool]:
-        """Return a dict that maps the name of each copy to whether it is complete,
-        sorted by name."""
+        """Return whether each copy is complete, by the copy's name, sorted."""
         files, root = self._place
         files.invalidate_cache()
         found: dict[str, bool] = {}
@@ -96,8 +95,7 @@ class Mirror:
                 raise DamagedCopyError(f"{self.shown}/{name}/{file} is damaged")
 
     def remove(self, name: str) -> None:
-        """Remove the copy `name`. The copy is marked as unfinished before its files are
-        removed."""
+        """Mark the copy `name` as unfinished, then remove its files."""
         for path in (f"{name}/{COMPLETE}", name):
             with suppress(FileNotFoundError):
                 self._place[0].rm(self._path(path), recursive=True)

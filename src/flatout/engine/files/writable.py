@@ -10,9 +10,8 @@ ELSEWHERE = "--params=data_dir=/another/disk"
 
 
 def first_fault(paths: Iterable[Path]) -> str | None:
-    """Return a message about the first of `paths` that the current user cannot write
-    to, or None if there is none. The paths need not exist. Disk space is not
-    checked."""
+    """Return a message about the first of `paths`, which need not exist, that the user
+    cannot write to, or None. Disk space is not checked."""
     # A new file is written under another name first, so its folder must be writable.
     places = {_nearest(place) for path in paths for place in (path, path.parent)}
     for place in sorted(places):

@@ -31,8 +31,7 @@ class BadImage(ValueError):
 
 @dataclass
 class Decoder:
-    """Decodes images to uint8 arrays (size, size, channels), and times each
-    transform."""
+    """Decodes images to uint8 arrays (size, size, channels) with timed transforms."""
 
     size: int
     channels: int
@@ -87,13 +86,11 @@ class Decoder:
         return image if image.mode == mode else image.convert(mode)
 
     def lost_detail(self) -> str | None:
-        """Return a warning if the first image loses its colours or most of its pixels,
-        else None."""
+        """Return a warning if the first image loses its colours or most pixels."""
         width, height, mode = self.first or (0, 0, "L")
         is_grey = mode in ("1", "L", "LA") or mode.startswith(("I", "F"))
-        if not (self.channels == 1 and not is_grey) and not (
-            self.size < SMALL and min(width, height) >= 2 * self.size
-        ):
+        is_smaller = self.size < SMALL and min(width, height) >= 2 * self.size
+        if (is_grey or self.channels > 1) and not is_smaller:
             return None
         kept = "grey" if self.channels == 1 else "colour"
         return (

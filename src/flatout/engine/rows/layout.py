@@ -67,8 +67,7 @@ class Layout:
     it. The packed layout divides its padding into rows of at most this length."""
 
     def num_padded_tokens(self, lengths: Ints) -> int:
-        """Return the number of tokens, with padding, in a batch of rows of `lengths`
-        (B,)."""
+        """Return the number of tokens, with padding, of rows of `lengths` (B,)."""
         if self.packed:
             return round_up(max(1, int(lengths.sum())), self.pad_multiple)
         return max(1, len(lengths)) * self._width(lengths)
@@ -79,8 +78,8 @@ class Layout:
         """Arrange the token ids of B rows, and `columns` with one value per token, in
         tensors. If there are no rows, return a single padding token."""
         lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
-        cut = self._pack(lengths) if self.packed else self._pad(lengths)
-        shape, fields, starts = cut
+        arrange = self._pack if self.packed else self._pad
+        shape, fields, starts = arrange(lengths)
         for name, views in {"input_ids": sequences, **columns}.items():
             fill = self.pad_token_id if name == "input_ids" else 0
             fields[name] = self._fill(views, shape, lengths, fill)
@@ -117,8 +116,7 @@ class Layout:
     def _fill(
         self, views: Sequence[Any], shape: Shape, lengths: Ints, fill: int
     ) -> npt.NDArray[np.int64]:
-        """Return `views`, one array per row, as an array of `shape`, padded with
-        `fill`."""
+        """Return `views`, one per row, as an array of `shape`, padded with `fill`."""
         buffer = np.full(shape, fill, dtype=np.int64)
         if not len(views):
             return buffer

@@ -58,8 +58,7 @@ class Rows(ABC):
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether each token has a label. `views` returns these labels as the column
-        `labels`."""
+        """Whether each token has a label, which `views` returns as column `labels`."""
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
@@ -129,13 +128,11 @@ class SplitRows(Rows):
     @cached_property
     @abstractmethod
     def _chunks(self) -> list[Any]:
-        """One chunk per record batch. Each has a length, and `labels` (N, ...) or
-        None."""
+        """One chunk per record batch, with a length and `labels` (N, ...) or None."""
 
     @cached_property
     def _chunk_starts(self) -> Ints:
-        """The first row number of each chunk, followed by the total number of rows, of
-        shape (chunks + 1,)."""
+        """The first row of each chunk, followed by the number of rows (chunks + 1,)."""
         sizes = [len(chunk) for chunk in self._chunks]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
@@ -166,8 +163,7 @@ class SplitRows(Rows):
 
     @abstractmethod
     def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
-        """Return a row's text, or the name of the file or row that the sample comes
-        from."""
+        """Return a row's text, or the name of its file or row in the raw data."""
 
     @cached_property
     def facts(self) -> TokenFacts:

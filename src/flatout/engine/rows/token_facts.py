@@ -54,8 +54,7 @@ class TokenFacts:
         return sorted(map(int, self.label_counts))
 
     def add(self, batch: Any) -> None:
-        """Add the rows of a record batch with a column `input_ids` and optional
-        `labels`."""
+        """Add the rows of a record batch with `input_ids` and optional `labels`."""
         if not batch.num_rows:
             return
         ids = batch.column("input_ids")
@@ -84,8 +83,7 @@ class TokenFacts:
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
 
     def _count_unlabelled(self, batch: Any) -> None:
-        """Count the rows without targets. Their prompts leave no room for a
-        completion."""
+        """Count the rows without targets: their prompts leave no room for one."""
         labels = batch.column("labels") if "labels" in batch.schema.names else None
         if labels is None or not pa.types.is_list(labels.type):
             return

@@ -55,8 +55,7 @@ class _Tokens(Rows):
 
 
 class TokenRows(_Tokens, SplitRows):
-    """Rows with `input_ids` (lists of integers) and optional labels per row or
-    token."""
+    """Rows with `input_ids` (lists of integers), and labels per row, token or none."""
 
     column = "input_ids"
 

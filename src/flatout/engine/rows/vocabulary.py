@@ -31,10 +31,11 @@ class Vocabulary:
             mask_token_id=tokenizer.mask_token_id,
             special_token_ids=tuple(sorted(set(tokenizer.all_special_ids))),
             unknown_token_id=tokenizer.unk_token_id,
-            start_token_id=_first(tokenizer.bos_token_id, tokenizer.cls_token_id),
-            end_token_id=_first(tokenizer.eos_token_id, tokenizer.sep_token_id),
+            start_token_id=first_given(tokenizer.bos_token_id, tokenizer.cls_token_id),
+            end_token_id=first_given(tokenizer.eos_token_id, tokenizer.sep_token_id),
         )
 
 
-def _first(*numbers: int | None) -> int | None:
-    return next((number for number in numbers if number is not None), None)
+def first_given(*values: Any) -> Any:
+    """Return the first of `values` that is not None, or None."""
+    return next((value for value in values if value is not None), None)

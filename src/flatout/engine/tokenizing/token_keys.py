@@ -39,8 +39,7 @@ def key_of(tokens: Any) -> ContentKey | None:
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """Return the statistics stored with `tokens`, such as `cut_rows`, or {} if there
-    are none."""
+    """Return the statistics stored with `tokens`, or {} if there are none."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
@@ -53,8 +52,7 @@ def token_key(tokens: Any) -> str:
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the digest of the key stored with each split, or None for a split without
-    a key."""
+    """Return the digest of the key stored with each split, or None without a key."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 

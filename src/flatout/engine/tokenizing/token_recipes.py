@@ -9,10 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flatout.engine.data.column_checks import is_text
 from flatout.engine.data.labels import ordered_names
 from flatout.engine.files.arrow_folder import without_indices
 from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.rows.vocabulary import first_given
 from flatout.engine.tasks import Task, make_task
 from flatout.engine.tokenizing.encoders.encode import WRITTEN, TokensRecipe
 from flatout.engine.tokenizing.encoders.encoded import PASSAGES, TokensError
@@ -178,8 +180,7 @@ def empty_text_id(tokenizer: TokenizerFile) -> int | None:
     """Return the id of the token that represents a text without any tokens, or None if
     the tokenizer has no suitable token."""
     names = ("unk_token", "eos_token", "sep_token", "bos_token")
-    ids = (tokenizer.token_id(name) for name in names)
-    return next((id_ for id_ in ids if id_ is not None), None)
+    return first_given(*map(tokenizer.token_id, names))
 
 
 def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
@@ -199,15 +200,11 @@ def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
 
 
 def label_names_of(rows: Any) -> list[str]:
-    """Return the distinct label names in the rows of a `datasets.Dataset`, sorted by
-    `ordered_names`. If there are no labels, or they are numbers, return an empty
-    list."""
+    """Return the distinct label names of a `datasets.Dataset`, in order, or an empty
+    list if there are no labels or they are numbers."""
     if "label" not in rows.column_names:
         return []
     label = rows.data.table.column("label")
     if pa.types.is_list(label.type) or pa.types.is_large_list(label.type):
         label = pc.list_flatten(label)
-    # Tables written by pandas have large strings.
-    if not (pa.types.is_string(label.type) or pa.types.is_large_string(label.type)):
-        return []
-    return ordered_names(pc.unique(label).to_pylist())
+    return ordered_names(pc.unique(label).to_pylist()) if is_text(label.type) else []

@@ -214,8 +214,7 @@ def _texts(column: Any) -> Any:
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:
-    """Return the entries of `model.config` that limit the number of positions or the
-    vocabulary."""
+    """Return the entries of `model.config` that limit positions or the vocabulary."""
     names = ("model_type", "max_position_embeddings", "n_positions", "vocab_size")
     return {name: model.config[name] for name in names if name in model.config}
 

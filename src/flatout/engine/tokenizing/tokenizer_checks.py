@@ -11,14 +11,14 @@ from typing import Any
 import xxhash
 
 from flatout.engine.parameters import ModelSettings
+from flatout.engine.rows.vocabulary import first_given
 from flatout.engine.tasks import make_task
 
 logger = logging.getLogger(__name__)
 
 
 class TokenizerError(ValueError):
-    """Raised if a tokenizer cannot be loaded or used. The message lists possible
-    causes."""
+    """Raised if a tokenizer cannot be loaded or used."""
 
 
 def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> None:
@@ -71,8 +71,7 @@ def _faults(
 def _pad_candidate(tokenizer: Any) -> str | None:
     """Return a token for padding, or None if the tokenizer has no special token. Any
     token is suitable, because padding is identified by the lengths of the rows."""
-    names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
-    return next((name for name in names if name is not None), None)
+    return first_given(tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
 
 
 def files_digest(name: str, revision: str | None) -> str | None:
@@ -89,9 +88,8 @@ def files_digest(name: str, revision: str | None) -> str | None:
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """Return the commit of a repository in the local cache, or None if it is not in the
-    cache. If the repository on the Hub has changed, loading the weights updates the
-    cache, so that the next run uses the new commit."""
+    """Return the commit of a repository in the local cache, or None if it is not there.
+    Loading the weights updates the cache, so that the next run uses the new commit."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     if revision and re.fullmatch("[0-9a-f]{40}", revision):
@@ -117,15 +115,9 @@ _COUNT_FROM_PADDING = frozenset(
 
 def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
     """Return the maximum number of tokens per row, or None if there is no maximum."""
-    for name in ("max_position_embeddings", "n_positions"):
-        if config.get(name):
-            size = int(config[name])
-            break
-    else:
-        return None
-    if config.get("model_type") in _COUNT_FROM_PADDING:
-        pad = config.get("pad_token_id")
-        if pad is None:
-            pad = getattr(tokenizer, "pad_token_id", None)
-        return size - int(1 if pad is None else pad) - 1
-    return size
+    size = config.get("max_position_embeddings") or config.get("n_positions")
+    if not size or config.get("model_type") not in _COUNT_FROM_PADDING:
+        return int(size) if size else None
+    own = getattr(tokenizer, "pad_token_id", None)
+    pad = first_given(config.get("pad_token_id"), own, 1)
+    return int(size) - int(pad) - 1

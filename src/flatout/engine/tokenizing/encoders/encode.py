@@ -127,7 +127,7 @@ class TokensRecipe(ArrowRecipe):
                 columns.append(lists_of(labels, part.lengths))
                 targets_seen += int((part.marks >= 0).sum())
             if (targets := self._targets(start, stop)) is not None:
-                columns.append(self._spread(targets, part))
+                columns.append(_spread(targets, part))
             if TEXT_HASH in self.schema.names:
                 texts = self.rows.data.table.slice(start, stop - start)
                 columns.append(pa.array(text_hashes(texts)))
@@ -148,14 +148,6 @@ class TokensRecipe(ArrowRecipe):
             cut += num_cut(part, counts)
             self._facts["cut_rows"] = cut
             yield pair_batch(part, counts, self._targets(start, stop))
-
-    def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Return the targets of a part's rows. For rows of words, convert targets per
-        word to targets per token."""
-        if part.marks is None:
-            return targets
-        labels = _spread_words(targets, part.lengths, part.marks)
-        return lists_of(labels, part.lengths)
 
     def _encode(self) -> Iterator[tuple[int, int, Encoded]]:
         """Encode rows in parts to limit memory use. For each part, yield the index of
@@ -219,18 +211,15 @@ def _words_fault(texts: Any, tags: Any) -> str | None:
     )
 
 
-def _spread_words(
-    targets: Any, lengths: npt.NDArray[np.int32], marks: npt.NDArray[np.int32]
-) -> npt.NDArray[np.int32]:
-    """Return a label for each token (T,). `targets` are N lists with a label per word.
-
-    The first token of a word gets the word's label, and all other tokens get IGNORED.
-    `lengths` (N,) are the numbers of tokens in the rows. `marks` (T,) contains the
-    index of the word at the first token of each word, and -1 at all other tokens.
-    """
-    chosen = marks >= 0
-    rows = np.repeat(np.arange(len(lengths)), lengths)[chosen]
-    labels = np.full(len(marks), IGNORED, np.int32)
-    places = targets.offsets.to_numpy()[rows] + marks[chosen]
+def _spread(targets: Any, part: Encoded) -> Any:
+    """Return the targets of N rows. For rows of words, lists with a label per word
+    become lists with a label per token: the first token of a word gets the word's
+    label, and all other tokens get IGNORED."""
+    if part.marks is None:
+        return targets
+    chosen = part.marks >= 0
+    rows = np.repeat(np.arange(len(part.lengths)), part.lengths)[chosen]
+    labels = np.full(len(part.marks), IGNORED, np.int32)
+    places = targets.offsets.to_numpy()[rows] + part.marks[chosen]
     labels[chosen] = targets.values.to_numpy()[places]
-    return labels
+    return lists_of(labels, part.lengths)

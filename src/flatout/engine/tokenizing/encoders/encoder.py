@@ -190,9 +190,8 @@ class ChatEncoder:
             raise TokensError(NO_GENERATION)
 
     def encode(self, messages: Any, first_row: int) -> Encoded:
-        """Encode an Arrow column of conversations (JSON). `marks` are 0 at tokens of
-        the assistant. `first_row` is the number of the first row, for error
-        messages."""
+        """Encode an Arrow column of conversations (JSON), from the row `first_row`.
+        `marks` are 0 at tokens of the assistant."""
         rows = [self._row(json.loads(value)) for value in messages.to_pylist()]
         for number, (ids, mask) in enumerate(rows):
             self._check_end(ids, mask, first_row + number)

@@ -92,8 +92,7 @@ def _encoder(files: Files, options: EncodeOptions) -> RowEncoder:
 
 
 def _connected() -> Any:
-    """Return the ray module, connected to the cluster at RAY_ADDRESS or to a new local
-    cluster."""
+    """Return the ray module, connected to the cluster at RAY_ADDRESS or a local one."""
     try:
         import ray
 
