@@ -40,13 +40,8 @@ class SampleSplit(SplitPlan):
     def __init__(
         self, source: ArraySource, settings: SplitSettings, task: Task
     ) -> None:
-        names = task.label_type is not None and pa.types.is_string(task.label_type)
-        super().__init__(
-            settings.model_copy(update={"keep_duplicates": True}),
-            has_names=names,
-            has_classes=names,
-            kind=source.kind,
-        )
+        kept = settings.model_copy(update={"keep_duplicates": True})
+        super().__init__(kept, task.label_type, source.kind)
         self.source, self.task = source, task
         self._values = _Values()
 

@@ -128,11 +128,6 @@ class Columns:
         return self.label is not None and pa.types.is_string(self.label_type)
 
     @property
-    def has_names(self) -> bool:
-        """Return whether each label is a class name or a list of class names."""
-        return self.has_classes or (self.has_labels and is_names(self.label_type))
-
-    @property
     def names(self) -> list[str]:
         wanted = (self.text, self.text_pair, self.completion, self.label)
         others = (self.positive, self.negative, self.group, self.split)

@@ -169,8 +169,7 @@ def _dataset_texts(dataset: Any, name: str) -> RawTexts:
     numbers, including those in lists, are replaced by their names."""
     table = without_indices(dataset).data.table
     for place, (column, feature) in enumerate(dataset.features.items()):
-        inner: Any = feature[0] if isinstance(feature, list) else feature
-        inner = getattr(inner, "feature", inner)  # the feature inside a list
+        inner = getattr(feature, "feature", feature)  # the feature inside a list
         if type(inner).__name__ != "ClassLabel":
             continue
         found = table.column(column).combine_chunks()

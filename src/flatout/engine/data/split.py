@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flatout.engine.data.columns import is_names
 from flatout.engine.data.dropped import drop
 from flatout.engine.data.folds import FOLD, assign_folds, folds_fault
 from flatout.engine.data.labels import reject_labels
@@ -48,20 +49,14 @@ class SplitPlan(ABC):
     """Assigns each row to a split. On first access, the raw rows are read in a single
     pass, and the usable rows are written to a temporary file for later passes."""
 
-    def __init__(
-        self,
-        settings: SplitSettings,
-        *,
-        has_names: bool,
-        has_classes: bool,
-        kind: str,
-    ) -> None:
-        """`has_names` states whether labels are class names or lists of class names.
-        `has_classes` states whether each label is a single class name. `kind` is
-        `texts`, `arrays` or `images`."""
+    def __init__(self, settings: SplitSettings, label_type: Any, kind: str) -> None:
+        """`label_type` is the Arrow type of the labels, or None if there are none.
+        `kind` is `texts`, `arrays` or `images`."""
         self.settings, self.raw_name = settings, f"raw_{kind}"
         self.quarantine = f"rejected_{'rows' if kind == 'texts' else kind}"
-        self.has_names, self.has_classes = has_names, has_classes
+        # Each label is a class name, or else may be a list of class names.
+        self.has_classes = label_type is not None and pa.types.is_string(label_type)
+        self.has_names = self.has_classes or is_names(label_type)
         self._folder: Path | None = None
 
     @abstractmethod

@@ -15,7 +15,7 @@ from flatout.engine.data.columns import Columns, all_numbers
 from flatout.engine.data.dropped import drop_key
 from flatout.engine.data.folds import FOLD
 from flatout.engine.data.given_splits import SplitTexts, entry_of
-from flatout.engine.data.labels import label_report, label_warnings
+from flatout.engine.data.labels import label_warnings
 from flatout.engine.data.raw_texts import SPLITS, RawTexts, named_row
 from flatout.engine.data.row_facts import (
     FactCollector,
@@ -47,12 +47,8 @@ class TextSplit(SplitPlan):
         self, raw: RawTexts, columns: Columns, settings: SplitSettings
     ) -> None:
         columns.check_present(raw)
-        super().__init__(
-            settings,
-            has_names=columns.has_names,
-            has_classes=columns.has_classes,
-            kind="texts",
-        )
+        label_type = columns.label_type if columns.has_labels else None
+        super().__init__(settings, label_type, kind="texts")
         self.raw, self.columns = raw, columns
         if columns.form == "pairs" and columns.label:
             text = "pairs have the score %r (split.label_column; null: no score)"
@@ -105,9 +101,8 @@ class TextSplit(SplitPlan):
     def report(self) -> dict[str, Any]:
         """The split report, with row counts, label fractions and leaks."""
         facts, codes = self.facts, self.codes
-        labels = label_report(facts, codes)
         kept = self.settings.keep_duplicates
-        report = split_report(facts, codes, self.rejected, labels, repeats=kept)
+        report = split_report(facts, codes, self.rejected, repeats=kept)
         if facts.are_given:
             given = leaks(facts.exact, assign_splits(facts, self.settings))
             report["leaks"] = [
@@ -120,7 +115,7 @@ class TextSplit(SplitPlan):
         return report
 
     def _numbers_hint(self) -> str:
-        sets = self.facts.label_sets if self.columns.has_classes else []
+        sets = self.facts.label_sets if self.has_classes else []
         names = pa.array([name for one in sets for name in one], pa.string())
         if len(names) < MANY_NUMBERS or not all_numbers(names):
             return ""

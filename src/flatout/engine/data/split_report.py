@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from flatout.engine.data.labels import label_report
 from flatout.engine.data.raw_texts import SOURCE, SPLITS, place
 from flatout.engine.data.row_facts import (
     DROPPED,
@@ -26,24 +27,18 @@ SHOWN_TEXTS = 3
 
 
 def split_report(
-    facts: RowFacts,
-    codes: Codes,
-    rejected: Any,
-    labels: Mapping[str, Any],
-    *,
-    repeats: bool = False,
+    facts: RowFacts, codes: Codes, rejected: Any, *, repeats: bool
 ) -> dict[str, Any]:
-    """Return the report as a dict. `labels` is the part about labels. Set `repeats` if
-    the same text may occur in several rows and splits. Raises AssertionError if the
-    counts do not add up to all raw rows, or if a text or a group is unexpectedly in two
-    splits."""
+    """Return the report as a dict. Set `repeats` if the same text may occur in several
+    rows and splits. Raises AssertionError if the counts do not add up to all raw rows,
+    or if a text or a group is unexpectedly in two splits."""
     report = {
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
         **_near_duplicates(facts, codes),
         "texts_in_two_splits": count_shared_values(facts.exact[:, 0], codes),
         "groups_in_two_splits": count_shared_values(facts.groups, codes),
-        **labels,
+        **label_report(facts, codes),
     }
     out = sum(report["rows_out"].values())
     accounted = out + sum(report[n] for n in ("rejected", "duplicates", "dropped"))

@@ -60,10 +60,6 @@ class TokenizerFile:
         return json.loads(self._read("tokenizer_config.json"))
 
     @property
-    def path(self) -> Path:
-        return self.folder / "tokenizer.json"
-
-    @property
     def max_positions(self) -> int | None:
         """Maximum number of tokens per row, or None if the model has no maximum."""
         limit = int(self.config.get("model_max_length") or NO_LIMIT)
