@@ -219,10 +219,9 @@ def open_source(
     *,
     is_labelled: bool = True,
 ) -> ArraySource:
-    """Return a source of the samples in the file or folder `path`. `label` is the name
-    of the label column. If `is_labelled` is True, labels are required. If it is False,
-    labels are not read. `own` contains the parameters that are specific to arrays or
-    images."""
+    """Return a source of the samples in the file or folder `path`. Labels, in the
+    column `label`, are required if `is_labelled` is True, and not read otherwise. `own`
+    contains the parameters of arrays or images."""
     if isinstance(own, ArraySettings):
         return ArrayFiles(path, tuple(own.inputs), label, is_labelled)
     from flatout.engine.arrays.image_files import ImageFiles

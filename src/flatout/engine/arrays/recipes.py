@@ -70,10 +70,9 @@ def array_recipes(
     own: ArraySettings | ImageSettings,
     model: ModelSettings,
 ) -> dict[str, Any]:
-    """Return a dict with a recipe for each of the three splits, for the `rejected` rows
-    and for the `report`, and with the `label_names`. Raises ArraysError or SplitError
-    if the samples cannot be used, and SettingsError if the parameters do not fit the
-    samples."""
+    """Return a dict with recipes for the splits, the `rejected` rows and the `report`,
+    and with the `label_names`. Raises ArraysError or SplitError if the samples cannot
+    be used, and SettingsError if the parameters do not fit them."""
     for name in TEXT_ONLY:
         if column := getattr(split, name):
             raise SettingsError(

@@ -36,8 +36,7 @@ def table(file: Path) -> TextFiles:
 
 def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Return samples (n, ...) from a column of lists, or from one column per number,
-    and a mapping from the index of each unusable row to the reason. Raises ArraysError
-    if the columns cannot be used."""
+    and the reason of each unusable row by index. Raises ArraysError otherwise."""
     first, *others = batch.columns.values()
     if not others and _is_list(first.type):
         return _listed(first)

@@ -51,9 +51,8 @@ def named(array: Any) -> Any:
 
 
 def python_values(batch: RawBatch, name: str, faults: Faults) -> list[Any]:
-    """Return the N values of a column as Python objects. An object that is neither a
-    string, a number nor a list becomes None. A value that is not valid UTF-8 is
-    rejected and becomes None."""
+    """Return the N values of a column as Python objects, or None for other objects than
+    strings, numbers and lists. Values that are not valid UTF-8 are rejected."""
     array = plain_values(batch.columns[name])
     try:
         values = list(array.to_pylist())

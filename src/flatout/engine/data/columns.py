@@ -64,9 +64,8 @@ class Columns:
         cls, settings: SplitSettings, label_type: Any, task: str, form: str = "text"
     ) -> Columns:
         """Create the columns from the parameters. `label_type` is the Arrow type of the
-        task's labels, or None for a task without labels. Raises RawTextsError if a
-        column that the task needs is not set, or if a parameter does not fit the
-        task."""
+        task's labels, or None for a task without labels. Raises RawTextsError if the
+        parameters do not fit the task."""
         flags = tuple(settings.label_columns or ())
         if flags and not (is_names(label_type) and form == "text"):
             raise RawTextsError(
@@ -110,9 +109,8 @@ class Columns:
         )
 
     def among(self, present: Sequence[str]) -> Columns:
-        """Return the columns to read from a file that has the columns `present`. Scores
-        are optional for pairs, so the default label column of pairs is left out if the
-        file lacks this column."""
+        """Return the columns to read from a file with the columns `present`. The score
+        of pairs is optional: its default column is left out if the file lacks it."""
         optional = self.form == "pairs" and self.label == DEFAULT_LABEL
         absent = optional and self.label not in present
         return replace(self, label=None) if absent else self
@@ -198,11 +196,10 @@ def column_faults(
     entry: str,
     advice: str = "Set the names in conf/local/parameters.yml",
 ) -> str | None:
-    """Return a message if columns are missing or ambiguous, or None if each column
-    exists exactly once.
+    """Return a message if columns are missing or ambiguous, else None.
 
-    `wanted` maps parameter names to column names. The message suggests the most similar
-    column names and ends with `advice`. `entry` is the name of the catalog entry.
+    `wanted` maps parameter names to column names. The message suggests similar column
+    names and ends with `advice`. `entry` is the name of the catalog entry.
     """
     wrong = {
         parameter: name

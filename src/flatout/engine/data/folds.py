@@ -17,9 +17,8 @@ def assign_folds(
     """Return the fold number of each row (N,), or -1 for rows that are in no split.
 
     Folds are stratified by label, as in scikit-learn's StratifiedKFold. Rows of the
-    same group are in the same fold, and are treated as a single row with the label of
-    the group's first row. If the data has no groups, texts that differ only in case and
-    whitespace form a group.
+    same group count as one row with the label of the first. If the data has no groups,
+    texts that differ only in case and whitespace form a group.
     """
     used = np.flatnonzero(codes >= 0)
     hashes = (facts.near if facts.groups is None else facts.groups)[used]

@@ -160,9 +160,8 @@ def _negatives(name: str, value: Any, positive: Any) -> list[Any] | str:
 
 
 def read_flags(batch: RawBatch, names: Sequence[str], faults: Faults) -> Any:
-    """Return an Arrow array with a list for each row: the names of those columns among
-    `names` in which the row has a 1. Rows with other values than 0 and 1 are
-    rejected."""
+    """Return an Arrow array with a list for each row: those of `names` in whose column
+    the row has a 1. Rows with other values than 0 and 1 are rejected."""
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
         numbers = read_number(with_digits(batch, name), name, Faults()).to_numpy(False)

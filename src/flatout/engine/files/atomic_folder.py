@@ -63,9 +63,8 @@ def _read_key_file(folder: Path) -> dict[str, Any]:
 def write_whole(
     folder: Path, key: ContentKey, fill: Callable[[Path], dict[str, Any]]
 ) -> None:
-    """Let `fill` write files into a new folder, then replace `folder` with it. The
-    statistics that `fill` returns are stored with the key. If `fill` fails, `folder` is
-    not changed."""
+    """Let `fill` write files into a new folder, store the statistics that it returns
+    with the key, and replace `folder`, which is not changed if `fill` fails."""
 
     def fill_and_note(target: Path) -> None:
         facts = fill(target)

@@ -22,9 +22,8 @@ def source_of(module: str) -> Path | None:
 
 
 def sources_of(module: str) -> Iterable[Path]:
-    """Return the file of a module, or an empty list if the module is not found. If the
-    module is in a package, return all Python files of the package's folder, because the
-    module may import them."""
+    """Return the file of a module, or all Python files of its package's folder, because
+    it may import them. Return an empty list if the module is not found."""
     file = source_of(module)
     if file is None:
         return []

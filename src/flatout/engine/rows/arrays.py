@@ -22,8 +22,7 @@ VALUES_AT_ONCE = 2**22
 @dataclass
 class ArrayFacts(TokenFacts):
     """Statistics of a split, with a mean and a standard deviation for each value of a
-    sample. Images (uint8, three dimensions) have one of each per channel (the last
-    dimension)."""
+    sample, or for each channel (last dimension) of images (uint8, three dimensions)."""
 
     shape: list[int] = field(default_factory=list)
     """The shape of a sample."""

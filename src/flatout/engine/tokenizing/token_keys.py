@@ -77,10 +77,9 @@ def check_tokens_match(
     tokenizer: Any,
     label_names: Sequence[str],
 ) -> None:
-    """Raise StaleTokensError if the inputs have changed since the rows of `splits` were
-    created. The message lists all changes of parameters, of the tokenizer and of the
-    label names, and reports splits that were created from different data. Rows without
-    a key (e.g. in memory) only cause a warning."""
+    """Raise StaleTokensError if the parameters, the tokenizer or the label names have
+    changed since the rows of `splits` were created, or if the splits are of different
+    data. Rows without a key (e.g. in memory) only cause a warning."""
     keys = {f"{name}_tokens": key_of(rows) for name, rows in splits.items()}
     known = {name: key for name, key in keys.items() if key is not None}
     if len(known) < len(keys):

@@ -163,9 +163,8 @@ class TokenizerRecipe:
         return {}
 
     def build(self) -> Any:
-        """Load or train a tokenizer, and return it as a `PreTrainedTokenizerFast`.
-        Raises TokenizerError if this fails, or if the model cannot use the
-        tokenizer."""
+        """Load or train a `PreTrainedTokenizerFast`. Raises TokenizerError if this
+        fails, or if the model cannot use the tokenizer."""
         if self.model.name_or_path is None:
             tokenizer = self._trained()
             config = _scratch_config(self.model)

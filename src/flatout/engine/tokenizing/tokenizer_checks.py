@@ -22,9 +22,8 @@ class TokenizerError(ValueError):
 
 
 def make_usable(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> None:
-    """Set a padding token if `tokenizer` has none, and set its padding and truncation
-    sides to the right. Raises TokenizerError if a model with this `config` cannot be
-    trained with the tokenizer."""
+    """Give `tokenizer` a padding token, and padding and truncation on the right. Raises
+    TokenizerError if a model with this `config` cannot be trained with it."""
     if faults := list(_faults(tokenizer, config, model)):
         raise TokenizerError(
             f"the tokenizer {tokenizer.name_or_path!r} cannot be used:\n  "

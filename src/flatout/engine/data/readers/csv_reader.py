@@ -112,8 +112,9 @@ class CsvReader(FileReader):
         )
         return stream, found
 
-    def advice_for(self, error: Exception, advice: str) -> str:
-        return _TOO_LONG if "straddling" in str(error) else advice
+    def fail(self, error: Exception, advice: str) -> RawTextsError:
+        is_long = "straddling" in str(error)
+        return super().fail(error, _TOO_LONG if is_long else advice)
 
     def _check_last_quote(
         self, last: Any, broken: list[BrokenRow], num_rows: int

@@ -59,9 +59,8 @@ def _is_one_mark(value: Any) -> bool:
 
 
 class Utf8:
-    """A stream that is converted from `encoding` to UTF-8. `marks` is the number of
-    times that the text `mark` has occurred in the stream so far. If `as_is` is True,
-    the bytes are not changed and nothing is counted."""
+    """A stream that is converted from `encoding` to UTF-8. `marks` counts how often the
+    text `mark` has occurred so far. If `as_is` is True, all bytes only pass through."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0
@@ -116,12 +115,7 @@ class FileReader(ABC):
         except UnicodeError as error:
             raise self._bad_encoding(error) from error
         except (pa.ArrowException, OSError) as error:
-            raise self.fail(error, self.advice_for(error, advice)) from error
-
-    def advice_for(self, error: Exception, advice: str) -> str:
-        """Return the advice to show for `error`, which is `advice` unless a subclass
-        overrides this method."""
-        return advice
+            raise self.fail(error, advice) from error
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:
         shown = ""

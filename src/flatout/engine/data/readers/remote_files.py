@@ -58,9 +58,8 @@ class RemoteFiles:
         return self.cache / f"{name}-{xxhash.xxh3_64_hexdigest(self.url.encode())}"
 
     def fetch(self) -> Path:
-        """Download new and changed files, and remove local files that no longer exist
-        remotely. Return the local folder, or the local file if the URL is that of a
-        single file. Raises RawTextsError if the download fails."""
+        """Make the local files equal to the remote ones, and return the local folder,
+        or the file if the URL is that of a file. Raises RawTextsError if this fails."""
         with self._errors():
             store, found, is_file = self._find()
             known, stamps = self.fetched_stamps(), _stamps(store, found)
@@ -75,9 +74,8 @@ class RemoteFiles:
         return self.folder / next(iter(found)) if is_file else self.folder
 
     def stamps(self) -> dict[str, str | None]:
-        """Return a hash of each file's current remote metadata, by file name. The hash
-        is None if the metadata cannot show whether the file has changed. Raises
-        RawTextsError if the store cannot be read."""
+        """Return a hash of each file's remote metadata, by file name, or None if it
+        cannot show changes. Raises RawTextsError if the store cannot be read."""
         with self._errors():
             store, found, _ = self._find()
             return _stamps(store, found)

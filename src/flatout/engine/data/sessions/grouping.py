@@ -36,9 +36,8 @@ Part = Literal["all", "train", "rest"]
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """Selects sessions by a hash of their names. A random fraction `share` of all
-    sessions is chosen. The part `train` contains the normal sessions among them, and
-    `rest` contains all other sessions."""
+    """Selects sessions by a hash of their names. The part `train` contains the normal
+    sessions among a random fraction `share` of all, and `rest` all other sessions."""
 
     part: Part = "all"
     share: float = 0.8
@@ -62,9 +61,8 @@ def label_of(value: str) -> str:
 
 
 def read_labels(path: Path) -> dict[str, str]:
-    """Read a file with two columns, the session name and the label. Return a dict from
-    each session name to `normal` or `abnormal`. Raises RawTextsError if the file does
-    not have exactly two columns."""
+    """Read a file with two columns, the session name and the label. Return `normal` or
+    `abnormal` by session name. Raises RawTextsError if there are not two columns."""
     reader = TextFiles(path)
     columns = reader.column_names
     if len(columns) != 2:
@@ -99,10 +97,9 @@ class LogColumns:
 
 
 def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
-    """Return a DataFrame of sessions in the order of their first lines, and the
-    unusable lines. The DataFrame has the columns `session`, `row` (the row number of
-    the session's first line), `text` and `label`. Raises RawTextsError if a column is
-    missing or no line has a session."""
+    """Return a DataFrame of sessions, ordered by `row` (the row number of the first
+    line), with the further columns `session`, `text` and `label`, and the unusable
+    lines. Raises RawTextsError if a column is missing or no line has a session."""
     reader = TextFiles(file)
     _check_columns(reader, columns)
     lines, broken = _lines(reader, columns)

@@ -28,9 +28,8 @@ Keys = list[str]
 
 
 def synthetic_sessions(count: int, seed: int, sessions_filter: SessionFilter) -> Any:
-    """Generate `count` sessions, and return the sessions selected by `sessions_filter`
-    as an Arrow table with the columns `session`, `text` and `label`. The same seed
-    always gives the same sessions."""
+    """Generate `count` sessions from `seed`, and return those that `sessions_filter`
+    selects as an Arrow table with the columns `session`, `text` and `label`."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     found = [_session(rng, number) for number in range(count)]
     names, texts, labels = map(list, zip(*found, strict=True))

@@ -108,8 +108,7 @@ class Encoder:
 
     def _collect(self, encodings: Sequence[Any]) -> Encoded:
         """Return encodings of the tokenizers library as an Encoded. A row without any
-        token gets the token `empty_id`, because a model needs at least one token.
-        Raises ValueError if `empty_id` is needed but not set."""
+        token gets `empty_id`. Raises ValueError if this is needed but not set."""
         full = self.options.max_length
         rows = [encoding.ids[:full] for encoding in encodings]
         cut = [
@@ -137,10 +136,9 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Return a number for each token: the index of its word if the token is the first
-    one of the word, or else -1. `words` contains the index of each token's word."""
-    before = [None, *words]
-    pairs = zip(words, before, strict=False)
+    """Return the index of each token's word, in `words`, if it is the first token of
+    the word, or else -1."""
+    pairs = zip(words, [None, *words], strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
 
 
