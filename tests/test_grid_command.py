@@ -63,13 +63,6 @@ def test_without_lists_the_configured_ones_count():
     }
 
 
-@pytest.mark.parametrize("ending", ["npz", "h5"])
-def test_numbers_are_known_as_such(tmp_path, ending):
-    file = tmp_path / f"n.{ending}"
-    file.touch()
-    assert other_kind(file) == "arrays"
-
-
 def photos(folder) -> Path:
     for name, colour in (("cat", 200), ("dog", 50)):
         (folder / "photos" / name).mkdir(parents=True)
@@ -79,12 +72,11 @@ def photos(folder) -> Path:
     return folder / "photos"
 
 
-def test_a_folder_of_images_is_known_as_such(tmp_path):
-    folder = photos(tmp_path)
-    assert other_kind(folder) == "images"
-
-
-def test_texts_are_no_numbers(tmp_path):
+def test_numbers_images_and_texts_are_told_apart(tmp_path):
+    for name in ("n.npz", "n.h5"):
+        (tmp_path / name).touch()
+        assert other_kind(tmp_path / name) == "arrays"
+    assert other_kind(photos(tmp_path)) == "images"
     for name, (rows, *_) in KINDS.items():
         assert other_kind(Path(write(tmp_path / name, rows))) is None, name
 

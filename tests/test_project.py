@@ -313,7 +313,6 @@ def small(finished: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_project(tmp_path_factory.mktemp("small") / "project", finished.data)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_of_the_documents_as_it_stands(small, command):
     program, *words = shlex.split(command)
@@ -329,7 +328,6 @@ def test_a_command_that_is_not_run_as_it_stands_has_a_reason():
             assert f"def {name}(" in (PROJECT / file).read_text(), why
 
 
-@pytest.mark.process
 def test_the_notebook_shows_what_the_run_left(finished, tmp_path):
     """Run all cells as Jupyter would, on the results of a run and a measured trial."""
     data = tmp_path / "data"
@@ -525,7 +523,6 @@ def interrupted_run(data: Path, signum: int) -> int:
     return interrupted(command, data / "log", lambda: count() >= enough, signum)
 
 
-@pytest.mark.process
 def test_a_killed_and_a_stopped_run_go_on_in_the_same_mlflow_run(tokens: Path):
     assert interrupted_run(tokens, signal.SIGKILL) == -signal.SIGKILL
     assert interrupted_run(tokens, signal.SIGTERM) == 143

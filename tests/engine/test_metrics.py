@@ -1,7 +1,6 @@
 """Metrics of an evaluation compared with scikit-learn and SciPy, on one and two
 ranks."""
 
-import json
 import math
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn import metrics
 from flatout.engine.launch.launch import run_job
 from flatout.engine.tasks import task_class, task_names
 from flatout.engine.tasks._shared.metrics import Classes, Numbers
-from flatout.engine.train.evaluate import Sums, gathered
+from flatout.engine.train.evaluate import Sums
 from tests.engine.families import task_of
 from tests.engine.runs import NO_DROPOUT, make_job, run_forked
 from tests.forks import fork_two
@@ -145,21 +144,6 @@ def test_a_split_without_targets_has_no_figures(found):
 @pytest.mark.parametrize("name", task_names())
 def test_a_task_names_its_figures(name):
     assert task_class(name).figures["loss"] is False
-
-
-def _gather(runtime, group, folder):
-    rank = runtime.ranks.rank
-    own = torch.arange(6.0).view(3, 2)[rank:] + 10 * rank
-    found = [part.tolist() for part in gathered(own, 2)]
-    (folder / f"{rank}").write_text(json.dumps(found))
-
-
-@pytest.mark.process
-def test_ranks_with_unlike_numbers_of_rows_gather_all(tmp_path):
-    fork_two(_gather, tmp_path)
-    whole = [[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], [[12.0, 13.0], [14.0, 15.0]]]
-    for rank in range(2):
-        assert json.loads((tmp_path / f"{rank}").read_text()) == whole
 
 
 def _figures_of_a_half(runtime, group, guess, labels):

@@ -186,7 +186,7 @@ JSON = [
         ),
         (
             "a.csv",
-            "text,label\na,x\n\nb,y\n\n",
+            "\ntext,label\na,x\n\nb,y\n\n",
             {},
             [(0, "a", "x"), (1, "b", "y")],
             [],
@@ -267,12 +267,6 @@ def test_what_is_read_and_what_costs_its_row(
     files = TextFiles(write(tmp_path / name, content), Format(**form))
     assert files.column_names == COLUMNS
     assert rows_of(files) == ([(name, *row) for row in rows], broken)
-
-
-def test_an_empty_line_before_a_header_is_no_row(tmp_path):
-    path = write(tmp_path / "b.csv", "\ntext\na\n\nb\n")
-    (batch,) = TextFiles(path).batches(["text"])
-    assert batch.columns["text"].to_pylist() == ["a", "b"]
 
 
 def test_a_nul_byte_is_shown_as_text(tmp_path):
