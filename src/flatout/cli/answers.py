@@ -21,23 +21,19 @@ from flatout.project.data.origin import data_fault
 if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
 
-MADE_BY = {"tokens": "split,tokenize"}
-"""The pipelines that create each kind of rows. A kind that is missing here is created
-by the pipeline of the same name."""
-
 
 def load_inputs(context: KedroContext) -> dict[str, Any]:
     """Return the inputs of the train pipeline by name: the splits, the label names and
     the tokenizer, if there is one. Before loading them, set the environment variables
     that torch reads when it is imported. Raises CommandError if an input does not exist
     yet."""
-    settings = loader_of(context).settings
+    settings, catalog = loader_of(context).settings, context.catalog
     environment.apply(settings.runtime)
-    rows, catalog = settings.train.rows, context.catalog
+    rows = settings.train.rows
     entries = inputs_of(rows)
     for entry in entries.values():
         if not catalog.exists(entry):
-            made_by = MADE_BY.get(rows, rows)
+            made_by = "split,tokenize" if rows == "tokens" else rows
             raise CommandError(
                 f"{entry} does not exist yet: create it with "
                 f"kedro run --pipelines={made_by}"
@@ -151,20 +147,15 @@ def gate(
     """
     with plain_errors():
         job = training_job(context_of(env, params))
-        from flatout.engine.answers.gate import (
-            Measured,
-            check_comparable,
-            judge,
-            measure,
-        )
+        from flatout.engine.answers import gate as gates
 
-        before = None if write else Measured.read(baseline)
-        now = measure(job, steps)
+        before = None if write else gates.Measured.read(baseline)
+        now = gates.measure(job, steps)
         if before is None:
             now.write(baseline)
             click.echo(f"{baseline} is written")
             return
-        check_comparable(now, before)
-    verdict, faults = judge(now, before)
+        gates.check_comparable(now, before)
+    verdict, faults = gates.judge(now, before)
     click.echo(f"gate: failed, {'; '.join(faults)}" if faults else f"gate: {verdict}")
     raise SystemExit(bool(faults))

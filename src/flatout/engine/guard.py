@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -126,14 +127,11 @@ def work_key(settings: Settings, token_key: str) -> str:
 
 def read_runs(file: Path) -> list[TrackedRun]:
     """Read the runs in `file`, one JSON object per line. Invalid lines are skipped."""
-    if not file.is_file():
-        return []
+    text = file.read_text("utf-8", "replace") if file.is_file() else ""
     found = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+    for line in text.splitlines():
+        with suppress(ValueError, TypeError):
             found.append(TrackedRun(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue
     return found
 
 
@@ -180,41 +178,41 @@ def judge(
             "windows needed were measured after the warm-up: train more steps, or "
             "lower train.log_every",
         )
-    if baseline is None or baseline.samples_per_s is None:
+    if baseline is None:
         return Verdict(
             "first",
             "guard: the first run of this workload on this device; later runs are "
             f"compared with its {rate:.0f} samples/s",
         )
-    return _compared_with(now, rates, baseline, baseline.samples_per_s, settings)
+    return _compared_with(now, rates, baseline, settings)
 
 
 def _compared_with(
     now: TrackedRun,
     rates: Sequence[float],
     baseline: TrackedRun,
-    baseline_rate: float,
     settings: GuardSettings,
 ) -> Verdict:
-    rate, found = median(rates), differences(baseline, now)
-    rate_pct = 100 * rate / baseline_rate
+    rate, before, found = (
+        median(rates),
+        baseline.figures[RATE],
+        differences(baseline, now),
+    )
+    rate_pct = 100 * rate / before
     text = (
         f"guard: {rate:.0f} samples/s in the median window, {rate_pct:.0f} % of the "
-        f"baseline's {baseline_rate:.0f} (run {baseline.name}, "
-        f"{baseline.run_id})"
+        f"baseline's {before:.0f} (run {baseline.name}, {baseline.run_id})"
     )
-    before, here = baseline.figures.get(STEP), now.figures.get(STEP)
-    step_pct = 100 * here / before if before and here else None
-    if step_pct is not None:
+    step_pct = None
+    if (then_ms := baseline.figures.get(STEP)) and (now_ms := now.figures.get(STEP)):
+        step_pct = 100 * now_ms / then_ms
         text += f"; a step takes {step_pct:.0f} % of its step time"
     state: State = "healthy"
     if rate_pct > settings.healthy_high_pct:
         state = "fast"
     elif rate_pct < settings.healthy_low_pct:
-        upper = quantiles(rates, n=4, method="inclusive")[2]
-        excuse = _cause_outside_settings(
-            now, 100 * upper / baseline_rate, found, settings
-        )
+        upper_pct = 100 * quantiles(rates, n=4, method="inclusive")[2] / before
+        excuse = _cause_outside_settings(now, upper_pct, found, settings)
         state = "busy" if excuse else "slow"
         text += f". No alarm: {excuse}" if excuse else _slow_text(found, settings)
     return Verdict(state, text, baseline.run_id, rate_pct, step_pct, found)
@@ -278,10 +276,9 @@ def _facts(run: TrackedRun) -> dict[str, str]:
 
 def _changed_figure(name: str, then: TrackedRun, now: TrackedRun) -> Difference | None:
     before, after = then.figures.get(name), now.figures.get(name)
-    if before is None or after is None:
-        return None
+    if before is None or not after:
+        return None  # a percentage of 0 slows nothing down
+    ratio = before / after
     if name.endswith("_pct"):
         ratio = max(100 - before, 1.0) / max(100 - after, 1.0)
-    else:
-        ratio = before / after if after else 1.0
     return Difference(name, f"{before:.1f}", f"{after:.1f}", ratio, SYMPTOMS[name])

@@ -110,8 +110,8 @@ def measure(job: TrainJob, steps: int) -> Measured:
     groups = job.settings.model_dump(mode="json", include={"runtime", "model", "train"})
     params = {n: str(v) for n, v in by_path(groups) if n not in UNCOMPARED}
     driver = query_driver()
-    packages = {**versions(), "driver": driver.version if driver else "none"}
-    tags = {f"version.{name}": version for name, version in packages.items()} | {
+    tags = {f"version.{name}": version for name, version in versions().items()} | {
+        "version.driver": driver.version if driver else "none",
         "device": report.device,
         "world_size": str(report.world_size),
         "token_key": job.data_key,
@@ -122,22 +122,20 @@ def measure(job: TrainJob, steps: int) -> Measured:
 
 def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float]:
     every = max(1, steps // WINDOWS)
-    threads = {} if torch.cuda.is_available() else {"runtime.threads": 1}
-    job = job.changed(
-        {
-            "train.max_steps": steps,
-            "train.log_every": every,
-            "train.evaluate_every": None,
-            "train.resume": "never",
-            "train.callbacks": [f"{__name__}.{Yardstick.__name__}"],
-            "runtime.seed": job.settings.runtime.seed + number,
-            **threads,
-        }
-    )
+    changes = {
+        "train.max_steps": steps,
+        "train.log_every": every,
+        "train.evaluate_every": None,
+        "train.resume": "never",
+        "train.callbacks": [f"{__name__}.{Yardstick.__name__}"],
+        "runtime.seed": job.settings.runtime.seed + number,
+    }
+    if not torch.cuda.is_available():
+        changes["runtime.threads"] = 1
     with tempfile.TemporaryDirectory(prefix="flatout-gate-") as name:
         points = Path(name, "points.jsonl")
-        job = replace(job.in_folder(Path(name, "run")), metrics_file=points)
-        result = run_job(job)
+        job = job.changed(changes).in_folder(Path(name, "run"))
+        result = run_job(replace(job, metrics_file=points))
         return result, _rate(result, points, every)
 
 
@@ -145,11 +143,11 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
     found = (point["metrics"] for point in read_points(points))
     windows = [p for p in found if WINDOW in p]
     rates = [p.samples_per_s for p in result.history]
-    best = max((rate for rate in rates if not math.isnan(rate)), default=None)
-    if best is None or not windows:
+    rates = [rate for rate in rates if not math.isnan(rate)]
+    if not (rates and windows):
         raise SettingsError("--steps: too few for a window after the warm-up; take 100")
     if nvidia_gpu_count():
-        return best
+        return max(rates)
     work_s, window_s = (sum(p[name] for p in windows) for name in (WORK, WINDOW))
     return float(every * work_s / window_s)
 
@@ -157,10 +155,9 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
 def check_comparable(now: Measured, before: Measured) -> None:
     """Raise SettingsError if `now` and `before` (the baseline) differ in the device,
     the number of ranks, the dataset or the step count."""
-    pairs = [(n, before.tags.get(n), now.tags.get(n)) for n in COMPARABLE]
-    pairs.insert(0, ("--steps", str(before.steps), str(now.steps)))
-    other = [f"{name}: {a} -> {b}" for name, a, b in pairs if a != b]
-    if other:
+    pairs = {n: (before.tags.get(n), now.tags.get(n)) for n in COMPARABLE}
+    pairs = {"--steps": (str(before.steps), str(now.steps)), **pairs}
+    if other := [f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b]:
         raise SettingsError(
             f"the baseline was not measured like this run (then -> now): "
             f"{'; '.join(other)}. Set these back, or make a baseline here with --write"

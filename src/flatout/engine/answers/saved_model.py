@@ -49,19 +49,18 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     vocabulary = vocabulary_of(tokenizer)
     task = task_of(own, settings.model, vocabulary, settings.runtime.seed)
     predictor = Predictor(own, tokenizer, settings, task)
-    loss = predictor.evaluate(rows).loss
-    runtime = predictor.runtime
+    runtime, loss = predictor.runtime, predictor.evaluate(rows).loss
     module, plain_task = plain.to(runtime.device).eval(), without_options(task)
     reference = Plain(module, plain_task, rows, predictor.max_length)
     with exact_products():
         theirs, answers = _outputs(reference)
     with runtime.autocast():
-        rounded, rounded_answers = _outputs(reference)
+        rounded, near = _outputs(reference)
     roundoff = roundoff_of(runtime)
     checks = [compared_loss((loss, theirs, rounded), roundoff)]
     if task.head_kind.one_a_row:
-        own, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
-        values = own - mean, answers - mean, rounded_answers - mean
+        outputs, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
+        values = outputs - mean, answers - mean, near - mean
         checks.append(compared("outputs", [values], max(LEAST, TIMES * roundoff)))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
@@ -84,7 +83,7 @@ def _outputs(plain: Plain) -> tuple[float, Tensor]:
     parts = list(plain.parts(np.arange(len(plain.rows))))
     loss = sum(part.loss.item() for part in parts)
     logits = torch.cat([part.logits.float().cpu() for part in parts])
-    order = np.argsort(np.concatenate([part.row_ids for part in parts]), kind="stable")
+    order = np.concatenate([part.row_ids for part in parts]).argsort()
     if len(order) == len(logits):  # one output per row
         logits = logits[torch.from_numpy(order)]
     return loss / max(1, sum(part.targets for part in parts)), logits
