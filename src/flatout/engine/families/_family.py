@@ -188,9 +188,8 @@ class Family:
         return inputs
 
     def narrow(self, model: Any) -> Sequence[nn.Module]:
-        """Change the last layer so that it computes only the targets of a forward pass.
-        Return the modules whose attribute `target_index` must be set to the targets
-        (K,) before each pass, or () if the layer cannot be changed."""
+        """Make the last layer compute only targets. Return the modules whose
+        `target_index` must be set to the targets (K,) before each pass, if any."""
         return ()
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:

@@ -27,9 +27,8 @@ class LogKeyLstm(Recurrent):
     causal = True
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Return the fixed cost of a micro-batch in tokens. For whole sessions, 256 was
-        the fastest of the values from 16 to 1,024. With windows, equal windows are
-        computed only once, so a single large micro-batch is fastest."""
+        """Return the cost in tokens. For whole sessions, 256 was the fastest of 16 to
+        1,024. Equal windows are computed once, so one large batch is fastest."""
         share = config.window_keys and not config.dropout
         return 2**30 if share else 256
 

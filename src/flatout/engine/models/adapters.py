@@ -48,9 +48,8 @@ TASK_TYPES = {
 def add_adapter(
     model: Any, settings: ModelSettings, task: Task, new: Sequence[str] = ()
 ) -> None:
-    """Add an adapter to `model`, and freeze everything except the adapter and the head.
-    Do nothing if `model.lora` is off. `new` lists weights that the checkpoint lacks.
-    Raises SettingsError if a target matches no layer, or no adapter is possible."""
+    """Add an adapter, unless `model.lora` is off, and freeze all but it and the head.
+    `new` lists weights that the checkpoint lacks. Raises SettingsError if it cannot."""
     lora = settings.lora
     if lora.rank is None:
         return
@@ -86,10 +85,9 @@ def add_adapter(
 
 
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Convert the weight matrices of frozen linear layers to `dtype`. This saves a copy
-    in each forward pass and does not change results, because autocast would convert
-    them too. Matrices that are tied to embeddings are not converted. With DoRA, no
-    matrix is converted, because the fp32 norms are needed."""
+    """Convert the matrices of frozen linear layers that are not tied to embeddings to
+    `dtype`, which saves autocast a copy per pass and changes no result. DoRA is left
+    out, because it needs fp32 norms."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:

@@ -127,11 +127,9 @@ def _from_checkpoint(
 def load_pretrained(
     folder: Path, *, trust_remote_code: bool = False, merge: bool = True, **options: Any
 ) -> Any:
-    """Load a model that `save_pretrained` saved to `folder`, on the CPU.
-
-    An adapter is loaded with its base model, and merged into it if `merge` is true.
-    Raises ModelError if the model's class is unknown or its code is not trusted, or if
-    the base model of an adapter cannot be loaded."""
+    """Load a model that `save_pretrained` saved to `folder`, on the CPU. An adapter is
+    loaded with its base model, and merged into it if `merge` is true. Raises ModelError
+    if the class or the base model cannot be loaded."""
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)

@@ -170,10 +170,9 @@ USED_SHARE = 0.5
 
 
 def launch_tokens(width: int, runtime: Runtime) -> int:
-    """Return how many tokens a GPU can process in the time in which the host launches a
-    micro-batch. The result is 0 on a CPU, in fp32 (where the host is seldom the
-    bottleneck), and if the GPU's peak is unknown. A block of hidden size `width` has 12
-    x width^2 weights. The result does not depend on the number of blocks."""
+    """Return how many tokens a GPU can process while the host launches a micro-batch,
+    for blocks of 12 x width^2 weights. The result is 0 on a CPU, in fp32 (where the
+    host is seldom the bottleneck), and if the GPU's peak is unknown."""
     peak = peak_tflops(runtime.device_name) if runtime.is_cuda else None
     if peak is None or not width or runtime.precision == "fp32":
         return 0

@@ -109,14 +109,16 @@ def moment_bytes(groups: list[dict[str, Any]]) -> int:
 
 
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
-    """Estimate the memory of a run from the model's config. `budget` is the maximum
-    number of tokens per micro-batch, and `shards` is the number of ranks among which
-    the weights and optimizer states are divided."""
+    """Estimate a run's memory from its config, up to `budget` tokens per micro-batch,
+    with weights and optimizer states divided among `shards` ranks."""
     train = settings.train
     model = without_weights(config, settings.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = min(budget, train.global_batch_size * settings.max_length)
-    hidden, wide = config.hidden_size, feed_forward(config)
+    hidden = config.hidden_size
+    names = ("intermediate_size", "n_inner", "hidden_dim")
+    known = (getattr(config, name, None) for name in names)
+    wide = next((size for size in known if size), 4 * hidden)
     unit = ACTIVATION_BYTES * tokens * (2 * hidden + wide) // 6
     layers = config.num_hidden_layers
     if train.gradient_checkpointing:  # inputs of all layers, activations of one layer
@@ -168,10 +170,3 @@ def without_weights(config: Any, settings: ModelSettings) -> Any:
         model = auto.from_config(copy.deepcopy(config), **own)
         add_adapter(model, settings, make_task(settings))
     return model
-
-
-def feed_forward(config: Any) -> int:
-    """Return the inner width of a feed-forward layer."""
-    names = ("intermediate_size", "n_inner", "hidden_dim")
-    found = (getattr(config, name, None) for name in names)
-    return int(next((size for size in found if size), 4 * config.hidden_size))

@@ -29,9 +29,8 @@ def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
     """Load a model with `auto.from_pretrained` for the labels of `options["config"]`.
-    `saved` is the config in the checkpoint. Weights that start from scratch are logged
-    and listed in the model's attribute `new_weights`. Raises BodyMismatch if weights
-    below the head do not fit. Errors of transformers are not caught."""
+    `saved` is the checkpoint's config. New weights are logged, and listed in the
+    model's attribute `new_weights`. Raises BodyMismatch if other weights do not fit."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     same, sized = list(range(len(now))), dict[str, int]()
@@ -94,9 +93,8 @@ def _places(
 def label_dimensions(
     auto: Any, config: Any, options: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return the names of all tensors whose shape depends on the number of labels, each
-    mapped to the dimension with that size. They are found by comparing the model with
-    one that has one more label. Both models are built on the meta device."""
+    """Return the dimension of each tensor that is the number of labels, found by
+    comparing two models with one label more or less on the meta device."""
     shapes = []
     for more in (0, 1):
         own = deepcopy(config)

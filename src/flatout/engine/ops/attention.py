@@ -158,9 +158,8 @@ def _flash(
 
 
 def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    """Call `row_by_row` in fp32. In bf16, oneDNN would compile a matmul for each new
-    row length, which took 20 of the 45 to 110 ms per step of a small BERT. fp32 matmuls
-    use MKL, which does not compile them."""
+    """Call `row_by_row` in fp32. In bf16, oneDNN would compile a matmul for each row
+    length, which took 20 of the 45 to 110 ms per step of a small BERT."""
     with torch.autocast("cpu", enabled=False):
         return row_by_row(query.float(), key.float(), value.float(), *rest)
 

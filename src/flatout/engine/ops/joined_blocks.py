@@ -38,15 +38,8 @@ def joined_product(layers: Sequence[Any], states: Tensor) -> Tensor:
 class _BertAttention(nn.Module):
     """The attention of BERT and RoBERTa with fused projections."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    dropout: Any
-    scaling: float
-    num_attention_heads: int
-
     def forward(
-        self,
+        self: Any,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
@@ -59,15 +52,8 @@ class _BertAttention(nn.Module):
 
 
 class _DistilBertAttention(nn.Module):
-    q_lin: nn.Linear
-    k_lin: nn.Linear
-    v_lin: nn.Linear
-    out_lin: nn.Linear
-    dropout: Any
-    n_heads: int
-
     def forward(
-        self,
+        self: Any,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         **packed: Any,
@@ -80,15 +66,8 @@ class _DistilBertAttention(nn.Module):
 class _DecoderAttention(nn.Module):
     """The attention of Llama-like models with fused projections."""
 
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    head_dim: int
-    attention_dropout: float
-
     def forward(
-        self,
+        self: Any,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
@@ -103,13 +82,8 @@ class _DecoderAttention(nn.Module):
 
 
 class _ModernBertAttention(nn.Module):
-    Wqkv: nn.Linear
-    Wo: nn.Linear
-    out_drop: nn.Module
-    attention_dropout: float
-
     def forward(
-        self,
+        self: Any,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
@@ -123,12 +97,7 @@ class _ModernBertAttention(nn.Module):
 class _FeedForward(nn.Module):
     """A gated feed-forward layer, down(activation(gate) * up)."""
 
-    gate_proj: nn.Linear
-    up_proj: nn.Linear
-    down_proj: nn.Linear
-    act_fn: nn.Module
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
         """Return the new states (..., N) for the states `x` (..., N)."""
         gate, up = joined_product((self.gate_proj, self.up_proj), x).chunk(2, -1)
         return self.down_proj(self.act_fn(gate) * up)

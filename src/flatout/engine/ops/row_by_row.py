@@ -7,6 +7,7 @@ dropout number separately.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,9 @@ def _rows(
         torch.split(v, lengths, 1),
     )
     sizes = [heads * n * m for n, m in zip(asked, lengths, strict=True)]
-    masks = _masks(sizes, rule.dropout, q)
+    masks: Sequence[Tensor | None] = [None] * len(sizes)
+    if rule.dropout:
+        masks = torch.split(drawn_mask(sum(sizes), rule.dropout, q), sizes)
     rows = []
     for queries, keys, values, mask in zip(*parts, masks, strict=True):
         # `@` would add five views and their gradients to each matmul. For 16 rows on
@@ -82,13 +85,6 @@ def _rows(
             weights = weights * mask.view_as(weights)
         rows.append(torch.bmm(weights, values))
     return torch.cat(rows, 1)
-
-
-def _masks(sizes: list[int], dropout: float, like: Tensor) -> list[Tensor | None]:
-    """Return the dropout factors of each row (None without dropout)."""
-    if dropout == 0:
-        return [None] * len(sizes)
-    return list(torch.split(drawn_mask(sum(sizes), dropout, like), sizes))
 
 
 def _hidden(length: int, rule: Rule, device: torch.device) -> Tensor | None:

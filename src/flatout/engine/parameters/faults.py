@@ -147,11 +147,9 @@ def _names(model: type[SettingsModel]) -> set[str]:
 
 
 def _shown_value(fault: Any) -> str:
-    value = fault["input"]
-    unknown = fault["type"] == "extra_forbidden"
-    return (
-        "" if unknown or isinstance(value, (dict, BaseModel)) else f" (got {value!r})"
-    )
+    value, unknown = fault["input"], fault["type"] == "extra_forbidden"
+    is_group = isinstance(value, (dict, BaseModel))
+    return "" if unknown or is_group else f" (got {value!r})"
 
 
 def _is_union_branch(part: object) -> bool:

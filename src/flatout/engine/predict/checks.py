@@ -20,9 +20,8 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 def task_of(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None, seed: int = 0
 ) -> Task:
-    """Return the task of a saved model, read from its config. `seed` is the training
-    seed, which determines the masked tokens. Raises ModelError if the config has no
-    task, or has a custom task that the settings do not name."""
+    """Return the task of a saved model. `seed` is the training seed of masked tokens.
+    Raises ModelError if the task is unknown, or custom and not in the settings."""
     name, config = task_of_model(model), model.config
     if name is None:
         raise _no_row_answers_error(model)

@@ -41,9 +41,8 @@ def detect(
     model: Any, tokenizer: TokenizerFile, sessions: Any, settings: Settings
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Classify `sessions` (any input of `open_raw_texts`) with a saved model. Return a
-    table with the columns COLUMNS and one row per session, and the report. `place` is
-    the position (from 1) of the least expected key of a session, and `rank` is the rank
-    (from 0) of this key in the prediction. Raises ModelError, RawTextsError or
+    table with COLUMNS and one row per session, and the report. `place` (from 1) and
+    `rank` (from 0) are of the least expected key. Raises ModelError, RawTextsError or
     SettingsError if an input is unsuitable."""
     raw, session = open_raw_texts(sessions, ENTRY), settings.split.group_column
     own = settings.predict.model_copy(update={"id_column": session, "keep_text": True})
@@ -137,9 +136,8 @@ def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
 
 
 def _figures(ranks: pd.Series, truth: pd.Series, top_keys: int) -> dict[str, Any]:
-    """Return metrics of the labelled sessions. `ranks` contains the rank of each
-    session's least expected key. `truth` contains whether each session is abnormal.
-    Ratios that divide by zero are None."""
+    """Return metrics of sessions, given the rank of their least expected key and
+    whether they are abnormal. Ratios that divide by zero are None."""
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
     missed, total = int((~found & truth).sum()), len(ranks)

@@ -24,9 +24,8 @@ MOST_CONFUSED = 1_000
 
 
 def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return a table with the number of rows, the number of predictions, the precision,
-    the recall and the F1 of each class. The table is empty if `names` is empty. As in
-    scikit-learn, a division by zero gives zero."""
+    """Return the rows, predictions, precision, recall and F1 of each class, or an empty
+    table without classes. A division by zero gives zero."""
     label, predicted = predictions["label"], predictions["prediction"]
     columns = {
         "rows": label,
@@ -55,21 +54,19 @@ def class_table(predictions: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
 def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]]:
     """Return the confusion matrix, with one row per true class and one column per
     predicted class, or [] if there are more than MOST_CONFUSED classes."""
-    count, number = len(names), {name: place for place, name in enumerate(names)}
-    if not 0 < count <= MOST_CONFUSED:
+    if not 0 < len(names) <= MOST_CONFUSED:
         return []
-    rows = predictions["label"].map(number) * count
-    cells = (rows + predictions["prediction"].map(number)).to_numpy(np.int64)
-    return np.bincount(cells, minlength=count**2).reshape(count, count).tolist()
+    counts = pd.crosstab(predictions["label"], predictions["prediction"])
+    counts = counts.reindex(index=[*names], columns=[*names], fill_value=0)
+    return counts.to_numpy(np.int64).tolist()
 
 
 def baseline_figures(
     predictions: pd.DataFrame, classes: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return the most frequent label (or set of labels), the accuracy of always
-    predicting this label, and the classes that have rows but are never predicted. Log a
-    warning about such classes. `classes` is the result of `class_table`. The result is
-    empty if the labels are numbers or there are no rows."""
+    """Return the most frequent label, the accuracy of always predicting it, and (with a
+    warning) the classes of `class_table` that are never predicted. The result is empty
+    if the labels are numbers or there are no rows."""
     labels = predictions["label"]
     if not len(labels) or pd.api.types.is_float_dtype(labels):
         return {}
@@ -91,9 +88,8 @@ def baseline_figures(
 def wrong_rows(
     predictions: pd.DataFrame, rows: Any, tokenizer: TokenizerFile | None, most: int
 ) -> pd.DataFrame:
-    """Return the `most` wrong predictions with the largest loss. One column contains
-    the text of each row, decoded from the tokens. For arrays and images, it contains
-    the source file. `rows` is the `datasets.Dataset` of the split."""
+    """Return the `most` wrong predictions with the largest loss, with the decoded text
+    of each row or the source file of a sample. `rows` is a `datasets.Dataset`."""
     wrong = predictions[predictions["wrong"].astype(bool)]
     kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)
     opened, name = rows_from_dataset(rows), "text" if tokenizer else "source"

@@ -129,9 +129,8 @@ def mine(
     corpus: Any,
     settings: Settings,
 ) -> Triplets:
-    """Return the triplets for rows of pairs. `splits` maps split names to
-    `datasets.Dataset` objects, and `corpus` is any input of `open_raw_texts`. Raises
-    ModelError, RawTextsError or SettingsError if the inputs do not fit together."""
+    """Return the triplets for `splits` (datasets by name) of pairs and a `corpus`.
+    Raises ModelError, RawTextsError or SettingsError if they do not fit together."""
     for name, rows in splits.items():
         if PASSAGES not in rows.column_names or "label" in rows.column_names:
             raise SettingsError(
@@ -181,9 +180,8 @@ def _vectors(
 
 
 def corpus_texts(corpus: Any, column: str) -> Any:
-    """Return the distinct texts of a corpus as an Arrow array (C,). If the corpus
-    consists of pairs, the texts are the passages of the pairs. Otherwise, they are read
-    from `column`. Raises RawTextsError if this column is missing."""
+    """Return the distinct texts of a corpus as an Arrow array (C,): the passages of
+    pairs, or `column`. Raises RawTextsError if this column is missing."""
     raw = open_raw_texts(corpus, "mine_corpus")
     present = raw.column_names
     if PASSAGES in present:

@@ -128,9 +128,8 @@ def predict(
 
 
 def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-    """Return an iterator over the windows of a shard ("i/n"), or over all windows if
-    `shard` is None. A shard is a contiguous range of windows. `read` returns an
-    iterator over all windows. For a shard, it is also called once to count them."""
+    """Return an iterator over the windows of a shard ("i/n"), a contiguous range, or of
+    all. `read` iterates over all windows, and also once to count them."""
     if shard is None:
         return read()
     number, count = map(int, shard.split("/"))
@@ -147,9 +146,8 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
-    """Return the `predict` settings with the text columns filled in. A column that is
-    not set defaults to the column in the `split` settings or, if the `split` pipeline
-    wrote `raw`, to the column that it writes."""
+    """Return the settings with the text columns filled in, by default from `split`, or
+    with the columns that the pipeline `split` wrote."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     keys = ("text_column", "text_pair_column")
@@ -200,9 +198,8 @@ PLACES = [pa.field("source", pa.string()), pa.field("row", pa.int64())]
 def predict_samples(
     model: Any, path: Path, kind: str, settings: Settings
 ) -> Predictions:
-    """Return the predictions of `model` (from `from_pretrained`) for the samples in the
-    file or folder `path`. `kind` is a value of `train.rows`. Raises ModelError or
-    SettingsError if the model cannot predict such samples."""
+    """Return the predictions of `model` for the samples in `path`. `kind` is a value of
+    `train.rows`. Raises ModelError or SettingsError if they do not fit."""
     predictor, own = Predictor(model, None, settings), getattr(settings, kind)
     if kind == "images":
         height, _, channels = shape_of(model.config)

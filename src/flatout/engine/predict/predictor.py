@@ -101,8 +101,7 @@ class Predictor:
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
         """Return the task's `target_outputs` (K, classes) for the K targets of all
-        rows, in row order. Most tasks have one target per row. Micro-batches are
-        assigned to the devices in turn, and each device is synchronised only once."""
+        rows, in row order. Each device is synchronised only once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
             batches = self.prefetch(self.micro_batches(tokens))
@@ -151,16 +150,14 @@ class Predictor:
     def micro_batches(
         self, tokens: SplitRows, size: int | None = None
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
-        """Yield the row numbers (K,) of the targets and the input tensors of each
-        forward pass, starting with the longest rows. `size` is the number of rows per
-        pass. If `size` is None, the token budget determines it."""
+        """Yield the row numbers (K,) and input tensors of each forward pass, longest
+        rows first. A pass has `size` rows, or as many as the token budget allows."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), size or ROWS_AT_ONCE):
             rows = order[start : start + (size or ROWS_AT_ONCE)]
-            every = (np.arange(len(rows)),)
-            cuts = self._planner.plan(lengths[rows])[0]
-            for own in every if size else cuts:
+            every = [np.arange(len(rows))]
+            for own in every if size else self._planner.plan(lengths[rows])[0]:
                 tensors = self._collator.collate(tokens, rows[own], epoch=0)
                 if self.runtime.is_cuda:
                     tensors = {name: t.pin_memory() for name, t in tensors.items()}

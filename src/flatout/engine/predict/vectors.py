@@ -71,10 +71,9 @@ def best(
     left_out: Ints,
     device: torch.device,
 ) -> tuple[Vectors, Ints]:
-    """Find the `most` largest dot products of each of `queries` (Q, H) with the first
-    `size` vectors in `parts`. Return the scores and the vector numbers, both (Q, most),
-    best first. `left_out` (2, n) contains pairs of a query and a vector number to
-    ignore. If a query has fewer than `most` matches, the missing scores are -inf."""
+    """Return the scores and numbers (Q, most) of the largest dot products of `queries`
+    (Q, H) with the first `size` vectors in `parts`, best first. `left_out` (2, n)
+    contains pairs of a query and a vector number to ignore. Missing scores are -inf."""
     own = torch.from_numpy(queries).to(device)
     scores = own.new_full((len(queries), most), -torch.inf)
     numbers = torch.zeros_like(scores, dtype=torch.int64)

@@ -70,9 +70,8 @@ def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
 def loss_options(
     train: TrainSettings, label_names: Sequence[str], label_counts: Mapping[str, int]
 ) -> LossOptions:
-    """Return the options of the training loss. `label_counts` contains the number of
-    train rows per class, with class numbers as strings. Raises SettingsError if the
-    class weights do not match the classes."""
+    """Return the options of the training loss. `label_counts` maps class numbers (as
+    strings) to train rows. Raises SettingsError if class weights do not fit."""
     weights = _class_weights(train, label_names, label_counts)
     if weights is not None and not any(weights):
         raise SettingsError(

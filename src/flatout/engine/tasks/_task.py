@@ -225,8 +225,7 @@ class Task(ABC):
 
     def head(self, model: Any, states: Tensor) -> Tensor:
         """Return the logits (K, ...) of K targets from their last hidden states (K,
-        hidden). Override this method for a custom head. Otherwise, the head of the
-        model family for `head_kind` is used."""
+        hidden), for a custom head that replaces the model family's."""
         raise NotImplementedError
 
     @abstractmethod

@@ -22,9 +22,8 @@ from flatout.engine.tasks._task import Device, Metrics, Targets, Task, Tensor, T
 
 
 class Embedding(Task):
-    """Contrastive loss of text vectors. The logits are the vectors (K, hidden) of K
-    texts, and `Members.labels_of` describes the labels (K, 3). Identical texts are not
-    used as negatives of each other."""
+    """Contrastive loss of the vectors (K, hidden) of K texts, with the labels (K, 3) of
+    `Members.labels_of`. Identical texts are no negatives of each other."""
 
     auto_class = "AutoModel"
     architectures = ("Model",)

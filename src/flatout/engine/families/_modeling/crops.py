@@ -36,9 +36,8 @@ def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Apply `crops` (B, 5) to `pixels` (B, H, W, C) by indexing rows and columns. When
-    compiled, this reads bytes and writes the model's input without intermediate
-    tensors. It takes 0.4 ms for 512 images of 224 x 224 pixels on an H200."""
+    """Apply `crops` (B, 5) to `pixels` (B, H, W, C) by indexing. Compiled, this has no
+    intermediate tensors: 0.4 ms for 512 images of 224 x 224 pixels on an H200."""
     _, high, wide, _ = pixels.shape
     left, top, width, height, mirrored = crops.unbind(1)
     up, down, below = _between(_places(high, top, height), high)

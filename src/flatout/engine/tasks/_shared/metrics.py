@@ -134,9 +134,8 @@ class Numbers(Metrics):
 def figures_of_counts(
     right: Tensor, true: Tensor, predicted: Tensor
 ) -> dict[str, float]:
-    """Compute metrics from the number of correct, true and predicted rows of each
-    class, in fp64 tensors (C,). Macro averages are taken over all classes that occur in
-    labels or predictions. As in scikit-learn, a division by zero gives zero."""
+    """Return metrics from the number of correct, true and predicted rows per class
+    (C,), averaged over classes that occur. A division by zero gives zero."""
     there = true + predicted > 0
     precision = (right / predicted.clamp(min=1))[there].mean()
     recall = (right / true.clamp(min=1))[there].mean()
@@ -179,10 +178,9 @@ def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 
 def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
-    """Return the area under the ROC curve for `scores` (N,) and booleans `positive`
-    (N,). This is the fraction of (positive, negative) pairs in which the positive row
-    has the higher score. Ties count half (Mann and Whitney 1947). The area is NaN if
-    all rows are positive or all are negative."""
+    """Return the area under the ROC curve for `scores` (N,) and booleans (N,): the
+    share of (positive, negative) pairs in order, with ties counting half (Mann and
+    Whitney 1947). It is NaN if all rows are positive or negative."""
     ours, others = int(positive.sum()), int((~positive).sum())
     if not ours * others:
         return math.nan
@@ -198,9 +196,8 @@ def correlation(pairs: npt.NDArray[Any]) -> float:
 
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the ranks of `values` (N,), or of each column of `values` (N, C), starting
-    at 1. Tied values get their mean rank. If any value is NaN, all ranks are NaN. This
-    replaces scipy.stats, whose import takes 0.5 s."""
+    """Return the mean ranks from 1 of `values` (N,) or each column (N, C), or all NaN
+    if any value is. scipy.stats does the same, but its import takes 0.5 s."""
     if values.ndim > 1:
         return np.stack([ranks(column) for column in values.T], 1)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
