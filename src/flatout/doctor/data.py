@@ -9,11 +9,7 @@ from kedro.io import DataCatalog, DatasetError
 
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.engine.data.columns import Columns, all_numbers
-from flatout.engine.data.raw_texts import (
-    RawTextsError,
-    named_row,
-    open_raw_texts,
-)
+from flatout.engine.data.raw_texts import RawTextsError, named_row, open_raw_texts
 from flatout.engine.data.rows import CheckedBatch, check_batch
 from flatout.engine.files.atomic_folder import stored_key
 from flatout.engine.machine.checks import Finding
@@ -55,9 +51,8 @@ def split_findings(data: Any, settings: Settings) -> list[Finding]:
     first = next(iter(raw.batches(columns.names)), None)
     if first is None or not (len(first.rows) or first.broken):
         raise RawTextsError("raw_texts is empty: it has columns but no rows")
-    checked = check_batch(first, columns)
-    found = _columns(checked, columns, settings)
-    return [found, _labels(checked, columns, settings)]
+    given = check_batch(first, columns), columns, settings
+    return [_columns(*given), _labels(*given)]
 
 
 def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:
@@ -71,13 +66,14 @@ def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Fin
     text = f"columns {names} are there; {usable} of the first {count} rows usable"
     if bad <= settings.split.max_rejected_fraction * count:
         return Finding("data", "ok", text)
-    first = checked.rejected.slice(0, 1)
-    (row,) = first.to_pylist()
-    place, reason = named_row((row["source"], row["row"])), row["reason"]
+    (row,) = checked.rejected.slice(0, 1).to_pylist()
     share = settings.split.max_rejected_fraction
-    text += f", which is too few for split.max_rejected_fraction {share:g}"
+    text += (
+        f", which is too few for split.max_rejected_fraction {share:g}; "
+        f"{named_row((row['source'], row['row']))}: {row['reason']}"
+    )
     fix = "correct the rows, or raise split.max_rejected_fraction; later rows may do"
-    return Finding("data", "fail", f"{text}; {place}: {reason}", fix)
+    return Finding("data", "fail", text, fix)
 
 
 def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:

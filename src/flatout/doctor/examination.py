@@ -58,7 +58,7 @@ class ExaminedProject:
         settings, folder = self.settings, self._folder
         count = processes_here(settings)
         runtime, before = settings.runtime, self._thread_variables
-        return {
+        found: dict[str, Check] = {
             "versions": versions,
             "device": lambda: device.device(self.driver, self.torch, settings),
             "GPU memory": lambda: checks.gpu_programs(self.driver),
@@ -67,18 +67,13 @@ class ExaminedProject:
             checks.SHM: self._shared_memory,
             "disk": self._disk,
             "file system": lambda: checks.file_system(folder),
-            **self._checks_of_the_catalog(),
         }
-
-    def _checks_of_the_catalog(self) -> dict[str, Check]:
-        """Return the checks that need the catalog, or {} if parameters are invalid."""
-        context, settings = self._context, self.settings
-        if context is None:
-            return {}
-        return {
+        if (context := self._context) is None:
+            return found
+        return found | {
             "data": lambda: data.raw_rows(context.catalog, settings),
             "tokens": lambda: data.tokens(context.catalog, settings),
-            "model": lambda: model.checkpoint(settings.model, self._config_or_none()),
+            "model": lambda: model.checkpoint(settings.model, self._config),
             "memory": self._memory,
         }
 
@@ -91,18 +86,16 @@ class ExaminedProject:
         return device.query_torch()
 
     @cached_property
-    def _config(self) -> Any:
-        return model.read_config(self.settings)
+    def _config(self) -> Any | None:
+        """The model's config, or None if it would have to be downloaded."""
+        try:
+            return model.read_config(self.settings)
+        except model.NotCached:
+            return None
 
     @cached_property
     def _folder(self) -> Path:
         return Path(self.settings.paths.checkpoints)
-
-    def _config_or_none(self) -> Any | None:
-        try:
-            return self._config
-        except model.NotCached:
-            return None
 
     def _shared_memory(self) -> Finding:
         from flatout.engine.batches.loader import resolve_workers, shared_memory_bytes
@@ -121,14 +114,13 @@ class ExaminedProject:
         needed, written = checks.LEAST_FREE_BYTES, []
         if self._context:
             written = local_paths(self._context)
-            if config := self._config_or_none():
+            if self._config:
                 keep = self.settings.train.checkpoint.keep
-                needed = model.disk_bytes(config, self.settings.model, keep)
+                needed = model.disk_bytes(self._config, self.settings.model, keep)
         return checks.disk_space(self._folder, needed, written)
 
     def _memory(self) -> Finding:
-        config = self._config_or_none()
-        if config is None:
+        if (config := self._config) is None:
             return Finding("memory", "ok", "unknown until the model is downloaded")
         train, ranks = self.settings.train, processes_here(self.settings)
         ranks *= train.distributed.num_machines

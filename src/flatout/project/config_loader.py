@@ -71,11 +71,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
         """Return the location of `path` in the configuration folder in use. If the
         configuration is an archive, the project's conf/ folder is used instead."""
         conf = Path(self.conf_source)
-        return (
-            str(conf.absolute() / path)
-            if conf.is_dir()
-            else project_path(f"conf/{path}")
-        )
+        if conf.is_dir():
+            return str(conf.absolute() / path)
+        return project_path(f"conf/{path}")
 
     def _parameter(self, path: str, default: Any = None) -> Any:
         """Resolve e.g. `${parameter:corpus.rows}` in a catalog to the value set on the
@@ -99,11 +97,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def this_run(self) -> dict[str, Any]:
         """Return a dict with the key `environment`. The value is the name of the
         environment that defines the data, or None for the default environment."""
-        env = (
-            self._measured_environment()
-            if self.env in SETTINGS_OF_TRAINING
-            else self.env
-        )
+        env = self.env
+        if env in SETTINGS_OF_TRAINING:
+            env = self._measured_environment()
         named = None if env in (None, self.base_env, self.default_run_env) else env
         return {"environment": named}
 
@@ -125,21 +121,18 @@ class ProjectConfigLoader(OmegaConfigLoader):
         Raises SettingsError if a parameter is invalid."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
-            self._parsed[state] = with_absolute_paths(
-                parse_settings(self._read("parameters"))
-            )
-            fit_pipelines(self._parsed[state])
+            found = with_absolute_paths(parse_settings(self._read("parameters")))
+            fit_pipelines(found)
+            self._parsed[state] = found
         return self._parsed[state]
 
     def layers(self) -> dict[str, dict[str, Any]]:
         """Return the parameters of each layer, keyed by source (such as `conf/local` or
         `command line`). Later layers override earlier ones."""
         given, self.runtime_params = self.runtime_params, {}
-        folders = [self.base_env, *self._environments()]
+        names = [self.base_env, *self._environments()]
         try:
-            found = {
-                f"conf/{name}": self.folder(name, "parameters") for name in folders
-            }
+            found = {f"conf/{name}": self.folder(name, "parameters") for name in names}
         finally:
             self.runtime_params = given
         return {**found, "command line": given or {}}

@@ -116,18 +116,11 @@ def _by_form(columns: Values, wanted_task: str | None) -> Iterator[Guess]:
     for task, wanted in FORMS:
         if wanted_task not in (None, task):
             continue
-        found = {
-            parameter: next(
-                (
-                    known[n]
-                    for n in names
-                    if n in known and _fits(parameter, columns[known[n]])
-                ),
-                None,
-            )
-            for parameter, names in wanted.items()
-        }
-        split = {p: name for p, name in found.items() if name}
+        split = {}
+        for parameter, names in wanted.items():
+            there = {known[n]: columns[known[n]] for n in names if n in known}
+            if name := _first(there, lambda _, values, p=parameter: _fits(p, values)):
+                split[parameter] = name
         missing = wanted.keys() - split.keys() - {"negative_column"}
         if missing or not _is_score(task, columns, split.get("label_column")):
             continue
