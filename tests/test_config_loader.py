@@ -151,11 +151,6 @@ def test_environments_set_parameters_only():
     assert {file.name for f in others for file in f.iterdir()} == {"parameters.yml"}
 
 
-def test_without_a_local_folder_environments_are_kedros(conf):
-    shutil.rmtree(conf / "local")
-    assert loader(conf, "tuned")["parameters"]["train"]["token_budget"] == 640
-
-
 def test_files_are_parsed_once_and_what_is_given_out_is_the_askers_own(conf):
     found = loader(conf, "tuned")
     found["parameters"]["train"]["log_every"] = 99

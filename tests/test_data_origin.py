@@ -217,11 +217,13 @@ def test_entries_of_other_kinds_are_compared(tmp_path):
     )
 
 
-def test_shards_of_a_folder_are_compared(tmp_path):
-    for name in "ab":
-        write(tmp_path / "shards" / f"{name}.csv", name)
+def test_shards_are_compared_and_the_key_file_stays_small(tmp_path):
+    for number in range(20):
+        write(tmp_path / "shards" / f"shard_{number}.csv", f"n{number}", count=10)
     project = Project(tmp_path / "data", tmp_path / "shards")
     project.run(split, tokenize, train)
+    key_file = tmp_path / "data" / "train_rows" / "flatout_key.json"
+    assert "shard_" not in key_file.read_text()
     write(tmp_path / "shards" / "c.csv", "c")
     assert "is now shards with other contents" in project.refusal()
 
@@ -277,15 +279,6 @@ def test_no_secret_of_an_entry_is_kept_beside_the_rows(tmp_path, described, capl
     assert "comparing its contents" not in caplog.text
     for path in (tmp_path / "data").rglob("*"):
         assert path.is_dir() or b"hunter2" not in path.read_bytes()
-
-
-def test_the_key_file_stays_small_however_many_the_shards(tmp_path):
-    for number in range(20):
-        write(tmp_path / "shards" / f"shard_{number}.csv", f"n{number}", count=10)
-    project = Project(tmp_path / "data", tmp_path / "shards")
-    project.run(split, tokenize, train)
-    key_file = tmp_path / "data" / "train_rows" / "flatout_key.json"
-    assert "shard_" not in key_file.read_text()
 
 
 def test_an_entry_whose_package_is_missing_is_not_compared(made, tmp_path, caplog):

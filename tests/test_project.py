@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -356,22 +355,16 @@ def test_the_notebook_is_kept_without_outputs():
     ] * len(cells)
 
 
-def dead_server() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
-
-
 def test_a_run_that_fails_before_its_first_node_has_nothing_to_send(data):
     options = ("--env=test", "--pipelines=train", f"--params=data_dir={data}")
-    done = kedro("run", *options, MLFLOW_TRACKING_URI=dead_server())
+    done = kedro("run", *options, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert done.returncode == 3
     assert "train_tokens" in done.stdout and "MLflow" not in done.stdout
     assert not list(data.glob("08_reporting/tracking/*"))
 
 
 def test_a_dead_tracking_server_hurts_nobody(tokens, store):
-    dead = dead_server()
+    dead = "http://127.0.0.1:9"
     asked = ("run", "--env=test", "--pipelines=train", f"--params=data_dir={tokens}")
     said = " ".join(ran(*asked, MLFLOW_TRACKING_URI=dead).split())
     assert f"MLflow at {dead} does not respond" in said

@@ -31,13 +31,8 @@ from flatout.engine.train.loop import train
 from flatout.engine.train.recording.health import NonFiniteError
 from tests.engine.runs import NO_DROPOUT, make_job
 from tests.forks import fork_two
+from tests.servers import free_port
 from tests.warm import not_activated
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def test_auto_is_a_process_a_gpu_and_one_without(monkeypatch):

@@ -131,8 +131,7 @@ def test_a_model_of_its_own_code_predicts(tokenizer_folder, tmp_path):
     inputs = [tokenizer(text, **cut) for text in rows]
     with torch.no_grad():
         logits = [model(i.input_ids, i.attention_mask).logits for i in inputs]
-    made = recipe(folder, pd.DataFrame({"text": rows}), model=model)
-    frame = pa.Table.from_batches(made.batches(), made.schema).to_pandas()
+    frame = predicted(folder, pd.DataFrame({"text": rows}), model=model)
     expected = torch.cat(logits).softmax(-1).max(-1)
     assert frame["score"].to_numpy() == pytest.approx(expected.values.numpy(), abs=1e-5)
     assert frame["label"].tolist() == [f"LABEL_{i}" for i in expected.indices.tolist()]

@@ -20,6 +20,10 @@ def clock(monkeypatch):
     return now
 
 
+BATCH = step_rows("bert", "sequence-classification", "packed")[0]
+"""A batch of 12 rows without padding."""
+
+
 def run_step(windows, now, batch, wait_s, compute_s):
     now.s += wait_s
     windows.step_begins()
@@ -51,13 +55,12 @@ def test_a_window_counts_real_samples_over_wall_time(clock):
 
 
 def test_pauses_are_no_step_time(clock):
-    batch = step_rows("bert", "sequence-classification", "packed")[0]
     windows = WindowClock(torch.device("cpu"))
-    run_step(windows, clock, batch, 0.0, 1.0)
+    run_step(windows, clock, BATCH, 0.0, 1.0)
     windows.pause()
     clock.s += 100
     windows.resume()
-    run_step(windows, clock, batch, 0.0, 2.0)
+    run_step(windows, clock, BATCH, 0.0, 2.0)
     window = windows.close()
     assert window.wall_s == 3.0
     assert window.step_ms == pytest.approx([1000.0, 2000.0])
@@ -96,11 +99,10 @@ class Workers:
 
 def simulated(now, batch_s, evaluate_every, log_every, steps=120) -> list[Window]:
     """Return the windows of steps of 1 s with evaluations of 50 s."""
-    batch = step_rows("bert", "sequence-classification", "packed")[0]
     windows, workers = WindowClock(torch.device("cpu")), Workers(now, batch_s)
     found = []
     for done in range(1, steps + 1):
-        run_step(windows, now, batch, workers.take(), 1.0)
+        run_step(windows, now, BATCH, workers.take(), 1.0)
         if done == timing.WARMUP_STEPS:
             windows.begin()
         if done % log_every == 0 and done > timing.WARMUP_STEPS:
@@ -128,10 +130,9 @@ def test_no_pause_changes_a_rate(clock, times_too_slow, evaluate_every, log_ever
 
 def test_batches_from_a_pause_count_as_waited_for(clock):
     """Steps take 1 s on prefetched batches, for which the loader needs 4 s each."""
-    batch = step_rows("bert", "sequence-classification", "packed")[0]
     windows = WindowClock(torch.device("cpu"))
     for _ in range(4):
-        run_step(windows, clock, batch, 0.0, 1.0)
+        run_step(windows, clock, BATCH, 0.0, 1.0)
     rates = Rates.over([windows.close(batch_s=4.0)])
     assert (rates.samples_per_s, rates.loader_wait_pct) == (3.0, 75.0)
 
@@ -151,12 +152,11 @@ def test_what_a_batch_costs_the_workers_is_of_late():
 
 
 def test_the_next_window_starts_from_zero(clock):
-    batch = step_rows("bert", "sequence-classification", "packed")[0]
     windows = WindowClock(torch.device("cpu"))
-    run_step(windows, clock, batch, 0.0, 1.0)
+    run_step(windows, clock, BATCH, 0.0, 1.0)
     windows.close()
     clock.s += 0.5
-    run_step(windows, clock, batch, 0.0, 1.0)
+    run_step(windows, clock, BATCH, 0.0, 1.0)
     assert windows.close().samples == 12
 
 
@@ -173,9 +173,8 @@ def test_rates_do_not_depend_on_budget_and_world_size(clock, world_size, budget)
     windows = WindowClock(torch.device("cpu"))
     run_step(windows, clock, batch, 0.0, 2.0)
     rates = Rates.over([windows.close()])
-    whole = step_rows("bert", "sequence-classification", "packed")[0]
     assert rates.samples_per_s == 6.0
-    assert rates.tokens_per_s == whole.num_tokens / 2
+    assert rates.tokens_per_s == BATCH.num_tokens / 2
 
 
 def window(samples, wall_s, clean=True):

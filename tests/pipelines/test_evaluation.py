@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from flatout.datasets import TransformersModel
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.models.trained_rows import TrainedRows, row_hashes
+from flatout.engine.parameters import ModelSettings
 from flatout.engine.predict.judgement import (
     baseline_figures,
     class_table,
@@ -31,8 +32,9 @@ from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
 from flatout.project.hooks import DataHooks, Run
-from tests.engine.families import LABEL_NAMES, VOCABULARY, built, task_of
+from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, task_of
 from tests.engine.remote_code import write_model
+from tests.make import save_random
 from tests.pipelines.tokens import write_tokens
 from tests.projects import context_of
 
@@ -42,16 +44,11 @@ CLASSES, LANGUAGE = "sequence-classification", "causal-lm"
 
 
 def saved_model(data: Path, family: str, task: str) -> Path:
-    """Save a model with random weights, large enough that its predictions differ."""
-    model = built(family, task)
-    for weight in model.parameters():
-        weight.data *= 15 if weight.dim() > 1 else 1
-    folder = data / "06_models/model"
+    folder, config = data / "06_models/model", {"model_type": family, **CONFIGS[family]}
     shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(data / "06_models/tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder
+    settings = ModelSettings(task=task, config=config)
+    names = LABEL_NAMES if task == CLASSES else []
+    return save_random(folder, data / "06_models/tokenizer", settings, names)
 
 
 def evaluate(data: Path, task: str = CLASSES, split: str = "test", **runtime):
@@ -128,19 +125,6 @@ def test_figures_are_those_of_sklearn_on_what_transformers_predicts(data, split)
     ids = [rows.views(np.array([row]))[0].tolist() for row in worst]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     assert [text.split() for text in wrong["text"]] == [t.split() for t in texts]
-
-
-def test_predictions_of_the_same_model_are_kept_and_of_another_made_again(data):
-    saved_model(data, "bert", CLASSES)
-    file = data / "07_model_output/test_predictions.parquet"
-    evaluate(data)
-    written = file.stat().st_mtime_ns
-    evaluate(data)
-    assert file.stat().st_mtime_ns == written
-    kept = pd.read_parquet(file)
-    saved_model(data, "roberta", CLASSES)
-    evaluate(data)
-    assert not pd.read_parquet(file)["loss"].equals(kept["loss"])
 
 
 def test_a_language_model_has_figures_and_no_rows(data):
@@ -258,11 +242,17 @@ def test_rows_of_other_data_are_judged_if_their_number_is_known(tmp_path, known)
             evaluate(data)
 
 
-def test_another_precision_or_seed_predicts_anew(data):
-    saved_model(data, "bert", CLASSES)
+def test_another_model_precision_or_seed_predicts_anew(data):
     file = data / "07_model_output/test_predictions.parquet"
+    saved_model(data, "roberta", CLASSES)
+    evaluate(data, precision="fp32")
+    other = pd.read_parquet(file)["loss"]
+    saved_model(data, "bert", CLASSES)
     evaluate(data, precision="fp32")
     kept, exact = file.stat().st_mtime_ns, pd.read_parquet(file)["loss"]
+    assert not exact.equals(other)
+    evaluate(data, precision="fp32")
+    assert file.stat().st_mtime_ns == kept
     evaluate(data, precision="bf16")
     rounded = pd.read_parquet(file)["loss"]
     assert file.stat().st_mtime_ns != kept
