@@ -312,17 +312,22 @@ def test_a_temperature_changes_no_label_of_a_number_as_threshold(tokenizer, tmp_
     assert not np.allclose(before["probability_a"], after["probability_a"])
 
 
-def test_thresholds_that_are_picked_later_keep_the_temperature(tokenizer, tmp_path):
-    names = ["no", "yes"]
+def test_thresholds_do_not_depend_on_earlier_calibrations(tokenizer, tmp_path):
+    names, picks = ["no", "yes"], settings_of(CLASSES, "auto")
     folders = [
         saved(tmp_path / place, tokenizer, CLASSES, names, factor=3.0) for place in "ab"
     ]
     rows = split_of(folders[0], texts(1), CLASSES)
+    plain = fit(folders[0], rows, names, picks)
     fit(folders[0], rows, names, settings_of(CLASSES, calibrates=True))
-    later = fit(folders[0], rows, names, settings_of(CLASSES, "auto"))
-    once = fit(folders[1], rows, names, settings_of(CLASSES, "auto", calibrates=True))
-    assert later["temperature"] == once["temperature"] != 1
+    with pytest.raises(SettingsError, match=r"evaluate.calibrate: true to fit both"):
+        fit(folders[0], rows, names, picks)
+    both = settings_of(CLASSES, "auto", calibrates=True)
+    later, once = (fit(folder, rows, names, both) for folder in folders)
+    assert later["temperature"] == once["temperature"] != plain["temperature"] == 1
     assert later["thresholds"] == once["thresholds"]
+    (folders[0] / "calibration.json").unlink()
+    assert fit(folders[0], rows, names, picks) == plain
 
 
 def test_what_cannot_be_calibrated_is_refused(tokenizer, tmp_path):

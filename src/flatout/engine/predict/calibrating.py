@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.engine.files.calibration import Calibration, check_rows, requested
+from flatout.engine.files.calibration import (
+    CALIBRATION,
+    Calibration,
+    check_rows,
+    requested,
+)
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import SettingsError
@@ -28,8 +33,8 @@ def calibrate(found: SplitPredictions) -> None:
     """Fit the temperature (`evaluate.calibrate`) and thresholds
     (`model.label_threshold: auto`) on the validation rows of `found`, and save both to
     the model's folder, unless it has values fitted with the same model, rows and
-    settings. If only thresholds are fitted, a temperature in the folder is kept. Raises
-    SettingsError or ModelError if the model cannot be calibrated."""
+    settings. Raises SettingsError or ModelError if the model cannot be calibrated, or
+    if only thresholds are requested and the folder has a temperature."""
     if not requested(found.settings):
         return
     check_rows(len(found.tokens), found.settings)
@@ -41,13 +46,17 @@ def calibrate(found: SplitPredictions) -> None:
         )
     calibrates, known = found.settings.evaluate.calibrate, Calibration.read(folder)
     key = ContentKey({**found.inputs, "calibrate": calibrates}).digest
+    if known.temperature != 1 and not calibrates:
+        raise SettingsError(
+            f"model.label_threshold: auto, but {folder} has a fitted temperature, on "
+            "which thresholds depend: set evaluate.calibrate: true to fit both, or "
+            f"delete {folder / CALIBRATION}"
+        )
     if known.key != key:
-        fitted = _fitted(found, None if calibrates else known.temperature)
-        replace(fitted, key=key).save(folder)
+        replace(_fitted(found), key=key).save(folder)
 
 
-def _fitted(found: SplitPredictions, temperature: float | None) -> Calibration:
-    """Return fitted values. A `temperature` that is not None is kept."""
+def _fitted(found: SplitPredictions) -> Calibration:
     predictor, rows, _ = found.opened
     task, thresholds = predictor.task, {}
     if not isinstance(task, Calibrated):
@@ -59,8 +68,8 @@ def _fitted(found: SplitPredictions, temperature: float | None) -> Calibration:
             f"model has {len(task.label_names)} classes: set it to 0.5"
         )
     logits, labels = predictor.logits(rows), rows.labels_of(np.arange(len(rows)))
-    if temperature is None:
-        temperature = fitted_temperature(logits, labels)
+    calibrates = found.settings.evaluate.calibrate
+    temperature = fitted_temperature(logits, labels) if calibrates else 1.0
     if temperature in (MOST_SCALED, 1 / MOST_SCALED):
         logger.warning(
             "the temperature has reached its bound: the model is right on all "
