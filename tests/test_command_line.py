@@ -7,6 +7,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from kedro.config import OmegaConfigLoader
+from kedro.io import DataCatalog, DatasetError
 
 from flatout.cli import answers
 from flatout.cli.groups import cli
@@ -171,6 +172,23 @@ def test_a_slip_in_a_file_names_the_line(tmp_path, text, line):
     with pytest.raises(yaml.MarkedYAMLError) as caught:
         loader["catalog"]
     assert line in str(plain_error(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "near"),
+    [
+        ("flatout.datasets.TextFiles", "filepat", "did you mean filepath?"),
+        ("flatout.datasets.TextFiles", "delimitr", "did you mean delimiter?"),
+        ("pandas.CSVDataset", "load_arg", "did you mean load_args?"),
+    ],
+)
+def test_a_misspelt_option_of_an_entry_is_one_sentence(kind, option, near):
+    entry = {"type": kind, "filepath": "a.csv", option: "x"}
+    with pytest.raises(DatasetError) as caught:
+        DataCatalog.from_config({"mine": entry}).get("mine")
+    said = str(plain_error(caught.value))
+    assert said.startswith("catalog: mine: ") and "\n" not in said
+    assert said.endswith(f"no option {option!r}: correct or remove it in conf/; {near}")
 
 
 def test_what_only_a_traceback_explains():

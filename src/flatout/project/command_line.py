@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -12,6 +13,7 @@ import yaml
 from kedro.config import MissingConfigException
 from kedro.framework import project
 from kedro.io import DatasetError
+from kedro.utils import load_obj
 
 from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
@@ -20,6 +22,10 @@ WRITTEN_LATER = ("tuned", "best")
 """Environments that are written by pipelines. The configuration loader checks them."""
 KEDROS = re.compile(r"Pipeline (does not contain|contains no) ")
 """Matches Kedro's error messages about invalid values of options such as --nodes."""
+UNKNOWN_OPTION = re.compile(
+    r"unexpected keyword argument '(\w+)'.*Dataset '(.+?)' must .* of '(.+)'", re.S
+)
+"""Matches Kedro's error message about an unknown option of a catalog entry."""
 
 
 class CommandError(ValueError):
@@ -71,6 +77,8 @@ def plain_error(error: Exception) -> Exception | None:
     """Return an error whose message is enough for a user, or None if `error` cannot be
     understood without its traceback."""
     own = type(error).__module__.startswith("flatout.")
+    if found := UNKNOWN_OPTION.search(str(error)):
+        return _option_error(*found.groups())
     if own or isinstance(error, (DatasetError, MissingConfigException)):
         return error
     is_kedros = isinstance(error, ValueError) and KEDROS.match(str(error))
@@ -78,3 +86,11 @@ def plain_error(error: Exception) -> Exception | None:
     if not (is_kedros or is_yaml):
         return None
     return CommandError(" ".join(f"{error} {error.__cause__ or ''}".split()))
+
+
+def _option_error(option: str, entry: str, kind: str) -> CommandError:
+    near = near_or_all(option, inspect.signature(load_obj(kind)).parameters)
+    return CommandError(
+        f"catalog: {entry}: {kind} has no option {option!r}: correct or remove it in "
+        f"conf/; {near}"
+    )
