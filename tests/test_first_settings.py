@@ -42,6 +42,11 @@ KINDS = {
         "sequence-classification",
         {"text_column": "review", "label_column": "stars"},
     ),
+    "short.csv": (
+        lambda n: {"text": f"good {WORDS[n % 9]}", "label": ("bad", "so so")[n % 2]},
+        "sequence-classification",
+        {"text_column": "text", "label_column": "label"},
+    ),
     "semicolons.csv": (
         lambda n: {"title": f"no {n}", "body": text(), "class": "ab"[n % 2]},
         "sequence-classification",

@@ -21,6 +21,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 WHOLE = re.compile(r"[-+]?\d+")
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
 SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
+TEXTS = ("text", "texts", "sentence", "content")
 LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
 MISSING = {"", "n/a", "na", "nan", "null"}
 ROW_NUMBERS = ("id", "index", "")
@@ -206,7 +207,7 @@ def _by_label(columns: Values, text: str | None, label: str | None) -> Guess:
 
 
 def _longest_prose(columns: Values) -> str:
-    prose = {name: values for name, values in columns.items() if _are_prose(values)}
+    prose = {n: v for n, v in columns.items() if _are_prose(n, v)}
     if not prose:
         raise RawTextsError(
             f"no column looks like text; there are {listed(list(columns))}: name it "
@@ -265,14 +266,15 @@ def _num_classes(values: Sequence[Any]) -> int | None:
     return count if 2 <= count <= min(MOST_CLASSES, len(values) / 2) else None
 
 
-def _are_prose(values: Sequence[Any]) -> bool:
-    """Return whether at least half of the values are long or contain several words.
-    Numbers are ignored, so a column of numbers with a few invalid cells is not mistaken
-    for text."""
+def _are_prose(name: str, values: Sequence[Any]) -> bool:
+    """Return whether at least half of the values are long or contain three words, or
+    one word in a column with a usual name. Numbers are ignored, so a column of numbers
+    with a few invalid cells is not mistaken for text."""
     if not all(isinstance(value, str) for value in values):
         return False
     others = [text for text in values if not _is_number(text)]
-    several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in others)
+    least = 1 if name.strip().casefold() in TEXTS else 3
+    several = sum(len(WORD.findall(t)) >= least or len(t) > 40 for t in others)
     return 2 * several >= len(values)
 
 
