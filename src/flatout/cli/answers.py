@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
     Dropout is off in both. The exit code is 1 if differences exceed rounding errors.
     Accepts the options of the planned run, and writes no files.
     """
+    begin_s = time.perf_counter()
     with plain_errors():
         context = context_of(env, params)
         if folder is None:
@@ -80,7 +82,8 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
             from flatout.engine.answers.saved_model import verify_model
 
             verdict = verify_model(folder, test, loader_of(context).settings)
-    click.echo("\n".join(verdict.lines()))
+    seconds = time.perf_counter() - begin_s
+    click.echo("\n".join(verdict.lines()) + f" ({seconds:.0f} s)")
     raise SystemExit(not verdict.is_sound)
 
 

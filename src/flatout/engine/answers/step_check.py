@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -75,7 +74,6 @@ def verify(
     in plain PyTorch. Return the verdict on the main rank and None on all others. No
     files are written. Raises SettingsError if the plain step does not fit in memory,
     and any error with which the run fails to start."""
-    begin_s = time.perf_counter()
     job = without_dropout(job)
     plain = fault = None
     if runtime.ranks.is_main:
@@ -97,10 +95,9 @@ def verify(
         return None
     times = TIMES * (2.0 if trainer.resolved.residual == "bf16" else 1.0)
     judged = compare(plain, found, roundoff_of(runtime), times)
-    seconds = time.perf_counter() - begin_s
     count, total = trainer.data[0].num_samples, trainer.total_steps
     step = f"step 1 of {total}: {count} rows on {trainer.described}"
-    return Verdict(step, plain.described, *judged, seconds)
+    return Verdict(step, plain.described, *judged)
 
 
 def without_dropout(job: TrainJob) -> TrainJob:

@@ -56,23 +56,19 @@ class Verdict:
     checks: list[Check]
     faults: list[str]
     notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
     subject: str = "the step is that"
 
     @property
     def is_sound(self) -> bool:
         return not self.faults
 
-    @property
-    def sentence(self) -> str:
-        if self.is_sound:
-            return f"Verdict: sound, {self.subject} of plain PyTorch but for rounding."
-        more = len(self.faults) - 1
-        rest = f" (and {more} more below)" if more else ""
-        return f"Verdict: NOT sound, {self.faults[0]}{rest}."
-
     def lines(self) -> list[str]:
         """Return the verdict as lines of text for a console."""
+        end = f"sound, {self.subject} of plain PyTorch but for rounding"
+        if self.faults:
+            more = len(self.faults) - 1
+            rest = f" (and {more} more below)" if more else ""
+            end = f"NOT sound, {self.faults[0]}{rest}"
         width = max((len(row.name) for row in self.checks), default=0)
         head = f"  {'':{width}}  {'flatout':>12}  {'plain':>12}  "
         table = [
@@ -88,7 +84,7 @@ class Verdict:
             *table,
             *self.notes,
             *self.faults[1:],
-            f"{self.sentence} ({self.seconds:.0f} s)",
+            f"Verdict: {end}.",
         ]
 
 
