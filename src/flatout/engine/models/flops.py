@@ -138,8 +138,7 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _share_with_backward(model: nn.Module) -> float:
-    """Return the fraction of layers that need a backward pass, because a parameter in
-    or below them is trained."""
+    """Return the fraction of layers in or below which a parameter is trained."""
     layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     if layers is None:
         return 1.0

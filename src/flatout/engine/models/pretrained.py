@@ -60,8 +60,7 @@ def load_with_new_head(
 
 
 def saved_labels(saved: Mapping[str, Any]) -> list[str]:
-    """Return a checkpoint's label names in class order, or LABEL_0, LABEL_1 and so
-    on."""
+    """Return a checkpoint's label names in class order (LABEL_0, ... by default)."""
     named = saved.get("id2label")
     if named:
         return [str(named[key]) for key in sorted(named, key=int)]

@@ -99,9 +99,8 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:
-    """Replace the blocks of BERT-like layers with fused blocks, after `replace_dropout`
-    and `narrow_last_layer`. Return the number of layers, or 0 if they cannot be
-    fused."""
+    """Replace the blocks of BERT-like layers, after `replace_dropout` and
+    `narrow_last_layer`. Return the number of layers, or 0 if they cannot be fused."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)

@@ -20,8 +20,7 @@ from flatout.engine.ops.plain import is_plain
 def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
     """Make the last layer of a BERT-like model compute only targets after attention,
     or, on a CPU, in attention too. Return the modules whose attribute `target_index`
-    must be set to the targets (K,) before each pass, or () if the layer is
-    customised."""
+    must be set to the targets (K,) before each pass, or () if none can."""
     layer = model.base_model.encoder.layer[-1]
     point = layer.attention.output
     if not hasattr(point, "target_index"):

@@ -40,7 +40,8 @@ def text_windows(
     at most `window_rows` rows (fewer if rows are large). The texts of rejected
     rows are null. `form` is the task's `Texts.form`."""
     pending = window_schema(settings).empty_table()
-    for batch in raw.batches(_wanted(settings)):
+    names = (settings.text_column, settings.text_pair_column, settings.id_column)
+    for batch in raw.batches([*dict.fromkeys(filter(None, names))]):
         pending = pa.concat_tables([pending, _checked(batch, settings, form)])
         while pending.num_rows >= settings.window_rows or pending.nbytes > BATCH_BYTES:
             yield pending.slice(0, settings.window_rows).combine_chunks()
@@ -63,28 +64,18 @@ def reject_rows(window: Any, faults: Mapping[int, str]) -> Any:
     to reasons. These indices count only rows that have no reason yet."""
     places = np.flatnonzero(window.column("reason").is_null().to_numpy())
     reasons = np.array(window.column("reason").to_pylist(), dtype=object)
-    for number, fault in faults.items():
-        reasons[places[number]] = fault
-    column = pa.array(reasons, pa.string())
-    at = window.schema.get_field_index("reason")
-    return window.set_column(at, "reason", column)
+    reasons[places[[*faults]]] = [*faults.values()]
+    kept = window.drop_columns("reason")
+    return kept.append_column("reason", pa.array(reasons, pa.string()))
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
     """Raise RawTextsError if `raw` lacks a column that the settings name."""
     keys = ("text_column", "text_pair_column", "id_column")
     wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
-    present = raw.column_names
-    faults = column_faults(present, wanted, "predict_texts")
-    if faults:
-        raise RawTextsError(
-            f"predict_texts has the columns {listed(present)}. {faults}"
-        )
-
-
-def _wanted(settings: PredictSettings) -> list[str]:
-    names = (settings.text_column, settings.text_pair_column, settings.id_column)
-    return list(dict.fromkeys(name for name in names if name is not None))
+    if faults := column_faults(raw.column_names, wanted, "predict_texts"):
+        present = listed(raw.column_names)
+        raise RawTextsError(f"predict_texts has the columns {present}. {faults}")
 
 
 def _checked(given: RawBatch, settings: PredictSettings, form: str) -> Any:

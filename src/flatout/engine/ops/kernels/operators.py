@@ -41,8 +41,7 @@ def kept(place, stream, threshold):
 
 
 INTERPRETED = not isinstance(scramble, JITFunction)
-"""Whether Triton interprets kernels in Python (TRITON_INTERPRET). Such kernels cannot
-be traced."""
+"""Whether Triton interprets kernels (TRITON_INTERPRET), which cannot be traced."""
 
 
 def wrap_triton(kernel: Any) -> Any:

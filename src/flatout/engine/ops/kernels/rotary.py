@@ -20,9 +20,8 @@ from torch import Tensor
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 PROGRAMS = 1584
-"""The number of programs of the backward pass: twelve per multiprocessor of an H200,
-for any number of tokens. Each program processes its tokens in sequence and sums their
-weight gradients."""
+"""The number of programs of the backward pass, whatever the number of tokens: twelve
+per multiprocessor of an H200. Each one sums its weight gradients."""
 
 
 def _backward_options(places: int) -> dict[str, int]:
@@ -145,8 +144,7 @@ def rotary(
 def _pointers(
     query_weight: Tensor | None, key_weight: Tensor | None, other: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the norm weights. If there are none, return placeholders, which the
-    kernels do not read."""
+    """Return the norm weights, or placeholders that the kernels do not read."""
     if query_weight is None or key_weight is None:
         return other, other
     return query_weight, key_weight

@@ -46,7 +46,12 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
         )
     found = _read(name, revision, "1_Pooling/config.json")
     if found is None:
-        _check_reached(name)
+        if not Path(name).is_dir() and where_to_look(name).get("local_files_only"):
+            raise TaskError(
+                f"model.pooling: whether {name} names its pooling is unknown, because "
+                "1_Pooling/config.json is not in the cache and the Hub cannot be "
+                "reached: set model.pooling to mean, first or last"
+            )
         return DEFAULT
     mode = found.get("pooling_mode")
     old = filter(None, (OLD_KEY.fullmatch(key) for key in found if found[key]))
@@ -58,16 +63,6 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
             "and flatout by mean, first or last: set model.pooling to one of them"
         )
     return MODES[modes[0]]
-
-
-def _check_reached(name: str) -> None:
-    """Raise TaskError if the Hub, which may have a pooling config, is unreachable."""
-    if not Path(name).is_dir() and where_to_look(name).get("local_files_only"):
-        raise TaskError(
-            f"model.pooling: whether {name} names its pooling is unknown, because "
-            "1_Pooling/config.json is not in the cache and the Hub cannot be reached: "
-            "set model.pooling to mean, first or last"
-        )
 
 
 def _read(name: str, revision: str | None, file: str) -> Any | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -182,9 +183,9 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
     share of (positive, negative) pairs in order, with ties counting half (Mann and
     Whitney 1947). It is NaN if all rows are positive or negative."""
     ours, others = int(positive.sum()), int((~positive).sum())
-    if not ours * others:
+    if not ours * others or np.isnan(scores).any():
         return math.nan
-    above = ranks(scores)[positive].sum() - ours * (ours + 1) / 2
+    above = ranks(scores[:, None])[positive].sum() - ours * (ours + 1) / 2
     return float(above) / (ours * others)
 
 
@@ -196,13 +197,9 @@ def correlation(pairs: npt.NDArray[Any]) -> float:
 
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the mean ranks from 1 of `values` (N,) or each column (N, C), or all NaN
-    if any value is. scipy.stats does the same, but its import takes 0.5 s."""
-    if values.ndim > 1:
-        return np.stack([ranks(column) for column in values.T], 1)
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: npt.NDArray[np.float64] = counts.cumsum() - (counts - 1) / 2
-    return np.where(np.isnan(values).any(), np.nan, found[place])
+    """Return the rank from 1 of each value in its column of `values` (N, C). Tied
+    values get their mean rank. The import of scipy.stats would take 0.5 s."""
+    return pd.DataFrame(values).rank().to_numpy()
 
 
 PREFIXES = ("", "forward_", "backward_")

@@ -1,5 +1,4 @@
-"""The kernels of the backward pass of row attention, and the operator that runs
-them."""
+"""The kernels of the backward pass of row attention, and their operator."""
 
 from __future__ import annotations
 
@@ -175,8 +174,7 @@ def _delta_kernel(
     out_ptr, grad_ptr, delta_ptr, g_row, g_head, tokens,
     heads: tl.constexpr, dim: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum of output * gradient over D, for one tile of tokens and one
-    head."""
+    """Store the sum of output * gradient over D, for a tile of tokens and a head."""
     token = tl.program_id(0) * tile + tl.arange(0, tile)
     head, dims = tl.program_id(1), tl.arange(0, dim)
     inside = token < tokens

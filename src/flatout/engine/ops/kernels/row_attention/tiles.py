@@ -46,8 +46,7 @@ def masked_scores(
     causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
     """Return scores (M, N) in units of log2, with -inf for masked keys. Queries beyond
-    the end of the row are not masked. They and their gradients are zeros that are never
-    stored."""
+    the end of the row are not masked, because they are never stored."""
     beyond = tl.where(k_index < length, 0.0, float("-inf"))
     scores = tl.dot(q, tl.trans(k)) * scale + beyond[None, :]
     if causal:
@@ -67,8 +66,7 @@ def tile_begin(index, tile: tl.constexpr):
 
 @triton.jit
 def load_tile(ptr, token, row, head, inside, dims):
-    """Load the values of one head for a tile of tokens, as (M, D). Tokens that are not
-    `inside` the row are zeros."""
+    """Load the values (M, D) of one head for a tile of tokens, with zeros outside."""
     place = token[:, None] * row + head + dims[None, :]
     return tl.load(ptr + place, mask=inside[:, None], other=0.0)
 
