@@ -19,7 +19,7 @@ from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey, arrow_digest
-from flatout.engine.models.building import Vocabulary, build
+from flatout.engine.models.building import Vocabulary, build, load_pretrained
 from flatout.engine.parameters import (
     ModelSettings,
     Settings,
@@ -110,6 +110,14 @@ def save_random(
     model.save_pretrained(folder)
     known.save_pretrained(folder)
     return folder
+
+
+def plain_logits(folder: Path, rows: SplitRows) -> list[torch.Tensor]:
+    """Return the logits of transformers alone, row by row."""
+    model = load_pretrained(folder).eval()
+    ids = [torch.tensor([view.tolist()]) for view in rows.views(np.arange(len(rows)))]
+    with torch.no_grad():
+        return [model(input_ids=one).logits[0] for one in ids]
 
 
 KINDS = ("texts", "arrays", "images")

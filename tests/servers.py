@@ -3,10 +3,14 @@
 import os
 import random
 import socket
+import threading
 import time
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -22,6 +26,17 @@ def free_port() -> int:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
     raise AssertionError("no free port")
+
+
+@contextmanager
+def serving(handler: Any) -> Iterator[str]:
+    """Yield the URL of a server with this request handler."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 def wait_for(url: str, process, log: Path) -> bytes:

@@ -2,10 +2,9 @@
 do."""
 
 import logging
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from flatout.tracking.follow import follow
 from flatout.tracking.store import LOGIN, prepare
 from tests.engine.families import LABEL_NAMES, VOCABULARY
 from tests.engine.runs import make_job
+from tests.servers import serving
 
 
 class AsksForALogin(BaseHTTPRequestHandler):
@@ -41,11 +41,8 @@ def built(settings, label_names):
 
 @pytest.fixture
 def login_server() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), AsksForALogin)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(AsksForALogin) as url:
+        yield url
 
 
 @pytest.mark.timeout(60)

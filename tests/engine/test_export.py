@@ -5,10 +5,8 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,8 +34,9 @@ from tests.conftest import PROJECT
 from tests.engine import test_arrays as arrays, test_images as images
 from tests.engine.families import CONFIGS, LABEL_NAMES, NAMED, task_of, token_rows
 from tests.engine.test_embedding import pair_rows
-from tests.make import save_random
+from tests.make import plain_logits, save_random
 from tests.pipelines.tokens import write_tokens
+from tests.servers import serving
 
 CLASSES, LABELS = "sequence-classification", "multi-label-classification"
 ONE_LAYER = {"num_hidden_layers": 1}
@@ -124,22 +123,10 @@ def samples(tmp_path_factory) -> list[Path]:
     return found
 
 
-def plain(folder: Path, rows, **options) -> np.ndarray:
-    """Return the logits of transformers alone, row by row."""
-    model = load_pretrained(folder).eval()
-    with torch.no_grad():
-        return torch.cat(
-            [
-                model(input_ids=torch.tensor([ids.tolist()])).logits
-                for ids in rows.views(np.arange(len(rows)))
-            ]
-        ).numpy()
-
-
 def test_onnx_gives_the_outputs_of_transformers_and_its_figures(classes):
     made, found = classes
     session = onnxruntime.InferenceSession(made.to / "onnx/model.onnx")
-    wanted = plain(made.folder, made.rows)
+    wanted = torch.stack(plain_logits(made.folder, made.rows)).numpy()
     for row, ids in enumerate(made.rows.views(np.arange(len(made.rows)))):
         given = {"input_ids": ids[None].astype(np.int64)}
         given["attention_mask"] = np.ones_like(given["input_ids"])
@@ -219,16 +206,13 @@ def test_the_server_answers_like_predict(classes):
     made, _ = classes
     module = served()
     module.MODEL = module.Model(str(made.to / "onnx"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), module.Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/"
 
     def asked(what):
         body = json.dumps(what).encode()
         with urllib.request.urlopen(url, body, timeout=60) as answer:
             return json.loads(answer.read())
 
-    try:
+    with serving(module.Handler) as url:
         found, wanted = pd.DataFrame(asked({"texts": TEXTS})), made.predicted()
         assert found["label"].tolist() == wanted["label"].tolist()
         for column in found.columns[1:]:
@@ -236,9 +220,6 @@ def test_the_server_answers_like_predict(classes):
             assert found[column].to_numpy() == close
         with pytest.raises(urllib.error.HTTPError, match="400"):
             asked({"words": 3})
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def answers_of(kind: str, outputs, **about):

@@ -1,8 +1,6 @@
 """Names of checkpoints: which of them are paths, and what an unreachable Hub costs."""
 
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import ClassVar
 
 import pytest
@@ -11,6 +9,7 @@ from flatout.engine.machine.hub import missing_folder
 from flatout.engine.models.model_keys import check_model_keys
 from flatout.engine.parameters import ModelSettings, SettingsError
 from tests.conftest import kedro
+from tests.servers import serving
 
 LOAD = """
 from flatout.engine.parameters import ModelSettings
@@ -37,20 +36,12 @@ class HasNothing(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HasNothing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.process
-def test_a_hub_that_is_away_is_asked_once(hub, tmp_path):
+def test_a_hub_that_is_away_is_asked_once(tmp_path):
     own = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     HasNothing.asked.clear()
-    there = kedro("-c", LOAD, HF_ENDPOINT=hub, **own).stdout
+    with serving(HasNothing) as hub:
+        there = kedro("-c", LOAD, HF_ENDPOINT=hub, **own).stdout
     assert f"it was looked for in the cache {tmp_path}/hub and there. Set" in there
     assert any(path.startswith("/nobody/has-this/") for path in HasNothing.asked)
     away = kedro("-c", LOAD, HF_ENDPOINT="http://127.0.0.1:9", **own).stdout

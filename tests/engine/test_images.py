@@ -34,6 +34,7 @@ from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
 from tests.engine.plain import step_losses
 from tests.engine.runs import changed, curve
+from tests.golden.configurations import CONVNEXT, RESNET
 from tests.make import samples_job, samples_settings
 
 VIT = {
@@ -43,20 +44,6 @@ VIT = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 32,
-}
-CONVNEXT = {
-    "model_type": "convnext",
-    "patch_size": 2,
-    "num_stages": 2,
-    "hidden_sizes": [8, 16],
-    "depths": [1, 1],
-}
-RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 8,
-    "hidden_sizes": [8, 16],
-    "depths": [1, 1],
-    "layer_type": "basic",
 }
 
 

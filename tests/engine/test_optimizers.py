@@ -144,6 +144,7 @@ def test_patterns_that_cannot_serve_are_refused(pattern, said):
     [
         ({"optimizer": "lion"}, "'adamw', 'adafactor' or 'sgd'"),
         ({"freeze": ["layer.["]}, "is not a pattern"),
+        ({"momentum": 0.5}, "momentum is not used by the optimizer adamw"),
         (
             {"optimizer": "adafactor", "distributed": {"strategy": "fsdp"}},
             "optimizer adafactor needs whole matrices",
@@ -161,11 +162,6 @@ def test_a_step_on_the_fast_path_is_adamws(tmp_path):
     assert isinstance(trainer.stepper, Stepper)
     assert trainer.stepper.updater.fused and trainer.resolved.fused_optimizer
     assert len(trainer.optimizer.param_groups) == 2
-
-
-def test_momentum_is_refused_for_other_optimizers():
-    with pytest.raises(ValueError, match="momentum is not used by the optimizer adamw"):
-        TrainSettings(momentum=0.5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, None])

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
-from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import Settings, SettingsError, TrainSettings
 from flatout.engine.sweep.space import objective
 from flatout.engine.tasks import check_options
@@ -31,6 +30,7 @@ from tests.engine.runs import (
     metrics_of,
     run_forked,
 )
+from tests.make import plain_logits
 
 PAGE = (PROJECT / "docs/own_parts.md").read_text("utf-8")
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -191,14 +191,8 @@ def test_a_training_with_all_parts_of_the_page(parts, tmp_path, capsys):
 
 def recall(job, folder) -> float:
     """Return the recall of the saved model on the test rows, computed row by row."""
-    model = load_pretrained(folder).eval()
-    rows = np.arange(len(job.test))
-    with torch.no_grad():
-        answers = [
-            int(model(input_ids=torch.tensor([view.tolist()])).logits.argmax())
-            for view in job.test.views(rows)
-        ]
-    labels = job.test.labels_of(rows)
+    answers = [int(logits.argmax()) for logits in plain_logits(folder, job.test)]
+    labels = job.test.labels_of(np.arange(len(job.test)))
     right = np.array(answers) == labels
     return float(np.mean([right[labels == one].mean() for one in np.unique(labels)]))
 

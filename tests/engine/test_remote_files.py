@@ -1,14 +1,14 @@
 """Raw texts in a store are downloaded once, and again only if they have changed."""
 
-import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 
 import fsspec
 import pytest
 from kedro.io import DatasetError
 
 from flatout.datasets import TextFiles
+from tests.servers import serving
 
 CSV = b"text,label\nfirst,a\nsecond,b\n"
 
@@ -97,16 +97,11 @@ def test_over_http_with_options_of_the_store(tmp_path):
             asked.append((self.command, self.headers["X-Token"]))
 
     handler = partial(Handler, directory=str(tmp_path / "served"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/a.csv?version=1"
+    with serving(handler) as server:
         key = {"client_kwargs": {"headers": {"X-Token": "t"}}}
+        url = f"{server}/a.csv?version=1"
         entry = of(url, tmp_path / "fetched", credentials=key)
         assert texts(entry.load()) == texts(entry.load()) == ["first", "second"]
-    finally:
-        server.shutdown()
-        server.server_close()
     assert {token for _, token in asked} == {"t"}
     assert [command for command, _ in asked].count("GET") == 1
 

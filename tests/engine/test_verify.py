@@ -1,5 +1,6 @@
 """`verify` detects planted faults and accepts correct steps."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -7,10 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.saved_model import verify_model
@@ -33,6 +31,7 @@ from tests.engine.runs import CPU
 from tests.engine.test_embedding import pair_job
 from tests.forks import fork_two
 from tests.make import task_job
+from tests.pipelines.tokens import write_tokens
 
 CLASSES = "sequence-classification"
 
@@ -344,20 +343,13 @@ def test_a_plain_step_without_memory_is_told(tmp_path, monkeypatch):
         verify(job(tmp_path), CPU)
 
 
-def save_tokenizer(folder):
-    """Save a tokenizer with 100 words and padding id 0."""
-    words = Tokenizer(WordLevel({f"w{n}": n for n in range(100)}, unk_token="w3"))
-    special = {"pad_token": "w0", "unk_token": "w3", "mask_token": "w4"}
-    made = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    made.save_pretrained(folder)
-
-
 @pytest.mark.parametrize("task", [CLASSES, "causal-lm", "token-classification"])
 def test_predictions_of_a_saved_model(tmp_path, monkeypatch, task):
     made = job(tmp_path, task, "llama" if task == "causal-lm" else "bert")
     folder, settings, rows = tmp_path / "m", made.settings, Dataset(made.test.table)
     assemble.build_model(made).save_pretrained(folder)
-    save_tokenizer(folder)
+    tokenizer = write_tokens(tmp_path / "data") / "06_models/tokenizer"
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
     with pytest.raises(ModelError, match=r"no config\.json: name a saved model"):
         verify_model(tmp_path, rows, settings)
     verdict = verify_model(folder, rows, settings)

@@ -27,14 +27,13 @@ from flatout.engine.predict.judgement import (
     confusion,
 )
 from flatout.engine.rows.rows import open_rows
-from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
 from flatout.project.hooks import DataHooks, Run
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, task_of
 from tests.engine.remote_code import write_model
-from tests.make import save_random
+from tests.make import plain_logits, save_random
 from tests.pipelines.tokens import write_tokens
 from tests.projects import context_of
 
@@ -60,15 +59,6 @@ def evaluate(data: Path, task: str = CLASSES, split: str = "test", **runtime):
     catalog = context_of("test", runtime_params=asked).catalog
     SequentialRunner().run(create_pipeline(), catalog)
     return catalog
-
-
-def plain_logits(folder: Path, rows: TokenRows) -> np.ndarray:
-    """Return the logits of transformers alone, row by row."""
-    model, found = load_pretrained(folder).eval(), []
-    with torch.no_grad():
-        for ids in rows.views(np.arange(len(rows))):
-            found.append(model(input_ids=torch.tensor([ids.tolist()])).logits[0])
-    return found
 
 
 @pytest.fixture(scope="module")
