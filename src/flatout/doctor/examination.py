@@ -102,13 +102,9 @@ class ExaminedProject:
 
         train, count = self.settings.train, processes_here(self.settings)
         workers = resolve_workers(train.loader, self.torch.gpus > 0, count)
-        length = self.settings.max_length
-        needed = shared_memory_bytes(
-            train.loader, workers, train.global_batch_size, length
-        )
-        return checks.shared_memory(
-            environment.free_shared_memory_bytes(), count * needed
-        )
+        batch = train.global_batch_size, self.settings.max_length
+        needed = count * shared_memory_bytes(train.loader, workers, *batch)
+        return checks.shared_memory(environment.free_shared_memory_bytes(), needed)
 
     def _disk(self) -> Finding:
         needed, written = checks.LEAST_FREE_BYTES, []

@@ -163,8 +163,7 @@ def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:
     """Return a boolean array (rows,) that is true for rows whose input also occurs with
     another label."""
     hashes = np.unique(row_hashes(job.train), return_inverse=True)[1]
-    low, high = np.full(len(labels), 2**62), np.full(len(labels), -1)
-    np.minimum.at(low, hashes, labels)
-    np.maximum.at(high, hashes, labels)
-    found: npt.NDArray[np.bool_] = (low != high)[hashes]
+    classes = labels.max() + 1
+    pairs = np.unique(hashes * classes + labels) // classes
+    found: npt.NDArray[np.bool_] = (np.bincount(pairs) > 1)[hashes]
     return found
