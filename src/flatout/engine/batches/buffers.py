@@ -69,8 +69,7 @@ def _torch_type(dtype: str) -> torch.dtype:
 
 
 def views(buffer: Tensor, shapes: Shapes) -> list[dict[str, Tensor]]:
-    """Return each micro-batch's tensors, keyed by name, as views of `buffer`
-    (bytes,)."""
+    """Return each micro-batch's tensors by name, as views of `buffer` (bytes,)."""
     return [
         {
             name: buffer[begin:end].view(dtype).view(shape)

@@ -59,11 +59,9 @@ shapes."""
 
 @dataclass
 class StepBatch:
-    """The data of one rank for one optimizer step.
-
-    All tensors share one buffer, so that sending it to another process, pinning it and
-    copying it to the device are a single operation each.
-    """
+    """The data of one rank for one optimizer step. All tensors share one buffer, so
+    that sending it to another process, pinning it and copying it to the device are one
+    operation each."""
 
     step: int
     epoch: int
@@ -111,9 +109,8 @@ class StepBatch:
 
 @dataclass
 class StepRun:
-    """Consecutive steps in one buffer, which is sent, pinned and copied to the device
-    as a whole. For small batches, each of these operations takes longer than building
-    the batch."""
+    """Consecutive steps in one buffer, which is sent, pinned and copied as a whole. For
+    small batches, each of these operations takes longer than building the batch."""
 
     buffer: Tensor
     """The bytes of all steps, a uint8 tensor of shape (bytes,)."""
@@ -170,13 +167,10 @@ class Collator:
         places: Sequence[Ints] = (),
         count: int = 0,
     ) -> tuple[Tensor, Shapes]:
-        """Build one micro-batch for each of `parts` (row numbers), and return their
-        buffer and its layout.
-
-        The buffer is part of `memory` (bytes,) if it fits. `places` contains, for each
-        of `parts`, the positions of its rows in the global batch, which has `count`
-        rows. If `places` is given, the micro-batches have the field `target_place`.
-        """
+        """Build one micro-batch for each of `parts` (row numbers). Return their buffer,
+        which is part of `memory` (bytes,) if it fits, and its layout. `places` contains
+        the positions of each part's rows in the global batch of `count` rows, for the
+        field `target_place`."""
         found = [self._arrays(rows, ids, epoch) for ids in parts]
         for arrays, own in zip(found, places, strict=False):
             arrays[PLACE] = pad_end(own, len(arrays["labels"]), count)

@@ -26,13 +26,10 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class GlobalBatches:
-    """The sequence of global batches, which depends only on the fields below.
-
-    Each epoch is a pseudo-random permutation of the rows (a Feistel network with cycle
-    walking, Black & Rogaway 2002). Elements of the permutation are computed when they
-    are needed, so the cost of a step does not depend on the number of rows. The last
-    batch of an epoch contains the remaining rows.
-    """
+    """The sequence of global batches, which depends only on the fields below. Each
+    epoch is a pseudo-random permutation of the rows (a Feistel network with cycle
+    walking, Black & Rogaway 2002), whose elements are computed when they are needed.
+    The last batch of an epoch contains the remaining rows."""
 
     num_rows: int
     batch_size: int
@@ -45,8 +42,7 @@ class GlobalBatches:
         return -(-self.num_rows // self.batch_size)
 
     def total_steps(self, epochs: float, max_steps: int | None = None) -> int:
-        """Return `max_steps` if given, else the number of steps in `epochs`, rounded
-        up."""
+        """Return `max_steps` if given, else the steps in `epochs`, rounded up."""
         if max_steps is not None:
             return max_steps
         return math.ceil(epochs * self.steps_per_epoch - 1e-9)
@@ -146,12 +142,10 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Planner:
-    """Splits global batches into micro-batches that fit the token budget.
-
-    Each micro-batch has a fixed cost for the device and for the host. `overhead_tokens`
-    and `launch_tokens` express these costs as the number of tokens that the device
-    could process in the same time. The strategy `grouped` weighs them against padding.
-    """
+    """Splits global batches into micro-batches that fit the token budget. Each
+    micro-batch costs the device as much time as `overhead_tokens` and the host as much
+    as `launch_tokens` take on the device. The strategy `grouped` weighs these against
+    padding."""
 
     strategy: Strategy
     token_budget: int
@@ -162,9 +156,7 @@ class Planner:
 
     def plan(self, lengths: Ints) -> Plan:
         """Return the plan for a global batch whose rows have `lengths` (N,) in tokens.
-
-        Raises BudgetError if a row is longer than the token budget.
-        """
+        Raises BudgetError if a row is longer than the token budget."""
         longest = self.max_length if self.strategy == "fixed" else int(lengths.max())
         if longest > self.token_budget:
             raise BudgetError(
@@ -207,8 +199,7 @@ class Planner:
 
     def _rank_rows(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
         """Return the positions of the rows of `rank` in the slots of `cut`. The order
-        of the ranks alternates, so that no rank always gets the longest row of a slot.
-        """
+        of the ranks alternates, so that no rank always gets the longest row."""
         slots = np.arange(*cut)
         back = self.world_size - 1 - rank
         places = slots * self.world_size + np.where((slots - cut[0]) % 2, back, rank)
@@ -253,11 +244,9 @@ MOST_PLACES = 256
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
-    """Cut descending `lengths` (S,) into the ranges [a, b) with the lowest total cost.
-
-    The cost of a range is its number of tokens including padding, at most `budget`,
-    plus `overhead`. The solution uses dynamic programming over the ends of the ranges.
-    """
+    """Cut descending `lengths` (S,) into the ranges [a, b) with the lowest total cost,
+    by dynamic programming. The cost of a range is its number of tokens including
+    padding, at most `budget`, plus `overhead`."""
     tokens = len(lengths) * int(lengths[0])
     if tokens <= budget and tokens - int(lengths.sum()) <= overhead:
         return [(0, len(lengths))]  # a second range could not save its own cost

@@ -34,12 +34,8 @@ BYTES_A_TOKEN = 40
 
 class WorkerTimes:
     """Counts the batches of each worker, and the time spent on them, in shared memory.
-
-    Workers keep loading while training pauses for evaluations, checkpoints or
-    compilation. The next steps then find their batches ready and run faster than the
-    loader can sustain. The time that a worker spends on a batch does not depend on such
-    pauses, so it provides an upper limit on the reported throughput.
-    """
+    Workers keep loading while training pauses, so that the next steps run faster than
+    the loader can sustain. Their time per batch limits the reported throughput."""
 
     def __init__(self, num_workers: int) -> None:
         self._least = BATCHES_A_WORKER * num_workers
@@ -85,8 +81,7 @@ def resolve_workers(
 def shared_memory_bytes(
     settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
 ) -> int:
-    """Return how many bytes of /dev/shm the workers need at most, for batches of
-    `batch_size` rows with `max_length` tokens."""
+    """Return how many bytes of /dev/shm the workers need at most."""
     batch = BYTES_A_TOKEN * batch_size * max_length
     return batch * num_workers * settings.prefetch_factor
 
@@ -94,9 +89,7 @@ def shared_memory_bytes(
 @dataclass
 class StepLoader:
     """Iterates over the batches of the steps `range(start, stop)`, on the device.
-
-    `wait_s` is the number of seconds for which training waited for the latest batch.
-    """
+    Training waited `wait_s` seconds for the latest one."""
 
     data: StepRows
     settings: LoaderSettings
@@ -144,8 +137,7 @@ class StepLoader:
             yield from run
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
-        """Yield groups of consecutive steps in host memory. `copies` is the CUDA stream
-        on which the caller copies them to the GPU."""
+        """Yield consecutive steps in host memory, which the stream `copies` copies."""
         # Without workers, training would wait until all steps of a group are built.
         size = run_steps(self.data) if self.num_workers else 1
         # Batches of a fixed size reach the GPU through shared, page-locked memory.
@@ -168,8 +160,7 @@ class StepLoader:
                 yield StepRun.of([batch])
 
     def _step_ranges(self) -> Iterator[range]:
-        """Yield one range of steps for the whole run, or one per epoch if workers are
-        not persistent."""
+        """Yield one range of steps, or one per epoch without persistent workers."""
         if self.settings.persistent_workers:
             yield range(self.start, self.stop)
             return
@@ -212,9 +203,8 @@ def run_steps(data: StepRows) -> int:
 
 
 def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
-    """Split `steps` into ranges of `size` steps. The first `alone` ranges contain a
-    single step each, because the workers are slow at first and training waits for them.
-    """
+    """Split `steps` into ranges of `size` steps. The first `alone` ranges are single
+    steps, because workers are slow at first."""
     first = steps[:alone]
     for step in first:
         yield range(step, step + 1)
@@ -254,8 +244,7 @@ class _Timed:
 def _prefetch_to_device(
     runs: Iterator[StepRun], device: torch.device, side: torch.cuda.Stream
 ) -> Generator[StepRun]:
-    """Yield `runs` on the device. Each run is copied in advance on the stream
-    `side`."""
+    """Yield `runs` on the device, copied in advance on the stream `side`."""
     ahead: tuple[StepRun, Any] | None = None
     for run in runs:
         with torch.cuda.stream(side):
@@ -268,9 +257,8 @@ def _prefetch_to_device(
 
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
-    """Make the current stream wait for the copy of `run`, but not for the copy of the
-    next run. The memory of `run` is not reused before the stream has finished with
-    it."""
+    """Make the current stream wait for the copy of `run`, but not for that of the next.
+    The memory is not reused before the stream has finished with it."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)

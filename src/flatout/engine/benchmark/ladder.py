@@ -30,8 +30,7 @@ from flatout.engine.benchmark.trials.trial_spec import (
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
 """Labels of the final comparisons, with and without a larger global batch."""
 KEPT_FROM = 0.98
-"""A rung is left out if the throughput with it is below this fraction of the
-throughput without it."""
+"""A rung is left out if it lowers the throughput below this fraction."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class Step:
     name: str
     samples_per_s: float | None
     individual: float | None
-    """Throughput with this rung relative to the throughput with only the rungs kept so
-    far, from alternating windows."""
+    """Throughput relative to the rungs kept so far, from alternating windows."""
     cumulative: float | None
     """Throughput relative to the slow configuration: the product of the gains of all
     kept rungs. The final comparisons measure this ratio directly."""
@@ -56,12 +54,10 @@ class Step:
     note: str
     trial_id: str
     leave_one_out: float | None = None
-    """Throughput with all kept rungs relative to the throughput without this rung, with
-    the configured global batch size."""
+    """Throughput with all kept rungs relative to that without this one."""
     leave_one_out_spread_pct: float | None = None
     leave_one_out_note: str = ""
-    """The rungs left out together with this one, or the reason why there is no
-    ratio."""
+    """The rungs left out with this one, or why there is no ratio."""
 
 
 @dataclass
@@ -92,8 +88,7 @@ SETTLED = ("strategy", "precision", "compile", "cuda_graphs")
 
 
 def _used_substitute(rung: Rung, trial: TrialResult) -> bool:
-    """Return whether the trial fell back to an alternative, because the device or the
-    model does not support the rung's feature."""
+    """Return whether the trial could not use the rung's feature and fell back."""
     if "runtime.attention" in rung.changes and trial.attention == "none":
         return True
     return any(
@@ -138,8 +133,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 
 def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
-    """Compare `rung`, which combines all kept changes, with the slow configuration in
-    alternating windows, and return the row."""
+    """Compare `rung`, which combines all kept changes, with the slow configuration."""
     label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
     top, times = measured(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
@@ -201,8 +195,7 @@ def _step(
     *,
     kept: bool,
 ) -> Step:
-    """Return the row of a rung. `individual` is the gain of this rung, and `gained` is
-    the product of the gains of the rungs kept so far."""
+    """Return the row of a rung with the gain `individual`, after the gains `gained`."""
     return Step(
         rung=number,
         name=rung.name,

@@ -28,14 +28,11 @@ def pick(
     free_global_batch: bool = False,
     rate_of: Callable[[TrialResult], float] = attrgetter("rate"),
 ) -> dict[str, TrialResult | None]:
-    """Pick the fastest, the most memory-efficient and the recommended trial.
-
-    Only end-to-end trials with the user's global batch size are considered, unless
-    `free_global_batch` is set. The most memory-efficient trial has the most samples/s
-    per GiB of reserved memory. The recommended trial is the fastest that leaves the
-    fraction `headroom` of `memory_gib` free. A pick is None if no trial qualifies.
-    `rate_of` returns the throughput by which trials are compared.
-    """
+    """Pick the fastest, the most memory-efficient (samples/s per reserved GiB) and the
+    recommended trial, the fastest that leaves the fraction `headroom` of `memory_gib`
+    free. Only end-to-end trials with the user's global batch size are considered,
+    unless `free_global_batch` is set. A pick is None if no trial qualifies. `rate_of`
+    returns the throughput by which trials are compared."""
     rated = [
         trial
         for trial in trials
@@ -64,8 +61,7 @@ def time_to_train(
     rows: int, epochs: float, before: TrialResult | None, after: TrialResult | None
 ) -> dict[str, Any] | None:
     """Return how many hours all training steps take with the settings of `before` and
-    of `after`, or None if `after` is None. Evaluation, checkpoints and start-up are not
-    included."""
+    of `after`, or None if `after` is None."""
     if after is None:
         return None
     hours = [
@@ -76,9 +72,8 @@ def time_to_train(
 
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
-    """Return nested parameters that make training run exactly as `trial` ran. Each
-    `auto` is replaced by its resolved value in the trial, because `auto` could resolve
-    to another value next time."""
+    """Return nested parameters that make training run exactly as `trial` ran, with its
+    resolved values for each `auto`, which could resolve differently next time."""
     found: dict[str, Any] = {
         "runtime": {"precision": trial.precision},
         "train": {
@@ -115,12 +110,10 @@ def provenance(
     rates: Sequence[float] = (),
     gain: float | None = None,
 ) -> dict[str, Any]:
-    """Return a record of where parameters were measured.
-
-    `rates` are the samples/s of each trial with these parameters. `gain` is the
-    speed-up over the configured settings. If both are omitted, the record contains only
-    this machine, model and data, for comparison with a stored record.
-    """
+    """Return a record of where parameters were measured: the samples/s of each trial
+    with them (`rates`), and their speed-up over the configured settings (`gain`).
+    Without these, it describes this machine, model and data, for comparison with a
+    stored record."""
     rate, several = median(rates) if rates else 0.0, len(rates) > 1
     model = settings.model.model_dump_json() + str(settings.tokenize.max_length)
     return {
@@ -144,8 +137,7 @@ def versions() -> dict[str, str]:
 
 
 def mismatches(tuned: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return a description of each difference between the stored record `tuned` and
-    this machine's record `here` (see `provenance`)."""
+    """Describe each difference between the stored record and this machine's record."""
     found = [
         f"{word} {tuned[name]}, here {here[name]}"
         for name, word in _WORDS.items()

@@ -41,8 +41,7 @@ class Rung:
     name: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Changes that this rung requires. They are added to `changes` if the earlier rung
-    with these changes was left out."""
+    """Required changes, which are added if the earlier rung with them was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 
@@ -113,8 +112,7 @@ def _own_rungs(gpu: bool) -> list[Rung]:
 
 
 def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
-    """Return rungs with larger global batches. These rungs come last and are marked
-    with `changes_optimisation`."""
+    """Return rungs with larger global batches, which change the optimisation."""
     wanted = settings.train.global_batch_size
     sizes = [wanted] if wanted > slow_batch else []
     if gpu:

@@ -52,9 +52,8 @@ class OutOfTime(Exception):
 @dataclass
 class Bench:
     """Runs the trials of one benchmark and stores their results. The folder contains a
-    file named `running` until the benchmark is complete. If the file still exists at
-    the start, the last benchmark of this mode was interrupted, and its results are
-    reused. Otherwise, everything is measured again."""
+    file `running` until the benchmark is complete. If it exists at the start, the last
+    benchmark of this mode was interrupted, and its results are reused."""
 
     settings: Settings
     files: JobFiles
@@ -93,8 +92,7 @@ class Bench:
         return time.perf_counter() - self.begin_s
 
     def explored(self, share: float = 1.0) -> bool:
-        """Return whether the fraction `share` of the exploration time has passed (in
-        `tune` mode only)."""
+        """Return whether the fraction `share` of the exploration time has passed."""
         minutes = self.options.tune_minutes
         if minutes == "auto":
             minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU
@@ -133,12 +131,10 @@ class Bench:
         options: Mapping[str, Any] | None = None,
         base: Settings | None = None,
     ) -> TrialResult:
-        """Run one trial, or reuse its stored result.
-
-        The trial's settings are `base` (by default the benchmark's settings) with
-        `changes` applied by path. Steps run on as many devices as training uses, unless
-        `world_size` is given. Raises OutOfTime if the time limit has passed.
-        """
+        """Run one trial, or reuse its stored result. `changes` by path are applied to
+        `base`, by default the benchmark's settings. Steps run on as many devices as
+        training uses, unless `world_size` is given. Raises OutOfTime if the time limit
+        has passed."""
         settings = with_changes(base or self.settings, changes or {})
         spec = TrialSpec(
             kind=kind,
@@ -165,12 +161,10 @@ class Bench:
     def compare(
         self, base: Settings, number: int, label: str, changes: Changes, below: Changes
     ) -> tuple[TrialResult, float | None]:
-        """Compare `changes` with `below`, both applied to `base`, on one device.
-
-        Return the end-to-end trial of `changes`, and its throughput relative to
-        `below`. Each configuration has a process of its own, and the windows of the two
-        alternate. If both do not fit into memory together, they run in sequence.
-        """
+        """Compare `changes` with `below`, both applied to `base`, on one device. Return
+        the end-to-end trial of `changes`, and its throughput relative to `below`. The
+        windows of the two processes alternate, unless both do not fit into memory
+        together."""
         reference = with_changes(base, below)
         stored = reference.model_dump(mode="json", exclude={"benchmark", "sweep"})
         run = partial(self.run, "end_to_end", base=base, world_size=1)

@@ -63,9 +63,8 @@ class Search:
         return self.picks["recommended"]
 
     def rate_of(self, trial: TrialResult) -> float:
-        """Return a trial's throughput in samples/s. If the trial alternated with the
-        configured settings, the throughput is scaled to the host's speed during the
-        configured trial."""
+        """Return a trial's samples/s. If it alternated with the configured settings,
+        this is scaled to the host's speed during the configured trial."""
         if self.tuned is None or trial.times_below is None:
             return trial.rate
         return float(trial.times_below * self.tuned.configured.rate)
@@ -115,9 +114,8 @@ def profile_best(search: Search) -> None:
 
 
 def run_grid(search: Search) -> None:
-    """Run every combination of the values listed in the `benchmark` parameters end to
-    end. A combination is skipped if the same values with a smaller batch ran out of
-    memory."""
+    """Run every combination of the values in the `benchmark` parameters end to end,
+    unless the same values with a smaller batch ran out of memory."""
     bench = search.bench
     plan = _combinations(bench)
     logger.info("%d combinations", len(plan))

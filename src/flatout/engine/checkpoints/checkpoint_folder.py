@@ -35,8 +35,7 @@ MANIFEST = "manifest.json"
 RESULT = "result.json"
 """The file that contains the result of a finished run until the caller has saved it."""
 FINISHED = "finished.json"
-"""The new name of RESULT after the caller has saved the result. If the same run is
-repeated, the result is returned from this file."""
+"""The new name of RESULT once the caller has saved it, for repetitions of the run."""
 FORMAT = 1
 
 
@@ -73,8 +72,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Parse a manifest that was written with the `text` method. Raises ValueError
-        if it has been changed or has an unknown format."""
+        """Parse the result of `text`. Raises ValueError if it is changed or unknown."""
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
             raise ValueError("it was changed after it was written")
@@ -138,9 +136,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
-    """Return the path of the file `name` in `folder`. Raises CheckpointError if this
-    path is outside `folder`. For the error message, `file` and `key` identify the
-    origin of `name`."""
+    """Return the path of the file `name` in `folder`. Raises CheckpointError, which
+    names `key` in `file` as its origin, if this path is outside `folder`."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -148,8 +145,7 @@ def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and return a checkpoint. Raises CheckpointError if a file is missing or
-    damaged."""
+    """Verify and return a checkpoint. Raises CheckpointError if a file is damaged."""
     manifest = read_manifest(folder)
     for name, (size, digest) in manifest.files.items():
         path = folder / name

@@ -1,9 +1,6 @@
-"""Load the tensors of checkpoints, and convert tensors that are sharded over ranks.
-
-Checkpoints contain whole tensors in safetensors files. In version 0.1, each rank wrote
-its shards to a separate file with the rank in its name. When such a checkpoint is
-loaded, the shards are concatenated in the order of the ranks.
-"""
+"""Load the tensors of checkpoints, and convert tensors that are sharded over ranks. In
+version 0.1, each rank wrote its shards to a separate file with the rank in its name.
+They are concatenated in the order of the ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +15,12 @@ Named = dict[str, Tensor]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether `tensor` is a DTensor. The class is not imported, because that
-    takes about 1 s."""
+    """Return whether `tensor` is a DTensor, without the slow import of the class."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, detached from the graph. If `tensor` is sharded, all
-    ranks must call this function."""
+    """Return the whole tensor, detached. If it is sharded, all ranks must call this."""
     tensor = tensor.detach()
     if not is_sharded(tensor):
         return tensor
@@ -46,8 +41,7 @@ def load_whole(folder: Path, name: str) -> Named:
 
 @torch.no_grad()
 def fill_own_part(target: Any, whole: Tensor) -> None:
-    """Copy `whole` into `target`, or only the part that belongs to this rank if
-    `target` is sharded. Each rank must pass the complete tensor as `whole`."""
+    """Copy `whole`, the complete tensor, or this rank's part of it, into `target`."""
     if not is_sharded(target):
         target.copy_(whole)
         return

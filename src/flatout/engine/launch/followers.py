@@ -25,24 +25,21 @@ _called = False
 
 
 def call_followers(spec: str) -> None:
-    """Tell the waiting ranks to join the run described by `spec`, the JSON text of a
-    spec.json. Call this on rank 0."""
+    """Tell the waiting ranks to join the run of `spec`, the text of a spec.json."""
     global _called  # noqa: PLW0603 - once per process, like the store's key
     _called = True
     _store().set(KEY, spec)
 
 
 def release_followers() -> None:
-    """Let the waiting ranks exit if rank 0 has not started a run. Call this when rank 0
-    ends."""
+    """Let the waiting ranks exit when rank 0 ends without having started a run."""
     if not _called:
         call_followers(NOTHING)
 
 
 def follow() -> None:
     """Wait until rank 0 starts training, then replace this process with a rank of the
-    run. Call this on all ranks except rank 0. The function returns only if rank 0 ends
-    without training."""
+    run. The function returns only if rank 0 ends without training."""
     store = _store()
     store.set_timeout(LONGEST_WAIT)
     spec = store.get(KEY).decode()

@@ -31,8 +31,7 @@ class JobFiles:
 
     @classmethod
     def of(cls, job: TrainJob, folder: Path, data_key: str | None = None) -> JobFiles:
-        """Return the description of `job`. Rows that have no folder yet are written to
-        `folder`. `data_key` defaults to the job's key."""
+        """Describe `job`. Rows that have no folder yet are written to `folder`."""
         for rows in job.splits.values():
             _ = rows.facts  # computed once here, instead of in each rank
         return cls(
@@ -61,8 +60,7 @@ class JobFiles:
 
 
 def token_key(rows: SplitRows) -> str:
-    """Return the digest of the content key stored with the rows, or a digest of the
-    rows themselves if no key is stored."""
+    """Return the digest of the stored content key, or else of the rows themselves."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
 
@@ -76,8 +74,7 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
 
 
 def folders_of(splits: Mapping[str, SplitRows], folder: Path) -> dict[str, str]:
-    """Return the path of each split's folder, by split name. Splits without a folder
-    are written to subfolders of `folder`."""
+    """Return each split's folder, which is written below `folder` if there is none."""
     return {name: _folder_of(rows, folder / name) for name, rows in splits.items()}
 
 

@@ -63,9 +63,8 @@ def main(folder: Path) -> None:
 
 
 def leave_error(error: Exception) -> None:
-    """Write `error` to the launcher's error file, in the format of PyTorch's elastic
-    launcher. The file is written atomically, because the launcher may kill this rank at
-    any time and cannot read a partial file."""
+    """Write `error` to the launcher's error file, in PyTorch's format, and atomically,
+    because the launcher may kill this rank at any time."""
     named = environment.error_file()
     if named is None:  # no launcher reads the error
         return

@@ -45,8 +45,7 @@ def gib(count: float) -> str:
 
 
 def gpu_programs(driver: Driver | None) -> Finding:
-    """Return a finding about the GPU memory that other programs use. Call this before
-    this process uses the GPU."""
+    """Report GPU memory in use by other programs. Call this before using the GPU."""
     held = [
         f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
         f"{' by process ' * bool(gpu.programs)}{', '.join(map(str, gpu.programs))}"
@@ -69,10 +68,8 @@ def threads(
     processes: int = 1,
     folder: Path = CONTROL_GROUP,
 ) -> Finding:
-    """Return a finding that compares the total number of OMP and MKL threads of
-    `processes` processes with the usable cores. `before` contains the shell's thread
-    variables, which the parameters override. `folder` is the folder of the control
-    group."""
+    """Compare the OMP and MKL threads of `processes` processes with the usable cores.
+    `before` contains the shell's thread variables, which the parameters override."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
     cores = counted_cores(usable)
@@ -110,9 +107,8 @@ def shared_memory(free: int | None, needed: int) -> Finding:
 def disk_space(
     folder: Path, needed: int = LEAST_FREE_BYTES, written: Iterable[Path] = ()
 ) -> Finding:
-    """Return a finding about whether the disk of `folder` has `needed` bytes free for
-    checkpoints and models, and whether `folder` and the paths in `written` are
-    writable."""
+    """Report whether the disk of `folder` has `needed` bytes free, and whether `folder`
+    and the paths in `written` are writable."""
     there = existing(folder)
     free = shutil.disk_usage(there).free
     text = f"{gib(free)} free in {there}, checkpoints and models need {gib(needed)}"

@@ -19,8 +19,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The installed NVIDIA driver and its GPUs. `cuda` is the newest CUDA version that
-    the driver supports, as (major, minor)."""
+    """The NVIDIA driver, the newest CUDA version that it supports, and its GPUs."""
 
     version: str
     cuda: tuple[int, int]

@@ -40,8 +40,7 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """Return the ranks that a launcher such as torchrun or accelerate has set, or rank
-    0 of 1 without a launcher."""
+    """Return the ranks that a launcher has set, or rank 0 of 1."""
     return Ranks(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -77,8 +76,7 @@ def nvidia_gpu_count() -> int:
 
 
 def gpu_names() -> list[str]:
-    """Return the number (such as `0`) or the UUID of each GPU visible to CUDA, as in
-    CUDA_VISIBLE_DEVICES."""
+    """Return the number or the UUID of each GPU, as in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
@@ -189,9 +187,8 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def starter() -> int:
-    """Return the ID of the process that started this one, even if that process has
-    ended. The environment variable that contains the ID is removed, so that child
-    processes do not inherit it."""
+    """Return the ID of the process that started this one, even if it has ended. Child
+    processes do not inherit the variable that contains it."""
     return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
@@ -222,17 +219,15 @@ def restored(name: str) -> Iterator[None]:
 
 @contextmanager
 def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
-    """Context manager that makes Rust tokenizers use all cores, or one core if
-    `enabled` is False."""
+    """Context manager that sets whether Rust tokenizers use all cores."""
     with restored("TOKENIZERS_PARALLELISM"):
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if enabled else "false"
         yield
 
 
 def preserve_tracking_uri() -> AbstractContextManager[None]:
-    """Context manager that restores MLFLOW_TRACKING_URI on exit. MLflow sets this
-    variable, and the next session in a notebook would mistake its value for the user's
-    choice."""
+    """Context manager that restores MLFLOW_TRACKING_URI, which MLflow sets, because the
+    next session in a notebook would mistake its value for the user's choice."""
     return restored("MLFLOW_TRACKING_URI")
 
 

@@ -17,8 +17,7 @@ _usual = gc.get_threshold()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """The values of the constants with these names in glibc's malloc.h."""
 KEPT_BYTES = 2**30
-"""Only blocks of more than this many bytes are returned to the system when they are
-freed."""
+"""Only larger freed blocks are returned to the system."""
 
 
 def collect_rarely() -> None:
@@ -34,12 +33,9 @@ def collect_as_usual() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory in the process, and return True. If the C library is
-    not glibc, or rejects the options, return False.
-
-    Training steps on a CPU allocate the same sizes repeatedly. If freed memory were
-    returned to the system, each allocation would cost a page fault per 4 KiB.
-    """
+    """Make glibc keep freed memory. Return False if this is not possible. Training
+    steps on a CPU allocate the same sizes repeatedly, and memory that was returned to
+    the system would cost a page fault per 4 KiB."""
     change = getattr(ctypes.CDLL(None), "mallopt", None)
     if change is None:
         return False

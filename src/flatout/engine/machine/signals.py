@@ -19,11 +19,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(SystemExit):
-    """Raised after a signal has stopped a run. The exit code is 143 (SIGTERM) or 130
-    (SIGINT).
-
-    This is not an error, because the same command resumes the run.
-    """
+    """Raised after SIGTERM (exit code 143) or SIGINT (130) has stopped a run. This is
+    not an error, because the same command resumes the run."""
 
     def __init__(self, signum: int, message: str = "") -> None:
         super().__init__(128 + signum)

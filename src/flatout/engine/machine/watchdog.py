@@ -21,8 +21,7 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process is considered stopped if it has not written its file for this many
-seconds."""
+"""A process that has not written its file for so long is considered stopped."""
 FINISHED = "finished"
 """The phase of a rank that has completed its work."""
 LONG_PHASES = frozenset(
@@ -46,8 +45,7 @@ class Beat:
 
 
 class Heartbeat:
-    """Periodically writes the state of this process to a file, beginning when `start`
-    is called."""
+    """Writes the state of this process to a file, once `start` is called."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -129,8 +127,7 @@ def read_beats(folder: Path) -> list[Beat]:
 
 def overdue(beats: list[Beat], limit_s: float, now_s: float) -> list[Beat]:
     """Return the beats of ranks that have made no progress for too long. The likeliest
-    cause of the hang comes first: stopped processes, followed by the ranks with the
-    lowest step."""
+    cause comes first: stopped processes, then the ranks with the lowest step."""
     long_s = max(LONG_PHASE_FACTOR * limit_s, LONG_PHASE_LEAST_S)
     late = [
         beat

@@ -34,10 +34,8 @@ class SweepError(RuntimeError):
 
 
 def compare(rows: Sequence[Row], settings: Settings) -> list[Row]:
-    """Return a row for each combination of settings, best first, with the mean of the
-    metric and the comparison with the best. The rows are also logged if each
-    combination was trained several times. Raises SweepError if no trial has
-    finished."""
+    """Return a row for each combination of settings, best first, with its mean and the
+    comparison with the best. Raises SweepError if no trial has finished."""
     name, groups = _ranked(rows, settings)
     found = compared(groups, name)
     for row in found if found[0]["trainings"] > 1 else ():
@@ -48,13 +46,9 @@ def compare(rows: Sequence[Row], settings: Settings) -> list[Row]:
 def choose_best(
     rows: Sequence[Row], settings: Settings, environment: str | None = None
 ) -> dict[str, Any]:
-    """Return a record of the settings with the best mean of the metric `choose_by`.
-
-    The record contains the first trial of these settings, their mean metrics, and
-    whether they are better than all other settings by more than the noise.
-    `environment` is the Kedro environment of the sweep. Raises SweepError if no trial
-    has finished.
-    """
+    """Return a record of the settings with the best mean of the metric `choose_by`:
+    their first trial, their means, and whether they are better than all others by more
+    than the noise. Raises SweepError if no trial has finished."""
     name, groups = _ranked(rows, settings)
     best = next(iter(groups[0].values()))
     names = dict.fromkeys([name, *FIGURES])
@@ -94,8 +88,7 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
 
 def ranked(rows: Sequence[Row], name: str, *, higher: bool) -> list[Group]:
     """Return the successful rows that have the metric `name`, grouped by settings.
-    Larger groups come first. Groups of equal size are sorted by their mean, best first.
-    `higher` states whether a higher metric is better."""
+    Larger groups come first, groups of equal size by their mean, best first."""
     found: defaultdict[str, dict[Any, Row]] = defaultdict(dict)
     for row in rows:
         if row["status"] == "ok" and figures([row], name):
@@ -140,8 +133,7 @@ def compared(groups: Sequence[Group], name: str) -> list[Row]:
 
 def _difference_from(best: Group, group: Group, name: str, pairs: int) -> Row:
     """Return the paired difference between `group` and `best` over the seeds or folds
-    that both have in common, with its interval and a verdict. With k folds, the ratio
-    of test rows to training rows is 1 / (k - 1)."""
+    in common. With k folds, there are 1 / (k - 1) test rows per training row."""
     common = [key for key in group if key in best]
     if (count := len(common)) < 2:
         return {"verdict": "one training each: set sweep.seeds to 3"}

@@ -17,9 +17,8 @@ a GPU, there are none, because the trials share the CPU cores."""
 
 
 def sets_of(count: int) -> list[Devices]:
-    """Return the variables for each set of `count` GPUs of this machine. Without a GPU,
-    return a single set. Raises SettingsError if the machine has fewer than `count` GPUs
-    or, without a GPU, fewer than `count` CPU cores."""
+    """Return the variables for each set of `count` GPUs of this machine, or one set
+    without a GPU. Raises SettingsError if the machine has too few devices."""
     names = gpu_names()
     here, kind = (len(names), "GPU") if names else (usable_cores(), "CPU core")
     if count > here:

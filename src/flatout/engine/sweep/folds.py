@@ -19,15 +19,12 @@ from flatout.engine.sweep.space import FOLD
 def fold_files(
     files: JobFiles, splits: Sequence[Any], folds: int | None, folder: Path
 ) -> list[JobFiles]:
-    """Write the rows of each of the `folds` training runs to a subfolder of `folder`,
-    and return a JobFiles for each run. `files` describes the original token rows.
-
-    The rows of the fold are the test split. The other rows are used for validation if
-    they are in the original validation split, and for training otherwise. `splits` are
-    the texts of the train, validation and test splits, each a `datasets.Dataset` with a
-    column `fold`. Raises SettingsError if the column does not contain `folds` folds, or
-    if token rows and texts do not match one to one.
-    """
+    """Write the rows of each of the `folds` training runs below `folder`, and return
+    their JobFiles. `files` describes the original token rows. The rows of the fold are
+    the test split. The others stay in the validation or the train split. `splits` are
+    the texts of the three splits, each a `datasets.Dataset` with a column `fold`.
+    Raises SettingsError if it does not contain `folds` folds, or if rows and texts do
+    not match."""
     has_folds = all(FOLD in split.column_names for split in splits)
     fold = np.concatenate([split[FOLD][:] if has_folds else [-1] for split in splits])
     known = int(fold.max()) + 1

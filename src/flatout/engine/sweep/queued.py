@@ -59,8 +59,7 @@ def requeue(study: Study, trial: Trial | FrozenTrial) -> None:
 
 
 def fail_running(study: Study) -> None:
-    """Mark all running trials as failed. Call this only if no other process uses the
-    storage, because the trials must have been interrupted."""
+    """Mark all running trials, which must have been interrupted, as failed."""
     for trial in running(study):
         study.tell(trial.number, state=TrialState.FAIL)
 
@@ -111,8 +110,7 @@ Row = dict[str, Any]
 
 
 def best_trial_by_place(found: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """Return one trial for each place: the newest successful trial, or the newest trial
-    if none was successful."""
+    """Return the newest trial for each place, successful ones before others."""
 
     def worth(trial: FrozenTrial) -> tuple[bool, int]:
         return trial.user_attrs[ANSWER]["status"] == "ok", trial.number
@@ -131,14 +129,12 @@ def row(trial: FrozenTrial, place: int) -> Row:
 
 
 def number(value: Any) -> Any:
-    """Return `value`, or None if it is NaN or infinite, because JSON columns of
-    databases reject NaN."""
+    """Return `value`, or None if it is not finite, which databases reject in JSON."""
     return value if value is None or math.isfinite(value) else None
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """Return `values` as text, for example `train.learning_rate=0.001,
-    train.global_batch_size=16`. Values that are None are left out."""
+    """Return `values` as text, e.g. `train.learning_rate=0.001`, without None."""
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()

@@ -29,8 +29,7 @@ SEED, FOLD = "runtime.seed", "fold"
 """Axes of the grid that are not settings to compare. Each combination of settings is
 trained once per seed or fold."""
 FIXED = ("train.distributed", "train.resume")
-"""Settings that cannot be swept, because sweep.devices_per_trial sets the number of
-devices and trials resume automatically."""
+"""Settings that cannot be swept."""
 
 FILES = (".db", ".sqlite", ".sqlite3")
 
@@ -49,10 +48,9 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 
 def repeated(settings: Settings, folds: int | None = None) -> Settings:
-    """Return `settings` with the seeds (`sweep.seeds`) or the numbers of the folds
-    added to the grid. With folds, a grid that equals the default is dropped. Raises
-    SettingsError if seeds and folds are combined, or if either is combined with a
-    pruner or with a sampler other than the grid."""
+    """Add the seeds (`sweep.seeds`) or the folds to the grid. With folds, a default
+    grid is dropped. Raises SettingsError if both are given, or with a pruner or a
+    sampler other than the grid."""
     sweep, grid = settings.sweep, dict(settings.sweep.grid)
     if not (folds or sweep.seeds):
         return settings
@@ -72,9 +70,8 @@ def repeated(settings: Settings, folds: int | None = None) -> Settings:
 
 
 def check_sweep(settings: Settings, folds: int | None = None) -> None:
-    """Raise SettingsError if a swept setting is unknown or cannot be swept, if a value,
-    the metric or the storage is invalid, or if `repeated` rejects the seeds or
-    folds."""
+    """Raise SettingsError if a swept setting or value, the metric or the storage is
+    invalid, or if `repeated` rejects the seeds or folds."""
     objective(settings)
     repeated(settings, folds)
     check_place(settings.sweep.storage)

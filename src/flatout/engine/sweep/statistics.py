@@ -15,9 +15,8 @@ MAX_SEEDS = 1_000
 
 
 class Difference(NamedTuple):
-    """The mean of paired differences, the ends of its confidence interval, and the
-    standard deviation of the differences (`spread`). Each field is a number, or an
-    array (...) for several comparisons."""
+    """The mean of paired differences, its confidence interval, and their standard
+    deviation (`spread`), as numbers or arrays (...) for several comparisons."""
 
     mean: Any
     low: Any
@@ -34,13 +33,11 @@ def paired_difference(
     a: Any, b: Any, comparisons: int = 1, test_to_train: float = 0.0
 ) -> Difference:
     """Compare the metrics `a` and `b` (..., N) of two settings that were trained with
-    the same N >= 2 seeds or folds, and return the difference `a` - `b`.
-
-    The 95 % confidence interval is based on Student's t-distribution, with a Bonferroni
-    correction for the number of `comparisons`. `test_to_train` is the ratio of test
-    rows to training rows of a fold, or 0 for seeds. The ratio is used to correct the
-    variance, because folds share training rows (Nadeau and Bengio 2003).
-    """
+    the same N >= 2 seeds or folds, and return the difference `a` - `b`. The 95 %
+    confidence interval is based on Student's t-distribution, with a Bonferroni
+    correction for `comparisons`. `test_to_train`, the ratio of test to training rows of
+    a fold, or 0 for seeds, corrects the variance, because folds share training rows
+    (Nadeau and Bengio 2003)."""
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)

@@ -63,8 +63,7 @@ class ServerStorage(RDBStorage):  # type: ignore[misc]
 
 
 def database_file(place: str) -> Path | None:
-    """Return the path of the SQLite file if `place` (`sweep.storage`) is one, or None
-    if `place` is the URL of a server."""
+    """Return the SQLite file of `sweep.storage`, or None for the URL of a server."""
     if place.startswith(SQLITE):
         return Path(place.removeprefix(SQLITE))
     return None if "://" in place else Path(place)
@@ -72,12 +71,9 @@ def database_file(place: str) -> Path | None:
 
 @contextmanager
 def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
-    """Context manager that opens the Optuna storage given by `sweep.storage`.
-
-    `stale` is called for trials of machines that have died. A file is locked, so that
-    only this process uses it. Raises SettingsError if the storage cannot be opened, and
-    StorageError if it is in use or fails inside the block.
-    """
+    """Context manager that opens `sweep.storage`. `stale` is called for trials of
+    machines that have died. Raises SettingsError if it cannot be opened, and
+    StorageError if it is in use or fails inside the block."""
     place = options.storage
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with ExitStack() as held:
@@ -119,8 +115,7 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
 
 
 def _check_file(file: Path) -> None:
-    """Raise SettingsError if `file` exists and is not the database of a sweep. The file
-    is not changed."""
+    """Raise SettingsError if `file` exists and is not the database of a sweep."""
     if not file.exists() or not file.stat().st_size:
         return
     try:

@@ -73,13 +73,10 @@ class NoValueError(Exception):
 def run_sweep(
     settings: Settings, files: JobFiles, folds: Sequence[JobFiles] = ()
 ) -> list[Row]:
-    """Run a sweep and return one row for each trial, including trials that ran on other
-    machines.
-
-    With `folds`, each setting is trained once per fold, and its rows contain the
-    metrics of the fold's test split. Raises SettingsError if the sweep's settings are
-    invalid, StorageError if the storage fails, and Interrupted on SIGTERM or Ctrl-C.
-    """
+    """Run a sweep and return one row for each trial on any machine. With `folds`, each
+    setting is trained once per fold, and its rows contain the metrics of the fold's
+    test split. Raises SettingsError if the settings are invalid, StorageError if the
+    storage fails, and Interrupted on SIGTERM or Ctrl-C."""
     check_sweep(settings, len(folds))
     settings = repeated(settings, len(folds))
     devices = sets_of(settings.sweep.devices_per_trial)
@@ -103,8 +100,7 @@ class Sweep:
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
     lost: str = ""
-    """An error message if the result of a trial arrived after another machine had taken
-    over the trial, or an empty string."""
+    """The error if another machine had taken over a trial, or an empty string."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
@@ -216,8 +212,7 @@ class Sweep:
     def _answer(
         self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
     ) -> Answer:
-        """Return the stored result of a trial, or run the trial and return the new
-        result."""
+        """Return the stored result of a trial, or run it."""
         kept = stored_answer(folder)
         if kept and kept.status == "ok":  # retry others: memory may now be sufficient
             return kept

@@ -51,9 +51,8 @@ class Driver:
 
 @dataclass
 class Feed:
-    """An endless stream of the batches of a block. `loader` is the loader that produces
-    the batches, or None if all batches are already on the device. `period` is the
-    number of steps in the block."""
+    """An endless stream of the batches of a block of `period` steps. `loader` is None
+    if all batches are already on the device."""
 
     loader: StepLoader | None
     batches: Iterator[StepBatch]
@@ -99,9 +98,8 @@ def loaded_feed(trainer: Trainer, steps: int) -> Feed:
 def representative_block(
     rows: SplitRows, batches: GlobalBatches, steps: int
 ) -> tuple[int, int]:
-    """Return the first step and the number of steps of a representative block: the part
-    of the first epoch whose mean row length is closest to the mean over all rows. The
-    block has `steps` steps, or fewer if the epoch is shorter."""
+    """Return the first step and the number of steps (at most `steps`) of the part of
+    the first epoch whose mean row length is closest to that of all rows."""
     whole = max(1, len(rows) // batches.batch_size)
     steps = min(steps, whole)
     starts = np.unique(np.linspace(0, whole - steps, CANDIDATE_BLOCKS).astype(int))

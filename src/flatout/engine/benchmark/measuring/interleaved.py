@@ -73,9 +73,8 @@ class Baseline:
         return self.answer()
 
     def answer(self) -> Any:
-        """Wait for the next message from the baseline and return it. The first message,
-        sent after the warm-up, is "warm". Raises BaselineError if the process has
-        ended."""
+        """Wait for the next message. The first one, after the warm-up, is "warm".
+        Raises BaselineError if the process has ended."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -84,8 +83,7 @@ class Baseline:
             raise BaselineError(text) from None
 
     def end(self) -> None:
-        """Send None, which makes the baseline and its workers exit, and wait for the
-        process to end."""
+        """Send None, which makes the baseline exit, and wait for its end."""
         with suppress(OSError):  # the process has already ended
             self.connection.send(None)
         self._status()
@@ -102,10 +100,9 @@ class Baseline:
 
 @contextmanager
 def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
-    """Context manager that runs a trial's baseline in a process whose files are stored
-    in a subfolder of `folder`. The process starts immediately and loads the model and
-    data while the current process does the same. Yields None if the spec has no
-    baseline (`below`)."""
+    """Context manager that runs a trial's baseline in a process with a subfolder of
+    `folder`. It loads model and data while the current process does the same. Yields
+    None if the spec has no baseline (`below`)."""
     if "below" not in spec.options:
         yield None
         return
@@ -130,10 +127,9 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
 
 
 def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
-    """Measure pairs of windows until their ratios agree: at least `repeats` and at most
-    2 * `repeats` + 1 pairs. Return the pairs without compilation, or all pairs if there
-    are none. The two configurations take turns going first, so that a host that slows
-    down does not bias the ratio."""
+    """Measure `repeats` to 2 * `repeats` + 1 pairs of windows until their ratios agree.
+    Return the pairs without compilation, or all. The configurations take turns going
+    first, so that a host that slows down does not bias the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     ratios: list[float] = []
@@ -145,17 +141,15 @@ def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
 
 
 def middle_half_pct(ratios: list[float]) -> float:
-    """Return the interquartile range of `ratios` divided by their median, in percent.
-    The range ignores outliers, such as the few ratios disturbed by a short pause of the
-    host."""
+    """Return the interquartile range of `ratios` / their median, in percent. It ignores
+    outliers, such as a short pause of the host."""
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return float(100 * (high - low) / middle)
 
 
 def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
-    """Make both configurations use the same rows: as many as the slower configuration
-    processes in one window. To find the slower one, each configuration is timed while
-    the other is idle."""
+    """Make both configurations use the same rows: as many as the slower one processes
+    in a window. Each is timed while the other is idle."""
     baseline.answer()
     slower_s = max(warm.time_step(), baseline.ask("time_step"))
     steps = block_steps(warm.measure, slower_s)

@@ -51,17 +51,15 @@ FeedOf = Callable[[Trainer, int], Feed]
 
 
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure the loader, copies, steps and logging together, as in training. If the
-    spec has a reference configuration (`below`), its windows alternate with those of
-    the trial, so that changes in the host's speed affect both."""
+    """Measure the loader, copies, steps and logging together, as in training. The
+    windows alternate with those of the reference configuration (`below`), if any."""
     with baseline_of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Repeat the throughput measurement of `end_to_end` in AGAIN_WINDOWS windows, even
-    if their throughput varies. Repeated trials show how the throughput varies between
-    processes, so many short trials are better than a few accurate ones."""
+    """Repeat the throughput measurement of `end_to_end` in AGAIN_WINDOWS windows, to
+    show how the throughput varies between processes."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
@@ -163,8 +161,7 @@ def _join(job: TrainJob, runtime: Runtime) -> ProcessGroup | None:
 
 
 def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:
-    """Return the metrics that compare a trial with its baseline, or {} if there are no
-    pairs."""
+    """Return the metrics that compare a trial with its baseline, if there is one."""
     if not pairs:
         return {}
     ratios = [pair.ratio for pair in pairs]
@@ -177,8 +174,7 @@ def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:
 
 
 def _rates(windows: list[Window]) -> dict[str, Any]:
-    """Return the metrics of the median window, and the 90th percentile of the step
-    times in all windows."""
+    """Return the metrics of the median window, and the p90 of all step times."""
     median_window = middle(windows)
     figures = Rates.over([median_window])
     return {

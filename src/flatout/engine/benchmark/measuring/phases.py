@@ -31,8 +31,7 @@ class PhaseClock:
     @contextmanager
     def on(self, stepper: Stepper) -> Iterator[None]:
         """Context manager that times the steps of `stepper`. The backward phase lasts
-        from the end of the forward pass to the start of the optimiser, so it includes
-        the all-reduce of gradients."""
+        until the optimiser starts, so it includes the all-reduce of gradients."""
         seen: Any = stepper
         module, updater = stepper.module, stepper.updater
         seen.module = _Timed(module, self.mark, "forward", "backward")
@@ -56,8 +55,7 @@ class PhaseClock:
 
 @dataclass
 class _Timed:
-    """Wraps a callable. The phase `name` begins before each call, and the phase `then`
-    begins after each call."""
+    """Wraps a callable. The phase `name` begins before each call, `then` after it."""
 
     inner: Any
     mark: Callable[[str], None]
@@ -77,8 +75,7 @@ class _Timed:
 def phase_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> dict[str, float]:
-    """Return forward_ms, backward_ms and optimizer_ms as means over `steps` eager
-    steps."""
+    """Return forward_ms, backward_ms and optimizer_ms, means over eager steps."""
     clock = PhaseClock(trainer.runtime.device)
     with clock.on(trainer.stepper):
         for _ in range(steps):
@@ -92,9 +89,8 @@ def phase_ms(
 def launch_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> float | None:
-    """Return how long the host takes to launch a step, in ms. The time is the median
-    over `steps` steps, each of which starts with an empty queue and ends when its last
-    kernel is launched. Returns None on a CPU, which has no queue."""
+    """Return how long the host takes to launch a step, in ms: the median over `steps`
+    steps, each of which starts with an empty queue. Returns None on a CPU."""
     if not trainer.runtime.is_cuda:
         return None
     taken = []

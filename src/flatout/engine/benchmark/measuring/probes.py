@@ -29,8 +29,7 @@ from flatout.engine.train.setup.step_data import step_rows
 
 
 def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Measure the throughput of the loader without training steps. Copies to the
-    device are included."""
+    """Measure the throughput of the loader, copies to the device included."""
     runtime = set_up(job.settings.runtime)
     config = build_model(job).config
     resolved = resolve(job, runtime, config)

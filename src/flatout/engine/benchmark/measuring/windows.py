@@ -97,9 +97,8 @@ class WarmTraining:
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
-        """Measure windows until `enough` returns True. The spread of their throughput
-        should be at most `most_apart_pct`. Return the windows in which nothing was
-        compiled."""
+        """Measure windows until `enough` returns True. Return those without
+        compilation."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
         while not self._enough(windows, most_apart_pct):
@@ -113,8 +112,7 @@ class WarmTraining:
 
     def discard_ready_batches(self) -> None:
         """Discard the batches that the workers prefetched while this process was idle,
-        because they would make the loader look faster than it is. Later windows still
-        cover whole blocks."""
+        because they would make the loader look faster than it is."""
         loader = self.feed.loader
         ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
         for _ in range(ready):
@@ -132,8 +130,7 @@ class WarmTraining:
 
 
 def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
-    """Return the number of steps of a block: as many as fit into a window, but at least
-    two and at most `steps_per_trial`."""
+    """Return the steps of a block: as many as fit into a window, within limits."""
     return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
@@ -153,12 +150,9 @@ def enough(
     repeats: int,
     most_apart_pct: float = SPREAD_LIMIT_PCT,
 ) -> bool:
-    """Return whether enough windows have been measured.
-
-    `rates` contains the throughput of each valid window, and `taken` is the number of
-    all measured windows. There are enough if at least `repeats` windows are valid and
-    their spread is at most `most_apart_pct`, or if `taken` is 2 * `repeats` + 1.
-    """
+    """Return whether enough windows have been measured: at least `repeats` valid ones,
+    with the throughput `rates`, whose spread is at most `most_apart_pct`, or 2 *
+    `repeats` + 1 in all (`taken`)."""
     if taken > 2 * repeats:
         return True
     return len(rates) >= repeats and spread_of(rates) <= most_apart_pct

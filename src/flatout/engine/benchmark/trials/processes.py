@@ -77,11 +77,9 @@ def ask(
     variables: Mapping[str, str],
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run a trial in `folder` and store its result there.
-
-    `headroom` is the fraction of memory that should stay free. Without a GPU, the trial
-    is stopped once it uses more than 1 - `headroom` / 2 of the available memory. The
-    other arguments are those of `run_isolated`.
+    """Run a trial in `folder` and store its result there. `headroom` is the fraction of
+    memory that should stay free. Without a GPU, the trial is stopped once it uses more
+    than 1 - `headroom` / 2 of the available memory. For the rest, see `run_isolated`.
     """
     write_spec(spec, asdict(files), folder)
     limit = None
@@ -111,13 +109,10 @@ def run_isolated(
     variables: Mapping[str, str] = MappingProxyType({}),
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run the trial specified in `folder`/spec.json and return its result.
-
-    The log in the same folder begins with a command that repeats the trial in a
-    terminal. `variables` are added to the trial's environment. The trial is
-    stopped after `timeout_s`, if its processes use more than `max_resident_bytes` of
-    resident memory, or once `stop` returns True. `stop` is called every POLL_S seconds.
-    """
+    """Run the trial specified in `folder`/spec.json and return its result. The log
+    begins with a command that repeats the trial in a terminal. `variables` are added to
+    its environment. It is stopped after `timeout_s`, if its processes use more than
+    `max_resident_bytes`, or once `stop`, called every POLL_S seconds, returns True."""
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     begin = time.perf_counter()

@@ -1,8 +1,6 @@
-"""Entry point of a trial: `python -m flatout.engine.benchmark.trials.trial FOLDER`.
-
-It reads FOLDER/spec.json and writes FOLDER/result.json. Tracebacks go to stdout and
-stderr, which the parent process stores as FOLDER/log.txt.
-"""
+"""Entry point of a trial: `python -m flatout.engine.benchmark.trials.trial FOLDER`. It
+reads FOLDER/spec.json and writes FOLDER/result.json. The parent process stores
+tracebacks as FOLDER/log.txt."""
 
 from __future__ import annotations
 
@@ -84,8 +82,7 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
 
 
 def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
-    """Train like the `train` pipeline and return the report. If an earlier run in the
-    same folder was killed, training continues from its newest checkpoint."""
+    """Train like the `train` pipeline, from the newest checkpoint in the folder."""
     from flatout.engine.launch.launch import collect
 
     return collect(job.in_folder(folder / TRAINING)).report.as_dict()
