@@ -39,7 +39,7 @@ def summarise(search: Search) -> dict[str, Any]:
         "reused_trials": bench.reused,
         "skipped": search.skipped,
         "elapsed_s": bench.elapsed_s,
-        "picks": {name: _shown(trial) for name, trial in search.picks.items()},
+        "picks": {name: t and t.as_row() for name, t in search.picks.items()},
         "verdict": _verdict(search, recommended),
         "time_to_train": time_to_train(
             len(bench.rows),
@@ -47,7 +47,7 @@ def summarise(search: Search) -> dict[str, Any]:
             search.configured,
             recommended,
         ),
-        "failed": None if recommended else _shown(_first_fault(search)),
+        "failed": None if recommended else _first_fault(search),
         "tuned": _tuned(search, recommended),
         "profile": bench.profile,
     }
@@ -71,16 +71,12 @@ def _conditions(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
-    return None if trial is None else trial.as_row()
-
-
-def _first_fault(search: Search) -> TrialResult | None:
+def _first_fault(search: Search) -> dict[str, Any] | None:
     """Return the first failed end-to-end trial, to explain a missing recommendation."""
     if search.bench.options.mode not in ADVISES or not search.complete:
         return None
     tried = [t for t in search.bench.results if t.kind == "end_to_end"]
-    return next((trial for trial in tried if not trial.ok), None)
+    return next((trial.as_row() for trial in tried if not trial.ok), None)
 
 
 def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:

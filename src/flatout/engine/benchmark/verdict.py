@@ -77,17 +77,11 @@ def _loader(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict | None:
         f"({100 * share:.0f} %) with {trial.num_workers} workers"
     )
     advice = "more train.loader.num_workers, or benchmark.profile: true to see why"
-    if _more_workers_lost(trial, tried):
+    mine = trial.num_workers
+    counts = (t.num_workers for t in tried if t.ok and t.kind == "end_to_end")
+    if isinstance(mine, int) and any(isinstance(n, int) and n > mine for n in counts):
         advice = "benchmark.profile: true, to see why; more workers were slower here"
     return Verdict("loader", because, advice)
-
-
-def _more_workers_lost(trial: TrialResult, tried: Sequence[TrialResult]) -> bool:
-    counts = [t.num_workers for t in tried if t.ok and t.kind == "end_to_end"]
-    mine = trial.num_workers
-    return isinstance(mine, int) and any(
-        isinstance(n, int) and n > mine for n in counts
-    )
 
 
 def _launch(trial: TrialResult) -> Verdict | None:

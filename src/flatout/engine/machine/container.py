@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,9 +29,7 @@ def quota_cores(folder: Path = CONTROL_GROUP) -> float | None:
 
 def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
     """Return the container's memory limit in bytes, or None if unlimited."""
-    text = _read(folder / "memory.max")
-    if text is None:
-        text = _read(folder / "memory" / "memory.limit_in_bytes")
+    text = _read(folder / "memory.max", folder / "memory/memory.limit_in_bytes")
     if text is None or not text.isdigit():
         return None
     return int(text) if int(text) < UNLIMITED_BYTES else None
@@ -39,10 +38,8 @@ def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
 def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
     """Return how many bytes of memory the container uses. The inactive file cache is
     not counted, because the kernel can reclaim it."""
-    used = _read(folder / "memory.current")
-    if used is None:
-        used = _read(folder / "memory" / "memory.usage_in_bytes")
-    counts = _read(folder / "memory.stat") or _read(folder / "memory" / "memory.stat")
+    used = _read(folder / "memory.current", folder / "memory/memory.usage_in_bytes")
+    counts = _read(folder / "memory.stat", folder / "memory/memory.stat")
     kept = dict(line.split() for line in (counts or "").splitlines())
     files = kept.get("total_inactive_file", kept.get("inactive_file", "0"))
     return max(0, int(used or 0) - int(files))
@@ -54,15 +51,16 @@ def total_memory_bytes() -> int:
     return min(psutil.virtual_memory().total, limit or UNLIMITED_BYTES)
 
 
-def available_memory_bytes(folder: Path = CONTROL_GROUP) -> int:
+def available_memory_bytes() -> int:
     """Return the bytes that can still be allocated without swapping or being killed."""
     free = int(psutil.virtual_memory().available)
-    limit = memory_limit_bytes(folder)
-    return free if limit is None else min(free, limit - memory_used_bytes(folder))
+    limit = memory_limit_bytes()
+    return free if limit is None else min(free, limit - memory_used_bytes())
 
 
-def _read(file: Path) -> str | None:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return None
+def _read(*files: Path) -> str | None:
+    """Return the text of the first of `files` that exists."""
+    for file in files:
+        with suppress(OSError):
+            return file.read_text().strip()
+    return None

@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flatout.engine.checkpoints.resume import differing
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.models.compilation import blocks, compile_blocks
+from flatout.engine.models.compilation import blocks, compile_blocks, compiled
 from flatout.engine.models.model import TaskModel
 from flatout.engine.parameters import DistributedSettings, SettingsError
 
@@ -65,30 +65,28 @@ class ProcessGroup:
         control = torch.distributed.new_group(backend="gloo", timeout=timeout)
         return cls(accelerator, settings, control, runtime.compute_dtype)
 
-    def wrap(self, model: TaskModel, compiled: Callable[..., Any] | None) -> nn.Module:
-        """Wrap `model` with DDP or FSDP. `compiled` compiles a module, or is None."""
+    def wrap(self, model: TaskModel, compiles: bool) -> nn.Module:
+        """Compile `model` if `compiles` is true, and wrap it with DDP or FSDP."""
         if self.settings.strategy == "fsdp":
-            return self._shard(model, compiled)
-        module = compiled(model) if compiled else model
+            return self._shard(model, compiles)
+        module = compiled(model) if compiles else model
         with warnings.catch_warnings():
             # The argument's new name is not in all supported versions of PyTorch.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             wrapped: nn.Module = self.accelerator.prepare_model(module)
         return wrapped
 
-    def _shard(
-        self, model: TaskModel, compiled: Callable[..., Any] | None
-    ) -> nn.Module:
+    def _shard(self, model: TaskModel, compiles: bool) -> nn.Module:
         """Shard the model with FSDP2. Rank 0 broadcasts the weights block by block, so
         that no device needs memory for the whole model."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-        if compiled:
+        if compiles:
             compile_blocks(model)
         device = self.accelerator.device
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-        copies = compiled is None and self.compute_dtype != torch.float32
+        copies = not compiles and self.compute_dtype != torch.float32
         for block in _sharded_separately(model, blocks(model)):
             _spread(block, device)
             if copies and not any(isinstance(m, nn.Embedding) for m in block.modules()):

@@ -63,9 +63,10 @@ class StepSums:
         never = count().fill_(cls.NEVER)
         return cls(zero(), count(), count(), zero(), zero(), never)
 
-    def reset(self) -> None:
-        for total in (self.loss, self.hits, self.judged):
-            total.zero_()
+    @property
+    def totals(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums that a logging step resets and a checkpoint keeps."""
+        return self.loss, self.hits, self.judged
 
 
 @dataclass(eq=False)

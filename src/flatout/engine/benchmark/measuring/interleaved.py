@@ -134,8 +134,10 @@ def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
     pairs: list[InterleavedPair] = []
     ratios: list[float] = []
     while not enough(ratios, len(pairs), warm.measure.repeats):
-        first = len(pairs) % 2 == 0
-        pairs.append(_pair(warm, baseline, first=first))
+        below = baseline.ask("window_after_rest") if len(pairs) % 2 else None
+        window = warm.window_after_rest()
+        below = below or baseline.ask("window_after_rest")
+        pairs.append(InterleavedPair(window, below))
         ratios = [pair.ratio for pair in pairs if pair.clean]
     return steady(pairs)
 
@@ -155,9 +157,3 @@ def _same_blocks(warm: WarmTraining, baseline: Baseline) -> None:
     steps = block_steps(warm.measure, slower_s)
     warm.shorten(steps)
     baseline.ask("shorten", steps)
-
-
-def _pair(warm: WarmTraining, baseline: Baseline, *, first: bool) -> InterleavedPair:
-    below = None if first else baseline.ask("window_after_rest")
-    window = warm.window_after_rest()
-    return InterleavedPair(window, below or baseline.ask("window_after_rest"))

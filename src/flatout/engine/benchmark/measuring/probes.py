@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from flatout.engine.batches.collation import StepRows
-from flatout.engine.batches.loader import StepLoader, resolve_workers, run_steps
+from flatout.engine.batches.loader import StepLoader, run_steps
 from flatout.engine.benchmark.measuring.driver import (
     ENDLESS,
     BlockRows,
@@ -34,15 +33,15 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     config = build_model(job).config
     resolved = resolve(job, runtime, config)
     data = step_rows(job, runtime, resolved, config)
-    ranks = runtime.ranks.local_world_size
-    workers = resolve_workers(job.settings.train.loader, runtime.is_cuda, ranks)
-    rates = _loader_rates(job, runtime, data, spec.measure)
+    block = BlockRows.of(data, spec.measure.steps_per_trial)
+    source = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
+    rates = _loader_rates(source, block, spec.measure)
     spread = spread_of(rates)
     notes = [f"windows differ by {spread:.0f} %"] if spread > SPREAD_LIMIT_PCT else []
     return {
         "loader_samples_per_s": median(rates),
         "samples_per_s_spread_pct": spread,
-        "num_workers": workers,
+        "num_workers": source.num_workers,
         "strategy": resolved.strategy,
         "token_budget": resolved.token_budget,
         "attention": resolved.attention,
@@ -53,13 +52,11 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def _loader_rates(
-    job: TrainJob, runtime: Runtime, data: StepRows, measure: BenchmarkSettings
+    source: StepLoader, block: BlockRows, measure: BenchmarkSettings
 ) -> list[float]:
     """Return the loader's samples/s in each window."""
-    block = BlockRows.of(data, measure.steps_per_trial)
-    source = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
-    batches = iter(source)
-    runs = source.num_workers * job.settings.train.loader.prefetch_factor
+    batches, runtime = iter(source), source.runtime
+    runs = source.num_workers * source.settings.prefetch_factor
     ahead = runs * run_steps(block)
     for _ in range(measure.warmup_steps + ahead):  # skip the prefetched batches
         next(batches)

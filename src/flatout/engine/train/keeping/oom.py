@@ -41,13 +41,13 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
         raise error
     how = f"out of memory at step {step}"
     if trainer.resolved.cuda_graphs:
-        _drop_graphs(trainer, error, how)
+        _drop_graphs(trainer, how)
     elif needs_whole_steps(trainer.model.model.config):
         how += ", which BatchNorm needs as one batch"
-        raise _refusal(trainer, how, "train.global_batch_size smaller") from error
+        raise _refusal(trainer, how, "train.global_batch_size smaller")
     else:
         budget = trainer.resolved.token_budget
-        half = _halved(trainer, trainer.data.rows, budget, error, how)
+        half = _halved(trainer, trainer.data.rows, budget, how)
         trainer.resolved = replace(trainer.resolved, token_budget=half)
         planner = replace(trainer.data.planner, token_budget=half)
         trainer.data = replace(trainer.data, planner=planner)
@@ -71,17 +71,16 @@ def evaluate_within_memory(
             if not is_out_of_memory(error):
                 raise
             if trainer.resolved.cuda_graphs and budget == _longest(trainer, rows):
-                _drop_graphs(trainer, error, how)
+                _drop_graphs(trainer, how)
             else:
-                half = _halved(trainer, rows, budget, error, how)
-                trainer.evaluation_budget = half
+                trainer.evaluation_budget = _halved(trainer, rows, budget, how)
             _free_failed_pass(trainer, error)
 
 
-def _drop_graphs(trainer: Trainer, error: BaseException, how: str) -> None:
+def _drop_graphs(trainer: Trainer, how: str) -> None:
     if trainer.runtime.ranks.world_size > 1:
         changed, how = {"cuda_graphs": False}, f"{how} with CUDA graphs"
-        raise _refusal(trainer, how, "train.cuda_graphs: false", changed) from error
+        raise _refusal(trainer, how, "train.cuda_graphs: false", changed)
     logger.warning("%s: continuing without CUDA graphs", how)
     trainer.resolved = replace(trainer.resolved, cuda_graphs=False)
     trainer.stepper.drop_graphs()
@@ -94,9 +93,7 @@ def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def _halved(
-    trainer: Trainer, rows: SplitRows, budget: int, error: BaseException, how: str
-) -> int:
+def _halved(trainer: Trainer, rows: SplitRows, budget: int, how: str) -> int:
     """Return half of `budget`. Raises OutOfMemory if a single row does not fit, if the
     settings forbid a smaller budget, or if there are several ranks. The other ranks
     already wait for this one, so the launcher has to restart all of them."""
@@ -106,12 +103,12 @@ def _halved(
             "a lower tokenize.max_length, or train.gradient_checkpointing: true, or "
             "use a smaller model"
         )
-        raise OutOfMemory(f"{how}: one row does not fit: set {remedy}", None) from error
+        raise OutOfMemory(f"{how}: one row does not fit: set {remedy}", None)
     how = f"{how} with token budget {budget}"
     stops = trainer.job.settings.train.on_oom == "stop"
     if stops or trainer.runtime.ranks.world_size > 1:
         remedy = f"train.token_budget: {half} (the global batch stays)"
-        raise _refusal(trainer, how, remedy, {"token_budget": half}) from error
+        raise _refusal(trainer, how, remedy, {"token_budget": half})
     logger.warning("%s: continuing with %d", how, half)
     return half
 

@@ -191,8 +191,8 @@ def _scale_tensors(trainer: Trainer) -> Named:
 
 def _gather_sums(trainer: Trainer) -> Tensor:
     """Return the sums `loss`, `hits` and `judged` of all ranks, float64 (ranks, 3)."""
-    sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
-    mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
+    totals, world_size = trainer.stepper.sums.totals, trainer.runtime.ranks.world_size
+    mine = torch.stack([total.double() for total in totals])
     if world_size == 1:
         return mine.unsqueeze(0)
     everybody = [torch.empty_like(mine) for _ in range(world_size)]
@@ -348,10 +348,8 @@ def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
 def _restore_sums(trainer: Trainer, stored: Tensor) -> None:
     """Restore the sums from `stored` (ranks, 3). If the number of ranks has changed,
     the main rank receives the total."""
-    ranks, sums = trainer.runtime.ranks, trainer.stepper.sums
-    if len(stored) == ranks.world_size:
-        mine = stored[ranks.rank]
-    else:
-        mine = stored.sum(0) * ranks.is_main
-    for target, value in zip((sums.loss, sums.hits, sums.judged), mine, strict=True):
+    ranks, totals = trainer.runtime.ranks, trainer.stepper.sums.totals
+    same = len(stored) == ranks.world_size
+    mine = stored[ranks.rank] if same else stored.sum(0) * ranks.is_main
+    for target, value in zip(totals, mine, strict=True):
         target.copy_(value)

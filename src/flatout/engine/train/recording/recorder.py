@@ -365,14 +365,15 @@ def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, flo
     """Read the sums over all ranks in a single copy from the device, and reset them.
     The result also contains the maxima of `compiles` and `batch_s` over all ranks."""
     sums = trainer.stepper.sums
-    shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
+    shared = torch.stack([total.double() for total in sums.totals])
     bad = sums.first_bad_step.double()
     least = torch.cat([bad[None], bad.new_tensor([-compiles, -batch_s])])
     if trainer.runtime.ranks.world_size > 1:
         torch.distributed.all_reduce(shared)
         torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
     values = torch.cat([shared, sums.last_norm.double()[None], least]).tolist()
-    sums.reset()
+    for total in sums.totals:
+        total.zero_()
     names = ("loss", "hits", "judged", "last_norm", "first_bad_step")
     figures = dict(zip(names, values, strict=False))
     return figures | {"compiles": -values[-2], "batch_s": -values[-1]}

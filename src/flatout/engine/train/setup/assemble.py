@@ -117,7 +117,7 @@ def assemble(
     resolved = replace(resolved, notes=resolved.notes + unfused_parts(task_model))
     wrapped: nn.Module = task_model
     if group and not resolved.flat_all_reduce:
-        wrapped = group.wrap(task_model, compiled if resolved.compile else None)
+        wrapped = group.wrap(task_model, resolved.compile)
     elif resolved.compile:
         wrapped = compiled(task_model)
     stepper = _stepper(job, runtime, resolved, task_model, wrapped, noise)
