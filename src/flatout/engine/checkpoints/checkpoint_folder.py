@@ -15,6 +15,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,10 @@ def prune(folder: Path, keep: int, best: str | None) -> None:
     with their best models. The best model `best` and newer ones are also kept, because
     the checkpoint that refers to them may not be written yet."""
     kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
-    named = {_best_of(path) for path in kept}
+    named = set()
+    for path in kept:
+        with suppress(CheckpointError):
+            named.add(read_manifest(path).best)
     old_best = [
         path
         for path in folder.glob("best-*")
@@ -206,13 +210,6 @@ def prune(folder: Path, keep: int, best: str | None) -> None:
     for path in [*surplus, *old_best]:
         discard(path)
     _remove_discarded(folder)
-
-
-def _best_of(folder: Path) -> str | None:
-    try:
-        return read_manifest(folder).best
-    except CheckpointError:
-        return None
 
 
 def discard(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -175,18 +176,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
+@dataclass(eq=False)
 class Updater:
     """Clips gradients and updates the parameters, unless a gradient or the loss is not
     finite. With fused optimizers, the kernels read this condition on the device, so the
     host does not have to wait."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, max_norm: float | None, *, fused: bool
-    ) -> None:
-        self.optimizer = optimizer
-        self.max_norm = max_norm
-        self.fused = fused
-        self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    optimizer: torch.optim.Optimizer
+    max_norm: float | None
+    fused: bool
+
+    def __post_init__(self) -> None:
+        groups = self.optimizer.param_groups
+        self.parameters = [p for group in groups for p in group["params"]]
 
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None

@@ -7,7 +7,8 @@ and step as training. Phases are timed afterwards, in separate steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -33,7 +34,7 @@ from flatout.engine.benchmark.measuring.windows import (
 )
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.container import total_memory_bytes
-from flatout.engine.machine.runtime import Runtime, memory, set_up
+from flatout.engine.machine.runtime import memory, set_up
 from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.summary import efficiency, resolved_parameters
@@ -60,14 +61,10 @@ def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     """Repeat the throughput measurement of `end_to_end` in AGAIN_WINDOWS windows, to
     show how the throughput varies between processes."""
-    runtime = set_up(job.settings.runtime)
-    group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
-    warm = warm_training(job, measure, loaded_feed, runtime, group)
-    windows = warm.windows(most_apart_pct=math.inf)
+    with warm_training(job, measure, loaded_feed) as warm:
+        windows = warm.windows(most_apart_pct=math.inf)
     windows = windows[1:] or windows
-    if group:
-        group.leave()
     return {
         **_rates(windows),
         **_resolved_parameters(warm.driver.trainer, warm.feed),
@@ -79,12 +76,11 @@ def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     """Run the reference configuration in a process controlled by `Baseline`: call each
     requested method of WarmTraining and send its result, until None is received."""
     connection = Connection(spec.options["connection"])
-    runtime = set_up(job.settings.runtime)
-    warm = warm_training(job, spec.measure, loaded_feed, runtime, None)
-    connection.send("warm")
-    while asked := connection.recv():
-        method, arguments = asked
-        connection.send(getattr(warm, method)(*arguments))
+    with warm_training(job, spec.measure, loaded_feed) as warm:
+        connection.send("warm")
+        while asked := connection.recv():
+            method, arguments = asked
+            connection.send(getattr(warm, method)(*arguments))
     return {}
 
 
@@ -100,40 +96,41 @@ def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     return _measured(spec, job, feed)
 
 
+@contextmanager
 def warm_training(
-    job: TrainJob,
-    measure: BenchmarkSettings,
-    feed: FeedOf,
-    runtime: Runtime,
-    group: ProcessGroup | None,
-) -> WarmTraining:
-    """Assemble the training run of `job` and run its warm-up steps."""
+    job: TrainJob, measure: BenchmarkSettings, feed: FeedOf
+) -> Iterator[WarmTraining]:
+    """Context manager that joins the other ranks, if any, assembles the training run of
+    `job` and runs its warm-up steps."""
+    runtime, group = set_up(job.settings.runtime), None
+    if runtime.ranks.world_size > 1:
+        group = ProcessGroup.join(job.settings.train.distributed, runtime)
     compile_clock.listen()
     trainer = assemble(job, runtime, group)
     trainer.model.train()
-    return WarmTraining.up(trainer, partial(feed, trainer), measure)
+    yield WarmTraining.up(trainer, partial(feed, trainer), measure)
+    if group:
+        group.leave()
 
 
 def _measured(
     spec: TrialSpec, job: TrainJob, feed: FeedOf, below: Baseline | None = None
 ) -> dict[str, Any]:
-    runtime = set_up(job.settings.runtime)
-    group = _join(job, runtime)
-    warm = warm_training(job, spec.measure, feed, runtime, group)
     pairs: list[InterleavedPair] = []
-    if below is None:
-        windows = warm.windows()
-    else:
-        pairs = interleave(warm, below)
-        windows = [pair.window for pair in pairs]
-        below.end()  # the baseline must not run while phases are timed
+    with warm_training(job, spec.measure, feed) as warm:
+        if below is None:
+            windows = warm.windows()
+        else:
+            pairs = interleave(warm, below)
+            windows = [pair.window for pair in pairs]
+            below.end()  # the baseline must not run while phases are timed
+        trainer, batches = warm.driver.trainer, warm.feed.batches
+        few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
+        host_ms = launch_ms(trainer, batches, few)
+        phases = phase_ms(trainer, batches, few)
     busy_pct = [found for found in warm.gpu_util_pct if found is not None]
-    trainer, batches = warm.driver.trainer, warm.feed.batches
-    few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
-    host_ms = launch_ms(trainer, batches, few)
-    phases, peaks = phase_ms(trainer, batches, few), memory(runtime)
-    if group:
-        group.leave()
+    runtime = trainer.runtime
+    peaks = memory(runtime)
     return {
         **_rates(windows),
         **_compared(pairs),
@@ -151,13 +148,6 @@ def _measured(
         "recompiles": compile_clock.recompiles,
         "note": _note(trainer, windows, pairs),
     }
-
-
-def _join(job: TrainJob, runtime: Runtime) -> ProcessGroup | None:
-    """Join the process group, or return None if this is the only process."""
-    if runtime.ranks.world_size == 1:
-        return None
-    return ProcessGroup.join(job.settings.train.distributed, runtime)
 
 
 def _compared(pairs: list[InterleavedPair]) -> dict[str, Any]:

@@ -104,9 +104,7 @@ def skipped_rows(given: Sequence[int] | str, num_rows: int) -> Ints:
 def _read(path: Path) -> Sequence[int]:
     try:
         if path.suffix == ".parquet":
-            found = (
-                pq.read_table(path, columns=[ROW_COLUMN]).column(ROW_COLUMN).to_pylist()
-            )
+            found = pq.read_table(path, columns=[ROW_COLUMN])[ROW_COLUMN].to_pylist()
         else:
             found = path.read_text(encoding="utf-8").split()
         return [int(number) for number in found]
