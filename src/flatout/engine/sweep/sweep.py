@@ -27,24 +27,9 @@ from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.parameters.faults import near_or_all
+from flatout.engine.sweep import queued
 from flatout.engine.sweep.devices import Devices, sets_of
 from flatout.engine.sweep.pruning import Pruning
-from flatout.engine.sweep.queued import (
-    ANSWER,
-    FACTS,
-    FIGURES,
-    Row,
-    best_trial_by_place,
-    ended,
-    has_remaining_trials,
-    is_wanted,
-    number,
-    place_of,
-    requeue,
-    row,
-    running,
-    shown,
-)
 from flatout.engine.sweep.space import (
     FOLD,
     Changes,
@@ -72,7 +57,7 @@ class NoValueError(Exception):
 
 def run_sweep(
     settings: Settings, files: JobFiles, folds: Sequence[JobFiles] = ()
-) -> list[Row]:
+) -> list[queued.Row]:
     """Run a sweep and return one row for each trial on any machine. With `folds`, each
     setting is trained once per fold, and its rows contain the metrics of the fold's
     test split. Raises SettingsError if the settings are invalid, StorageError if the
@@ -82,7 +67,7 @@ def run_sweep(
     devices = sets_of(settings.sweep.devices_per_trial)
     folder = Path(settings.sweep.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with opened(settings.sweep, requeue) as storage:
+    with opened(settings.sweep, queued.requeue) as storage:
         study = open_study(files.open(settings, folder), storage)
         with StopSignals("ending the trials") as signals:
             sweep = Sweep(settings, files, folder, study, devices, signals, folds)
@@ -107,7 +92,7 @@ class Sweep:
         self.options = self.settings.sweep
         name, _ = objective(self.settings)
         self.metric = name.replace("validation_", "test_", 1) if self.folds else name
-        self.figures = list(dict.fromkeys([self.metric, *FIGURES]))
+        self.figures = list(dict.fromkeys([self.metric, *queued.FIGURES]))
         self.total = (
             len(combinations(self.options))
             if self.options.sampler == "grid"
@@ -116,14 +101,14 @@ class Sweep:
         for one in self.devices:
             self._free.put(one)
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[queued.Row]:
         """Run trials until all trials of all machines are done, and return their rows.
         If another machine stops sending heartbeats, its trials are continued here."""
         is_logged = False
         while not self.signals.received:
-            if has_remaining_trials(self.study, self.options):
+            if queued.has_remaining_trials(self.study, self.options):
                 self._optimize()
-            elif others := running(self.study):
+            elif others := queued.running(self.study):
                 if not is_logged:
                     is_logged = True
                     logger.info("other machines train %d trials, waiting", len(others))
@@ -139,8 +124,8 @@ class Sweep:
                 "from the newest checkpoint of each trial"
             )
             raise Interrupted(self.signals.received)
-        kept = best_trial_by_place(ended(self.study))
-        return [row(kept[place], place) for place in sorted(kept)]
+        kept = queued.best_trial_by_place(queued.ended(self.study))
+        return [queued.row(kept[place], place) for place in sorted(kept)]
 
     def _optimize(self) -> None:
         try:
@@ -158,20 +143,21 @@ class Sweep:
             raise
 
     def _stop_at_the_end(self, study: Study, _: FrozenTrial) -> None:
-        if self.signals.received or not has_remaining_trials(study, self.options):
+        remain = queued.has_remaining_trials(study, self.options)
+        if self.signals.received or not remain:
             study.stop()
 
     def _objective(self, trial: Trial) -> float:
-        if not is_wanted(self.study, self.options, trial):
+        if not queued.is_wanted(self.study, self.options, trial):
             raise NoValueError("no trial is left")
         devices = self._free.get()
         try:
             return self._value(trial, devices)
         except UpdateFinishedTrialError:
             self.lost = (
-                f"trial {place_of(trial)} was queued again, because this machine "
-                f"missed three heartbeats of {self.options.heartbeat_s:g} s. Its "
-                "checkpoints are kept: the same command resumes"
+                f"trial {queued.place_of(trial)} was queued again, because this "
+                f"machine missed three heartbeats of {self.options.heartbeat_s:g} s. "
+                "Its checkpoints are kept: the same command resumes"
             )
             raise
         finally:
@@ -190,10 +176,11 @@ class Sweep:
         with FileLock(folder / ".lock"):  # tpe may draw equal trials at the same time
             answer = self._answer(spec, folder, devices, trial)
         if answer.status == "stopped":
-            requeue(self.study, trial)
+            queued.requeue(self.study, trial)
             raise NoValueError("stopped")
         if answer.status == "ok" and self.metric not in answer.figures:
-            requeue(self.study, trial)  # the result can be reused with another metric
+            # The result can be reused with another metric.
+            queued.requeue(self.study, trial)
             near = near_or_all(self.metric, answer.figures)
             raise SettingsError(f"no trial has the metric {self.metric}: {near}")
         if answer.status in (*KEPT, "pruned"):
@@ -239,23 +226,23 @@ class Sweep:
         if answer.status == "ok" and (value is None or not math.isfinite(value)):
             answer = replace(answer, status="error", note=f"{self.metric} is {value}")
         result = {
-            **{n: number(answer.figures.get(n)) for n in self.figures},
+            **{n: queued.number(answer.figures.get(n)) for n in self.figures},
             "status": answer.status,
             "note": answer.note,
-            **{n: answer.figures.get(n) for n in FACTS},
+            **{n: answer.figures.get(n) for n in queued.FACTS},
             "elapsed_s": answer.elapsed_s,
             "key": folder.name,
             "log": str((folder / "log.txt").absolute()),
             "machine": platform.node(),
         }
-        trial.set_user_attr(ANSWER, result)
+        trial.set_user_attr(queued.ANSWER, result)
         logger.info(
             "trial %d of %d: %s, %s: %s",
-            place_of(trial),
+            queued.place_of(trial),
             self.total,
-            shown(trial.params),
+            queued.shown(trial.params),
             answer.status,
-            shown({n: result[n] for n in self.figures})
+            queued.shown({n: result[n] for n in self.figures})
             or f"{answer.note} ({result['log']})",
         )
         if answer.status == "pruned":
