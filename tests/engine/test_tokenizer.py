@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 from tokenizers import decoders, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
@@ -154,6 +154,22 @@ def test_text_survives_a_byte_level_tokenizer(tmp_path):
     loaded = AutoTokenizer.from_pretrained(file.folder)
     for text in TEXTS[:3]:
         assert loaded.decode(file.backend.encode(text).ids) == text
+
+
+def test_transformers_reads_a_space_before_words_from_the_saved_tokenizer(tmp_path):
+    pieces = json.loads(byte_level().backend_tokenizer.to_str())["model"]
+    merges = [tuple(pair) for pair in pieces["merges"]]
+    tokenizer = GPT2Tokenizer(
+        vocab=pieces["vocab"], merges=merges, unk_token="a", eos_token="a"
+    )
+    task = "token-classification"
+    model = checkpoint(tmp_path / "gpt2", tokenizer, task=task)
+    file, words = saved(tmp_path / "t", model), ["quick", "fox"]
+    expected = AutoTokenizer.from_pretrained(tmp_path / "gpt2", add_prefix_space=True)
+    loaded = AutoTokenizer.from_pretrained(file.folder)
+    ids = expected(words, is_split_into_words=True)["input_ids"]
+    assert loaded(words, is_split_into_words=True)["input_ids"] == ids
+    assert file.backend.encode(words, is_pretokenized=True).ids == ids
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ def _put_space_before_words(tokenizer: Any) -> None:
     if isinstance(before, ByteLevel) and not before.add_prefix_space:
         before.add_prefix_space = True
         tokenizer.init_kwargs["add_prefix_space"] = True
+        tokenizer.add_prefix_space = True  # replaces the option when it is saved
 
 
 def _has_type_ids(model: ModelSettings) -> bool:
