@@ -136,25 +136,32 @@ def test_joined_documents_equal_plain_transformers_on_each_alone(family, task):
     check_every_strategy(family, task, rows, plain_gradient(family, task, alone))
 
 
-def test_positions_do_not_depend_on_random_pieces_or_padding_inside_a_text():
-    """By default, RoBERTa computes positions from the ids that are not padding."""
+@pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])
+def test_pad_tokens_inside_a_text_have_the_positions_of_transformers(task):
+    """RoBERTa computes positions from the ids that are not padding."""
+    texts = [[1, 7, 0, 8, 9, 2], [0, 5, 6, 2], [1, 0, 6, 0, 11, 2], [1, 5, 0, 0]]
+    rows = rows_of(task, texts * 3)
+    expected = plain_gradient(
+        "roberta", task, step_rows("roberta", task, "random", rows=rows)
+    )
+    check_every_strategy("roberta", task, rows, expected)
+
+
+def test_positions_do_not_depend_on_random_pieces():
+    """Random pieces are no padding, which would shift the positions in RoBERTa."""
     padded, packed = (
         task_model("roberta", "masked-lm", name) for name in ("sdpa", PACKED)
     )
-    texts = token_rows("masked-lm", 60)
-    inside = rows_of("masked-lm", [[1, 7, 0, 8, 9, 2], [1, 0, 6, 0, 11, 2]])
-    for rows, steps, share in ((texts, 8, 0.9), (inside, 1, 0.15)):
-        one, other = (
-            step_rows(
-                "roberta", "masked-lm", strategy, rows=rows, mask_probability=share
-            )
-            for strategy in ("grouped", "packed")
-        )
-        for step in range(steps):
-            (loss, expected) = gradient(padded, [one[step]])
-            (same, found) = gradient(packed, [other[step]])
-            assert same == pytest.approx(loss, rel=1e-5)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    rows = token_rows("masked-lm", 60)
+    one, other = (
+        step_rows("roberta", "masked-lm", kind, rows=rows, mask_probability=0.9)
+        for kind in ("grouped", "packed")
+    )
+    for step in range(8):
+        (loss, expected) = gradient(padded, [one[step]])
+        (same, found) = gradient(packed, [other[step]])
+        assert same == pytest.approx(loss, rel=1e-5)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,11 @@ class Measure:
         parts: Any = rows.sequences(np.arange(len(rows)))[0]
         batches = list(predictor.micro_batches(parts, BATCHES[-1]))
         self._micro = [micro for _, micro in batches]
-        # Tokenizers in transformers return integer masks and no positions.
+        # Tokenizers in transformers return integer masks.
         self.inputs = [
             {
                 name: (t.long() if t.dtype == torch.bool else t).contiguous()
                 for name, t in family.inputs(config, micro, most).items()
-                if name != "position_ids"
             }
             for micro in self._micro
         ]

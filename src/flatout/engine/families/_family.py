@@ -151,9 +151,9 @@ class Family:
         kind, known = config.model_type, ", ".join(packable())
         return f"model type {kind} has no tested packed path (these have: {known})"
 
-    def position_offset(self, config: Any) -> int:
-        """Return the position id of a row's first token, which models are given."""
-        return 0
+    def packed_positions(self, config: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the position ids (1, P) of packed tokens, as the model counts them."""
+        return batch["position_ids"]
 
     def cpu_overhead_tokens(self, config: Any) -> int:
         """Return the fixed cost of a micro-batch on a CPU, in tokens."""
@@ -176,15 +176,10 @@ class Family:
         if type(self) is Family and "attention_mask" in inputs:
             # Tokenizers return integers, and some models compute 1 - mask.
             inputs["attention_mask"] = inputs["attention_mask"].long()
-        offset = self.position_offset(config)
         if "cu_seqlens" in batch:
-            inputs["position_ids"] = batch["position_ids"] + offset
+            inputs["position_ids"] = self.packed_positions(config, batch)
             inputs["cu_seqlens"] = batch["cu_seqlens"]
             inputs["max_seqlen"] = max_length
-        elif offset:  # otherwise the model would skip pad tokens inside a text
-            ids = batch["input_ids"]
-            places = torch.arange(ids.shape[1], device=ids.device)
-            inputs["position_ids"] = places.unsqueeze(0) + offset
         return inputs
 
     def narrow(self, model: Any) -> Sequence[nn.Module]:

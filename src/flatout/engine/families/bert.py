@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from flatout.engine.families._family import (
@@ -52,7 +53,8 @@ class Bert(Family):
 
 class Roberta(Bert):
     """The family of `roberta` models. Unlike in BERT, position ids start after the
-    padding id, and the classification head has no pooler."""
+    padding id and skip pad tokens, even inside a text, and the classification head has
+    no pooler."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {
@@ -60,5 +62,9 @@ class Roberta(Bert):
         HeadKind.VOCABULARY: lm_head,
     }
 
-    def position_offset(self, config: Any) -> int:
-        return int(config.pad_token_id) + 1
+    def packed_positions(self, config: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        places, pad = batch["position_ids"], config.pad_token_id
+        counts = (batch["input_ids"] != pad).long()
+        total = counts.cumsum(1)
+        first = torch.arange(places.shape[1], device=places.device) - places
+        return (total - (total - counts).gather(1, first)) * counts + pad
