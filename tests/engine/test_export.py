@@ -52,6 +52,13 @@ def quick():
         yield
 
 
+def exported(*parts) -> dict:
+    """Return the report of `export` for padded rows, as the node does."""
+    *parts, settings = parts
+    padded = settings.changed({"predict.strategy": "grouped"})
+    return export(SplitPredictions(*parts, padded))
+
+
 class Made:
     """A saved model with random weights, and its exports."""
 
@@ -81,10 +88,9 @@ class Made:
     def export(self, *formats: str, **model) -> dict[str, dict]:
         """Return the report, with its lines by format."""
         rows = datasets.Dataset(self.rows.table)
-        splits = {"train": rows, "test": rows}
         loaded = load_pretrained(self.folder).eval()
-        given = (TokenizerFile(self.folder), splits, self.names)
-        found = export(loaded, *given, self.settings(*formats, **model))
+        given = (TokenizerFile(self.folder), rows, rows, self.names)
+        found = exported(loaded, *given, self.settings(*formats, **model))
         return {**found, **{line["format"]: line for line in found["formats"]}}
 
     def predicted(self, **model) -> pd.DataFrame:
@@ -113,9 +119,9 @@ def samples(tmp_path_factory) -> list[Path]:
         run_job(job).model.save_pretrained(folder / "model")
         named = {"formats": [name], "folder": str(folder)}
         given = {**job.settings.model_dump(mode="json"), "export": named}
-        splits = dict.fromkeys(("train", "test"), datasets.Dataset(job.test.table))
-        loaded, names = load_pretrained(folder / "model").eval(), [*job.label_names]
-        report = export(loaded, None, splits, names, parse_settings(given))
+        rows, names = datasets.Dataset(job.test.table), [*job.label_names]
+        loaded = load_pretrained(folder / "model").eval()
+        report = exported(loaded, None, rows, rows, names, parse_settings(given))
         assert report["formats"][1]["largest_difference"] < 1e-4
         about = json.loads((folder / name / "export.json").read_text())
         assert len(about["shape"]) > 0

@@ -49,21 +49,12 @@ def plain_name(name: str) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    program = shutil.which("git")
-    if program is None:
-        return None
+    command = [shutil.which("git") or "git", *arguments]
+    given = {"cwd": folder, "capture_output": True, "text": True, "timeout": 5}
     try:
-        done = subprocess.run(
-            [program, *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, check=True, **given).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no git, or no repository
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
@@ -72,6 +63,7 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
     commit = _git(folder, "rev-parse", "HEAD")
     is_dirty = bool(commit and _git(folder, "status", "--porcelain"))
     asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")
+    given = {name: run_params[name] for name in asked}
     return {
         **process_tags(),
         "mlflow.user": _user(),
@@ -79,11 +71,7 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
         "mlflow.source.type": "LOCAL",
         **({"mlflow.source.git.commit": commit} if commit else {}),
         "kedro_env": run_params["env"] or "local",
-        **{
-            f"kedro.{key}": without_password(str(run_params[key]))
-            for key in asked
-            if run_params[key]
-        },
+        **{f"kedro.{k}": without_password(str(v)) for k, v in given.items() if v},
         "git_commit": commit or "none",
         "git_dirty": str(is_dirty).lower(),
         "device": device_name(),

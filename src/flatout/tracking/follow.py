@@ -106,16 +106,11 @@ class Follower:
             self._system = SystemMetrics(int(self._record.tags["flatout.pid"]))
             return
         self._samples += 1
-        line = {
-            "step": self._samples,
-            "metrics": self._system.sample(),
-            "time_s": time.time(),
-        }
-        with (
-            suppress(OSError),
-            (self.folder.path / SYSTEM).open("a", encoding="utf-8") as file,
-        ):
-            file.write(json.dumps(line) + "\n")
+        line = {"step": self._samples, "metrics": self._system.sample()}
+        line["time_s"] = time.time()
+        file = self.folder.path / SYSTEM
+        with suppress(OSError), file.open("a", encoding="utf-8") as samples:
+            samples.write(json.dumps(line) + "\n")
 
     def _warn_if_slow(self) -> None:
         """Warn once if the first windows of a training run are slow."""
@@ -196,11 +191,8 @@ def _sync_one(folder: RunFolder, uri: str | None) -> str:
         if not is_alone or (record.end_ms is None and process_lives(record.tags)):
             return f"{record.name}: still running, it sends its points itself"
         if uri and uri != record.tracking_uri:
-            record.tracking_uri, record.artifact_location = (
-                uri,
-                default_artifact_location(uri),
-            )
-            record.registry_uri = record.run_id = None
+            record.tracking_uri, record.registry_uri, record.run_id = uri, None, None
+            record.artifact_location = default_artifact_location(uri)
         place = without_password(record.tracking_uri)
         sender = MlflowSender(folder)
         try:

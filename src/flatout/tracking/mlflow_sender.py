@@ -72,9 +72,8 @@ class MlflowSender:
         run_id = run_id or self._open(client)
         finals = {k: v for k, v in record.metrics.items() if k not in self.sent.steps}
         step = max(self.sent.steps.values(), default=0)
-        client.log_batch(
-            run_id, [Metric(k, v, end_ms, step) for k, v in finals.items()]
-        )
+        last = [Metric(name, value, end_ms, step) for name, value in finals.items()]
+        client.log_batch(run_id, last)
         send_trials(client, self._experiment_id, run_id, record.trials)
         for path in self.folder.artifacts():
             client.log_artifact(run_id, str(path))
@@ -98,9 +97,8 @@ class MlflowSender:
     def _is_of_run(self, point: dict[str, object]) -> bool:
         """Return whether the point was recorded by this run, not by an earlier one."""
         time_s = point.get("time_s")
-        return isinstance(time_s, (int, float)) and (
-            1000 * time_s >= self._record.start_ms
-        )
+        is_known = isinstance(time_s, (int, float))
+        return is_known and 1000 * time_s >= self._record.start_ms
 
     def _open(self, client: MlflowClient) -> str:
         """Return the run's id in the store, after creating the run or setting it to
@@ -132,17 +130,14 @@ class MlflowSender:
         changes a parameter, the first value is kept, because MLflow would reject the
         new value."""
         record = self._record
+        wanted = {**self._settled, **record.tags, **figure_tags(record.figures)}
+        texts = {name: text[:MAX_VALUE_LENGTH] for name, text in wanted.items()}
+        tags = dict(texts.items() - self._tags.items())
         params = [
             Param(name, text[:MAX_VALUE_LENGTH])
             for name, text in record.params.items()
             if name not in self._params
         ]
-        wanted = {**self._settled, **record.tags, **figure_tags(record.figures)}
-        tags = {
-            name: text[:MAX_VALUE_LENGTH]
-            for name, text in wanted.items()
-            if self._tags.get(name) != text[:MAX_VALUE_LENGTH]
-        }
         for batch in batched(params, MAX_BATCH_PARAMS):
             client.log_batch(run_id, params=batch)
         if tags:

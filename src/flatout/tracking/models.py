@@ -37,10 +37,8 @@ def log_and_register(
     if logged:
         uri = f"{LOGGED}{logged[-1]}"
     elif newest_ns(folder) != found.saved_ns:
-        logger.warning(
-            "%s now has the model of another run: this run's model was not logged",
-            folder,
-        )
+        told = "%s now has the model of another run: this run's model was not logged"
+        logger.warning(told, folder)
         return LOST
     elif found.task is None:
         uri = log_sample_model(folder, Path(str(found.example)), run_id)

@@ -114,10 +114,9 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
 
 def _points(row: dict[str, Any]) -> str | None:
     """Return the file with a trial's learning curves, or None if it does not exist."""
-    log = row.get("log")
-    # If a trial has never begun, its log is "" or NaN.
-    there = isinstance(log, str) and log
-    file = Path(log).with_name("metrics.jsonl") if there else None
+    log = row.get("log")  # "" or NaN if the trial has never begun
+    is_known = isinstance(log, str) and log
+    file = Path(log).with_name("metrics.jsonl") if is_known else None
     return str(file) if file and file.is_file() else None
 
 
@@ -195,13 +194,12 @@ def description(text: str, record: RunRecord) -> str:
     figures = sorted({**record.metrics, **record.figures}.items())
     if not figures:
         return text
-    rows = [f"| {name} | {shown(value)} |" for name, value in figures]
-    return "\n".join(
-        [*([text, ""] if text else []), "| figure | |", "|---|---|", *rows]
-    )
+    table = ["| figure | |", "|---|---|"]
+    table += [f"| {name} | {shown(value)} |" for name, value in figures]
+    return "\n".join([text, "", *table] if text else table)
 
 
 def shown(value: float) -> str:
     """Format a value with four significant digits, or as an integer if it is large."""
-    whole = value == int(value) if abs(value) < float("inf") else False
-    return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.4g}"
+    is_plain = float(value).is_integer() or abs(value) >= 1000
+    return f"{value:,.0f}" if is_plain else f"{value:.4g}"

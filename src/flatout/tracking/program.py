@@ -48,13 +48,10 @@ class Program:
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
         """Wait up to `limit_s` seconds for MLflow to receive all data of the finished
         run. Return a list of the data that it has not received."""
-        begin_s = time.monotonic()
-        failing_s: float | None = None
-        while self._process.poll() is None and time.monotonic() < begin_s + limit_s:
-            if failing_s is None and self._sent().fault:
-                failing_s = time.monotonic()
-            if failing_s and time.monotonic() > failing_s + FAILING_LIMIT_S:
-                break
+        end_s, fails = time.monotonic() + limit_s, False
+        while self._process.poll() is None and time.monotonic() < end_s:
+            if not fails and (fails := bool(self._sent().fault)):
+                end_s = min(end_s, time.monotonic() + FAILING_LIMIT_S)
             time.sleep(POLL_S)
         if self._process.poll() is None:
             self._process.kill()

@@ -64,12 +64,8 @@ def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
 
 
 def _sqlite_file(tracking_uri: str) -> Path | None:
-    scheme = "sqlite:///"
-    return (
-        Path(tracking_uri.removeprefix(scheme))
-        if tracking_uri.startswith(scheme)
-        else None
-    )
+    scheme, _, path = tracking_uri.partition(":///")
+    return Path(path) if scheme == "sqlite" else None
 
 
 def default_artifact_location(tracking_uri: str) -> str | None:

@@ -16,33 +16,22 @@ from flatout.engine.export.measured import LOSS, Line, Measure
 from flatout.engine.files.atomic_write import clear_leftovers, write_folder
 from flatout.engine.machine.environment import cpu_name
 from flatout.engine.models.building import ModelError
-from flatout.engine.parameters import Settings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.predict.checks import with_calibration
 from flatout.engine.predict.split_predictions import SplitPredictions
-from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
-def export(
-    model: Any,
-    tokenizer: TokenizerFile | None,
-    splits: dict[str, Any],
-    label_names: list[str],
-    settings: Settings,
-) -> dict[str, Any]:
-    """Export `model` (from `from_pretrained`) to all of `export.formats`, measure them
-    on the test rows, and return a report. `splits` maps `train` and `test` to
-    `datasets.Dataset` objects. Raises ModelError if no format can store the model, and
-    SettingsError if the settings do not fit it."""
-    plain = deepcopy(model).cpu().eval()
+def export(found: SplitPredictions) -> dict[str, Any]:
+    """Export the model of `found` to all of `export.formats`, measure them on the rows
+    of `found`, and return a report. The predictor must pad rows. Raises ModelError if
+    no format can store the model, and SettingsError if the settings do not fit it."""
+    plain, wanted = deepcopy(found.model).cpu().eval(), found.settings.export
     plain.config.use_cache = False
-    settings = settings.changed({"predict.strategy": "grouped"})
-    given = (splits["test"], splits["train"], label_names, settings)
-    predictor, rows, _ = SplitPredictions(model, tokenizer, *given).opened
-    forward = Forward(plain, with_calibration(predictor.task, model))
+    predictor, rows, _ = found.opened
+    forward = Forward(plain, with_calibration(predictor.task, found.model))
     measure = Measure(predictor, rows, forward)
     exported = Exported(forward, measure.example, predictor)
     weights = sum(weight.nbytes for weight in plain.parameters())
@@ -55,9 +44,9 @@ def export(
         exported.describe(name, folder)
         lines.append(line)
 
-    clear_leftovers(Path(settings.export.folder))
-    for name in settings.export.formats:
-        fault = _fault(Path(settings.export.folder, name), partial(fill, name))
+    clear_leftovers(Path(wanted.folder))
+    for name in wanted.formats:
+        fault = _fault(Path(wanted.folder, name), partial(fill, name))
         if fault:
             logger.warning("%s: %s", name, fault)
             lines.append({"format": name, "fault": fault})

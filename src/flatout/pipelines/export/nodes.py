@@ -21,7 +21,9 @@ def export_model(
     split. `groups` are the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
     from flatout.engine.export.exporting import export
+    from flatout.engine.predict.split_predictions import SplitPredictions
 
-    splits = {"train": train_rows, "test": test_rows}
-    report = export(saved, tokenizer, splits, label_names, Settings(**groups))
+    settings = Settings(**groups).changed({"predict.strategy": "grouped"})
+    given = (test_rows, train_rows, label_names, settings)
+    report = export(SplitPredictions(saved, tokenizer, *given))
     return {"report": report, "table": pd.DataFrame(report["formats"])}
