@@ -95,11 +95,8 @@ class DocstringCorpus(ReadOnlyDataset):
         return self._folder / f"docstrings-{ContentKey(fields).digest[:12]}.parquet"
 
     def _describe(self) -> dict[str, Any]:
-        return {
-            "filepath": str(self._folder),
-            "rows": self._rows,
-            "labels": self._labels,
-        }
+        counts = {"rows": self._rows, "labels": self._labels}
+        return {"filepath": str(self._folder), **counts}
 
 
 def _installed(labels: int) -> dict[str, str]:

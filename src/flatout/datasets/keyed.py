@@ -89,10 +89,9 @@ def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
     if stored is None:
         logger.debug("%s: not there yet, making it", name)
     else:
-        changes = (
-            "; ".join(key.changes_since(stored)) or "files that are missing or changed"
-        )
-        logger.info("%s: made again (%s)", name, changes)
+        changes = "; ".join(key.changes_since(stored))
+        found = changes or "files that are missing or changed"
+        logger.info("%s: made again (%s)", name, found)
 
 
 class _KeyedFolder(KeyedDataset):
@@ -147,11 +146,9 @@ class TokenizerFolder(_KeyedFolder):
         from flatout.engine.tokenizing.tokenizer import without_loading_options
 
         self._check_not_empty()
-        return without_loading_options(
-            AutoTokenizer.from_pretrained(
-                str(self._path), local_files_only=True, trust_remote_code=False
-            )
-        )
+        options = {"local_files_only": True, "trust_remote_code": False}
+        found = AutoTokenizer.from_pretrained(str(self._path), **options)
+        return without_loading_options(found)
 
     def _write(self, data: Any) -> None:
         write_whole(self._path, data.key, data.write)

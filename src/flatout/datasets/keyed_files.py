@@ -54,8 +54,7 @@ class KeyedParquetDataset(_KeyedFile):
 
     def _read_key(self) -> dict[str, Any]:
         metadata = pq.read_schema(self._path).metadata
-        fields: dict[str, Any] = json.loads(metadata[KEY_NAME.encode()])
-        return fields
+        return dict(json.loads(metadata[KEY_NAME.encode()]))
 
     def _write_file(self, data: Any, path: Path) -> None:
         key = json.dumps(data.key.stored())
@@ -88,13 +87,10 @@ class KeyedJSONDataset(_KeyedFile):
 
     def load(self) -> dict[str, Any]:
         self._check_not_empty()
-        value: dict[str, Any] = self._read_json()
-        value.pop(KEY_NAME, None)
-        return value
+        return {n: v for n, v in self._read_json().items() if n != KEY_NAME}
 
     def _read_key(self) -> dict[str, Any]:
-        fields: dict[str, Any] = self._read_json()[KEY_NAME]
-        return fields
+        return dict(self._read_json()[KEY_NAME])
 
     def _write_file(self, data: Any, path: Path) -> None:
         value = {**data.value(), KEY_NAME: data.key.stored()}

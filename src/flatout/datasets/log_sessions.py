@@ -95,12 +95,9 @@ class SyntheticSessions(ReadOnlyDataset):
         return synthetic_sessions(self._sessions, self._seed, self._session_filter)
 
     def _describe(self) -> dict[str, Any]:
-        known = {
-            "sessions": self._sessions,
-            "seed": self._seed,
-            "deal": self._session_filter,
-        }
-        return {"name": "synthetic sessions", **known, "format": FORMAT_VERSION}
+        known = {"sessions": self._sessions, "seed": self._seed}
+        known["deal"] = self._session_filter
+        return {"name": self.content, **known, "format": FORMAT_VERSION}
 
 
 def _check_pattern(pattern: str | None) -> None:

@@ -29,12 +29,8 @@ class OwnSplits(ReadOnlyDataset):
 
     def load(self) -> SplitTexts:
         """Load all entries and return a reader that yields the rows of each split."""
-        return SplitTexts(
-            {
-                name: open_raw_texts(part.load(), entry_of(name))
-                for name, part in self.parts.items()
-            }
-        )
+        parts = self.parts.items()
+        return SplitTexts({n: open_raw_texts(p.load(), entry_of(n)) for n, p in parts})
 
     def _describe(self) -> dict[str, Any]:
         return {name: part._describe() for name, part in self.parts.items()}

@@ -28,10 +28,8 @@ def _recommendation(summary: Summary) -> str:
         why = f": {failed['note'].rstrip('.')}" if failed["status"] == "error" else ""
         return f"No recommendation: trial {failed['trial_id']} {failed['status']}{why}."
     if not tuned:
-        return (
-            f"{bound}No recommendation: no settings leave "
-            "benchmark.memory_headroom free."
-        )
+        why = "no settings leave benchmark.memory_headroom free"
+        return f"{bound}No recommendation: {why}."
     source = tuned["provenance"]
     rate, before = source["samples_per_s"], source["samples_per_s_before"]
     if not tuned["gained"]:
@@ -39,12 +37,10 @@ def _recommendation(summary: Summary) -> str:
             f"{bound}No measured settings are faster than the configured ones, "
             f"{number_text(before)} samples/s{interval_text(source)}."
         )
-    instead = (
-        f" instead of {number_text(before)} ({rate / before:.2f}x)" if before else ""
-    )
+    gain = f" instead of {number_text(before)} ({rate / before:.2f}x)" if before else ""
     return (
         f"{bound}Tuned settings are in conf/tuned: {number_text(rate)} samples/s"
-        f"{interval_text(source)}{instead}{_batch(summary)}. Train with them: kedro "
+        f"{interval_text(source)}{gain}{_batch(summary)}. Train with them: kedro "
         "run --env=tuned, with the same --params."
     )
 
@@ -65,9 +61,9 @@ def _ladder(steps: pd.DataFrame) -> str:
         return "No rung of the ladder was measured to its end."
     gains = [row for row in rungs if row["individual"] and row["individual"] > 0]
     top = max(gains, key=lambda row: float(row["individual"]), default=None)
-    largest = (
-        f"; the largest step is {top['name']} ({top['individual']:.2f}x)" if top else ""
-    )
+    largest = ""
+    if top:
+        largest = f"; the largest step is {top['name']} ({top['individual']:.2f}x)"
     rate, times = rungs[-1]["samples_per_s"], rungs[-1]["cumulative"]
     return (
         f"All kept optimisations together give {number_text(times)} times conf/slow, "

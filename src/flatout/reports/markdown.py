@@ -49,12 +49,10 @@ def time_text(hours: float | None) -> str:
     """Return a duration with its unit, such as `0.616 s`, `2 min` or `1.2 h`."""
     if hours is None:
         return ""
-    seconds = 3600 * hours
-    if seconds < 60:
-        return f"{number_text(seconds)} s"
-    if seconds < 3600:
-        return f"{number_text(seconds / 60)} min"
-    return f"{number_text(hours)} h"
+    for size, unit in ((1, "h"), (60, "min")):
+        if hours * size >= 1:
+            return f"{number_text(hours * size)} {unit}"
+    return f"{number_text(3600 * hours)} s"
 
 
 def number_text(value: float | None) -> str:

@@ -44,9 +44,8 @@ def reliability_figure(report: dict[str, Any]) -> Any:
     """Return a Plotly reliability diagram for an evaluation report, with one point per
     bin, before and after temperature scaling. If rows have no probabilities, only the
     diagonal is drawn."""
-    figure = go.Figure(
-        go.Scatter(x=[0, 1], y=[0, 1], name="calibrated", line_dash="dot")
-    )
+    figure = go.Figure()
+    figure.add_scatter(x=[0, 1], y=[0, 1], name="calibrated", line_dash="dot")
     for name, bins in report.get("reliability", {}).items():
         counts, shares, true = zip(*bins, strict=True) if bins else ((), (), ())
         texts = [f"{count:,} predictions" for count in counts]

@@ -21,17 +21,35 @@ from flatout.reports.markdown import (
 
 Summary = Mapping[str, Any]
 
-PICKS = {
-    "pick": "pick",
+TRIALS = {
     "trial": "trial_id",
+    "label": "label",
+    "kind": "kind",
+    "devices": "world_size",
     "batch": "global_batch_size",
     "strategy": "strategy",
     "budget": "token_budget",
     "workers": "num_workers",
+    "ahead": "prefetch_factor",
+    "pinned": "pin_memory",
     "type": "precision",
+    "I/O ms": "io_ms",
+    "forward ms": "forward_ms",
+    "backward ms": "backward_ms",
+    "optim. ms": "optimizer_ms",
+    "total ms": "total_ms",
     "samples/s": "samples_per_s",
+    "loader/s": "loader_samples_per_s",
     "GPU %": "gpu_util_pct",
     "GiB": "reserved_memory_gib",
+    "status": "status",
+    "note": "note",
+}
+SETTINGS = ("batch", "strategy", "budget", "workers", "type")
+MEASURED = ("samples/s", "GPU %", "GiB")
+PICKS = {
+    **{"pick": "pick", "trial": "trial_id"},
+    **{head: TRIALS[head] for head in (*SETTINGS, *MEASURED)},
     "% of its memory": "memory_pct",
     "samples/s per GiB": "samples_per_s_per_gib",
 }
@@ -69,9 +87,8 @@ def _head(summary: Summary) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in summary["versions"].items())
     peak = summary["peak_tflops"]
     shown_peak = f", peak by data sheet {peak:,.2f} TFLOP/s" if peak else ""
-    counts = ", ".join(
-        f"{counted(n, 'trial')} {status}" for status, n in summary["trials"].items()
-    )
+    trials = summary["trials"].items()
+    counts = ", ".join(f"{counted(n, 'trial')} {status}" for status, n in trials)
     state = "" if summary["complete"] else " **Cut short: run the same command again.**"
     return (
         f"{summary['date']}, {summary['device']}{shown_peak}; {versions}. "
@@ -91,10 +108,8 @@ def _not_measured(summary: Summary) -> str:
         trials = counted(sum(summary["trials"].values()), "trial")
         parts.append(f"{reused} of {trials} measured by an earlier run, cut short.")
     if skipped:
-        parts.append(
-            f"{counted(skipped, 'combination')} with a larger global batch not tried: "
-            "a smaller one ran out of memory."
-        )
+        larger = f"{counted(skipped, 'combination')} with a larger global batch"
+        parts.append(f"{larger} not tried: a smaller one ran out of memory.")
     return "\n\n".join(parts)
 
 
@@ -199,30 +214,6 @@ def _end(row: Row) -> str:
     return cell_text(f"{row['status']}: {row['note']}")
 
 
-TRIALS = {
-    "trial": "trial_id",
-    "label": "label",
-    "kind": "kind",
-    "devices": "world_size",
-    "batch": "global_batch_size",
-    "strategy": "strategy",
-    "budget": "token_budget",
-    "workers": "num_workers",
-    "ahead": "prefetch_factor",
-    "pinned": "pin_memory",
-    "type": "precision",
-    "I/O ms": "io_ms",
-    "forward ms": "forward_ms",
-    "backward ms": "backward_ms",
-    "optim. ms": "optimizer_ms",
-    "total ms": "total_ms",
-    "samples/s": "samples_per_s",
-    "loader/s": "loader_samples_per_s",
-    "GPU %": "gpu_util_pct",
-    "GiB": "reserved_memory_gib",
-    "status": "status",
-    "note": "note",
-}
 IF_THEY_DIFFER = ("ahead", "pinned", "devices")
 
 

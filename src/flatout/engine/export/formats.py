@@ -154,12 +154,15 @@ class Exported:
         """The data that a program needs to use the exported model."""
         predictor, config = self._predictor, self._forward.model.config
         task, labels = predictor.task, predictor.label_names
-        kind, temperature, thresholds = _kind(task), 1.0, [0.0] * len(labels)
+        kind = "classes" if isinstance(task, CrossEntropy) else "numbers"
+        kind = "scores" if isinstance(task, RankedRows) else kind
+        temperature, thresholds = 1.0, [0.0] * len(labels)
         if isinstance(task, Calibrated):
-            temperature = task.calibration.temperature
-            cuts = expit(task.cuts()).tolist()
-            two = [1 - cuts[0], *cuts] if len(cuts) == 1 else thresholds
-            thresholds = cuts if kind == "labels" else two
+            temperature, cuts = task.calibration.temperature, expit(task.cuts())
+            if predictor.task.label_shape:
+                kind, thresholds = "labels", cuts.tolist()
+            elif len(cuts) == 1:
+                thresholds = [1 - cuts.item(), cuts.item()]
         return {
             "task": task.settings.task,
             "inputs": {n: str(t.numpy().dtype) for n, t in self._example.items()},
@@ -194,15 +197,6 @@ class Exported:
         rows = next((SAMPLES[n] for n in self._example if n in SAMPLES), texts)
         run, answers = RUNS.get(name, RUN_ONNX), ANSWERS[self.about["kind"]]
         return "\n".join([START, rows, run, answers])
-
-
-def _kind(task: Any) -> str:
-    """Return the meaning of the task's outputs, as a key of ANSWERS."""
-    if isinstance(task, RankedRows):
-        return "scores"
-    if isinstance(task, Calibrated) and getattr(task, "label_shape", None):
-        return "labels"
-    return "classes" if isinstance(task, CrossEntropy) else "numbers"
 
 
 def load(name: str, folder: Path) -> Run:

@@ -48,6 +48,8 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
     trained, evaluated, exported = map(report, ("train", "evaluation", "export"))
     task, rows = task_class(config["flatout_task"]), TrainedRows.read(folder)
     fitted, shown = Calibration.read(folder), [n for n in ERRORS if n in evaluated]
+    speed = [f"samples_per_s {trained.get('samples_per_s', 0):,.1f}"]
+    speed += [f"{n} {trained[n]}" for n in SPEED if n in trained]
     lines = [
         f"Task: {config['flatout_task']}, with a model of type {config['model_type']}.",
         f"Data: {rows.num_rows:,} train rows, key `{rows.key}`." if rows else "",
@@ -55,7 +57,8 @@ def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
         f"Calibration: temperature {fitted.temperature:.4g}"
         + (f", thresholds {json.dumps(fitted.thresholds)}" if fitted.thresholds else "")
         + "".join(f", {n} {evaluated[n]:.4f}" for n in shown),
-        *_training(trained),
+        f"Training: {', '.join(speed)}" if trained else "",
+        f"Versions: {json.dumps(trained.get('versions'))}" if trained else "",
         f"Export: {exported['pick']}, {exported['reason']}" if exported else "",
         f"```bash\n{command}\n```",
     ]
@@ -70,16 +73,6 @@ def is_own(folder: Path) -> bool:
     """Return whether `folder` contains a model that flatout trained."""
     path = folder / "config.json"
     return path.is_file() and '"flatout_task"' in path.read_text(encoding="utf-8")
-
-
-def _training(trained: dict[str, Any]) -> list[str]:
-    """Return lines about training speed and versions, or [] if there is no report."""
-    if not trained:
-        return []
-    speed = [f"samples_per_s {trained['samples_per_s']:,.1f}"]
-    speed += [f"{name} {trained[name]}" for name in SPEED if name in trained]
-    versions = json.dumps(trained.get("versions"))
-    return [f"Training: {', '.join(speed)}", f"Versions: {versions}"]
 
 
 def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
