@@ -25,10 +25,9 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
-    """Write the card of the model in `folder`. An existing card without MARK was not
-    written by flatout, so it is not replaced. Reports in `reporting` that are older
-    than the model are ignored. The card contains `command` as a code block. Raises
-    ModelError if `folder` has no model trained by flatout."""
+    """Write the card of the model in `folder`, which shows `command`. A card without
+    MARK was not written by flatout, so it is not replaced. Reports in `reporting` that
+    are older than the model are ignored. Raises ModelError if the model is not ours."""
     path, card = folder / "config.json", folder / CARD
     if not path.is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
@@ -88,9 +87,8 @@ def _figures(evaluated: dict[str, Any], task: Any, reporting: Path) -> str:
     if len(rows):  # there are none for language models
         means = [random.choice(rows, len(rows)).mean(0) for _ in range(DRAWS)]
         bounds = np.percentile(means, (2.5, 97.5), axis=0).T
-        ends = {
-            n: "{:.4f} to {:.4f}".format(*b) for n, b in zip(found, bounds, strict=True)
-        }
+        shown = ("{:.4f} to {:.4f}".format(*both) for both in bounds)
+        ends = dict(zip(found, shown, strict=True))
     count = f"{evaluated['rows']:,} {evaluated['split']} rows"
     head = [f"| {count} | | 95 % |", "|---|---|---|"]
     lines = [f"| {n} | {v:.4f} | {ends.get(n, '')} |" for n, v in known.items()]
@@ -106,9 +104,8 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
     """Upload `folder` to `repository` in one commit, and return the commit's URL. The
-    options are `public` and `force` (to replace existing content). Raises ModelError if
-    there is no token, if the repository has content and `force` is False, or if the
-    upload fails."""
+    options are `public` and `force`, which replaces existing content. Raises ModelError
+    if there is no token, if the repository has content, or if the upload fails."""
     token = token or get_token()
     if not token:
         raise ModelError(

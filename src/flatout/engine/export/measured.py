@@ -63,10 +63,10 @@ class Measure:
         self._before = self._figures(self._plain)
 
     def line(self, name: str, loading: Callable[[], Run], size: int) -> Line:
-        """Return the measurements of the format `name` of `size` bytes: its load time,
-        its throughput, the largest difference between its outputs and those of the
-        original model, its metric (`value`), and the difference between both models'
-        metrics (`change`). The last two have 95 % confidence intervals."""
+        """Return the measurements of the format `name` of `size` bytes: load time,
+        throughput, largest difference from the original model's outputs, metric
+        (`value`) and its difference from the original model's (`change`), both with 95
+        % confidence intervals."""
         start, run = time.perf_counter(), loading()
         run(self.example)  # may compile
         loaded = {"size_mib": size / 2**20, "load_s": time.perf_counter() - start}
@@ -106,9 +106,8 @@ class Measure:
         return rows / passed
 
     def _figures(self, outputs: Tensor) -> Floats:
-        """Return the metric over all rows, followed by the metric over each of
-        RESAMPLES bootstrap samples of rows (or queries). If the loss compares rows with
-        one another, there are no samples."""
+        """Return the metric over all rows, and over each bootstrap sample of rows (or
+        queries). If the loss compares rows with one another, there are no samples."""
         found = (self._all(outputs, at) for at in self._samples)
         return np.array([figures.get(self.name, NAN) for figures in found])
 

@@ -22,16 +22,14 @@ class Calibration:
     temperature: float = 1.0
     """Logits are divided by the temperature before the softmax or sigmoid."""
     thresholds: Mapping[str, float] | None = None
-    """Maps each label name to the calibrated probability above which the label is
-    predicted. With two classes, only the second class has a threshold. None if no
-    thresholds were fitted."""
+    """The calibrated probability above which each label is predicted, if fitted. Of two
+    classes, only the second has a threshold."""
     key: str = ""
     """Digest of the model, rows and settings used for fitting."""
 
     @classmethod
     def read(cls, folder: str | Path | None) -> Calibration:
-        """Return the calibration stored in a saved model's folder. If there is none,
-        return a calibration with the default values."""
+        """Return the calibration in a saved model's folder, or else the defaults."""
         path = Path(folder or "") / CALIBRATION
         if not folder or not path.is_file():
             return cls()
