@@ -100,15 +100,13 @@ def with_files(
 ) -> Iterator[Any]:
     """Yield record batches with the contents of `files` (N,) and the N rows of `rest`.
     `shape` ends with the size and the number of channels of the decoded images."""
-    facts = {"size": shape[-2], "channels": shape[-1]}
+    size, channels = (pa.scalar(number, pa.int16()) for number in shape[-2:])
     for start in range(0, len(files), ROWS_AT_ONCE):
         part, own = rest.slice(start, ROWS_AT_ONCE), files[start : start + ROWS_AT_ONCE]
         columns = {
             ENCODED: pa.array([file.read_bytes() for file in own], pa.large_binary()),
-            **{
-                n: pa.repeat(pa.scalar(v, pa.int16()), len(own))
-                for n, v in facts.items()
-            },
+            "size": pa.repeat(size, len(own)),
+            "channels": pa.repeat(channels, len(own)),
         }
         columns |= dict(zip(part.schema.names, part.columns, strict=True))
         yield pa.record_batch(columns)

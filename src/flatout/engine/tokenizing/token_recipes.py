@@ -16,12 +16,12 @@ from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.rows.vocabulary import first_given
 from flatout.engine.tasks import Task, make_task
-from flatout.engine.tokenizing.encoders.encode import WRITTEN, TokensRecipe
+from flatout.engine.tokenizing.encoders.encode import TEXTS, WRITTEN, TokensRecipe
 from flatout.engine.tokenizing.encoders.encoded import PASSAGES, TokensError
 from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, special_around
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
-COLUMNS = ("text", "text_pair", "completion", "messages", PASSAGES, "label")
+COLUMNS = (*TEXTS, PASSAGES, "label")
 """Columns of rows that affect their tokens."""
 FORMAT_VERSION = 1
 """Increase this whenever the same input would give different token rows."""
@@ -133,15 +133,11 @@ def _options(
     form: str,
 ) -> EncodeOptions:
     join = tokenize.join_texts
-    if join and form in WRITTEN:
-        raise TokensError(
-            f"tokenize.join_texts is for whole texts, and the rows were split with "
-            f"split.{form}_column: set it to false"
-        )
-    if join and "text_pair" in rows.column_names:
+    second = form if form in WRITTEN else "text_pair"
+    if join and second in rows.column_names:
         raise TokensError(
             "tokenize.join_texts is for whole texts, and the rows were split with "
-            "split.text_pair_column: set one of them to false or null"
+            f"split.{second}_column: set one of them to false or null"
         )
     if join and not task.texts.joined:
         raise TokensError(

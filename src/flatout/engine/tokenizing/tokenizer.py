@@ -36,7 +36,6 @@ GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 ENDS_TEXTS = "flatout_ends_texts"
 """Config key of a saved tokenizer that adds no end token, because a prompt must not end
 with one. If the key is set, flatout itself adds an end token to training texts."""
-TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
 """The `model_max_length` that transformers writes for models without a maximum."""
 
@@ -180,7 +179,8 @@ class TokenizerRecipe:
     def _trained(self) -> Any:
         from transformers import PreTrainedTokenizerFast
 
-        columns, size, typed = self._columns.columns, self.tokenize.vocab_size, False
+        columns, size = self._columns.columns, self.tokenize.vocab_size
+        inputs = ["input_ids", "attention_mask"]
         chunks = [chunk for column in columns for chunk in _texts(column).chunks]
         texts = pa.chunked_array(chunks)
         if _writes(self.model):
@@ -194,11 +194,12 @@ class TokenizerRecipe:
                 logger.info("training a tokenizer of %s word pieces", f"{size:,}")
                 made = word_pieces.train_word_pieces(texts, size)
             options = dict(word_pieces.OPTIONS)
-            typed = len(columns) > 1 and _has_type_ids(self.model)
+            if len(columns) > 1 and _has_type_ids(self.model):
+                inputs.insert(1, "token_type_ids")
         return PreTrainedTokenizerFast(
             tokenizer_object=made,
             model_max_length=NO_LIMIT,
-            model_input_names=["input_ids", *TYPE_IDS[:typed], "attention_mask"],
+            model_input_names=inputs,
             **options,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,12 +141,11 @@ def add_special_tokens_to_ends(tokenizer: Tokenizer) -> Tokenizer:
 def commonest_words(texts: Any, limit: int) -> tuple[list[str], int]:
     """Return the most frequent words in an Arrow column of texts, sorted by frequency,
     and the number of distinct words. `limit` includes the special tokens."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for chunk in texts.chunks:
         found = pc.value_counts(pc.utf8_split_whitespace(chunk).flatten())
-        pairs = zip(*(column.to_pylist() for column in found.flatten()), strict=True)
-        for word, count in pairs:
-            counts[word] = counts.get(word, 0) + count
+        words, numbers = (column.to_pylist() for column in found.flatten())
+        counts.update(dict(zip(words, numbers, strict=True)))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return ranked[: limit - len(SPECIAL_TOKENS)], len(ranked)
 
