@@ -18,6 +18,7 @@ from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.readers.file_reader import Format
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.files.content_key import plain_values
+from flatout.engine.rows.rows import LISTS
 
 ENDINGS = (".parquet", ".csv", ".tsv")
 DELIMITERS = ",;\t|"
@@ -38,7 +39,7 @@ def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, st
     """Return samples (n, ...) from a column of lists, or from one column per number,
     and the reason of each unusable row by index. Raises ArraysError otherwise."""
     first, *others = batch.columns.values()
-    if not others and _is_list(first.type):
+    if not others and isinstance(first, LISTS):
         return _listed(first)
     faults: dict[int, str] = {}
     found = []
@@ -109,11 +110,6 @@ def _array(value: Any) -> npt.NDArray[Any] | None:
     except (TypeError, ValueError):  # The list is ragged or contains text.
         return None
     return as_numbers(found)
-
-
-def _is_list(kind: Any) -> bool:
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
 
 
 def _is_number(kind: Any) -> bool:

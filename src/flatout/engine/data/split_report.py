@@ -32,10 +32,12 @@ def split_report(
     """Return the report as a dict. Set `repeats` if the same text may occur in several
     rows and splits. Raises AssertionError if the counts do not add up to all raw rows,
     or if a text or a group is unexpectedly in two splits."""
+    near = facts.near[codes >= 0]
     report = {
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
-        **_near_duplicates(facts, codes),
+        "near_duplicates": len(near) - len(np.unique(near)),
+        "near_duplicates_in_two_splits": count_shared_values(facts.near, codes),
         "texts_in_two_splits": count_shared_values(facts.exact[:, 0], codes),
         "groups_in_two_splits": count_shared_values(facts.groups, codes),
         **label_report(facts, codes),
@@ -79,16 +81,6 @@ def _counts(rejected: Any) -> dict[str, int]:
     counted = rejected.column("reason").value_counts().to_pylist()
     pairs = [(entry["values"], entry["counts"]) for entry in counted]
     return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
-
-
-def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Count the rows whose normalised text equals that of an earlier row, and the
-    distinct normalised texts that are in more than one split."""
-    near = facts.near[codes >= 0]
-    return {
-        "near_duplicates": int(len(near) - len(np.unique(near))),
-        "near_duplicates_in_two_splits": count_shared_values(facts.near, codes),
-    }
 
 
 def summary_text(report: Mapping[str, Any], rejected: Any) -> str:

@@ -32,6 +32,9 @@ KINDS = {
 """The module and class of each kind of rows, keyed by the column with the samples."""
 
 
+LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
+
+
 class TokenRowsError(ValueError):
     """Raised if there are no rows, or if a column is missing or has missing values."""
 
@@ -213,8 +216,7 @@ def _rows_of(table: pa.Table, folder: Path | None) -> SplitRows:
 
 def _has_nulls(array: Any) -> bool:
     """Return whether `array`, or a list nested in it, has missing values."""
-    lists = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
-    inside = isinstance(array, lists) and _has_nulls(array.flatten())
+    inside = isinstance(array, LISTS) and _has_nulls(array.flatten())
     return inside or array.null_count > 0
 
 
