@@ -76,10 +76,8 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
 
 def is_of_transformers(kind: str) -> bool:
     """Return whether transformers has the model type `kind`, without importing it."""
-    spec = find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations:
-        return False
-    models = Path(spec.submodule_search_locations[0]) / "models"
+    spec: Any = find_spec("transformers")
+    models = Path(spec.origin).parent / "models"
     return (models / kind.replace("-", "_") / "__init__.py").is_file()
 
 

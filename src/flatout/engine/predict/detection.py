@@ -45,8 +45,8 @@ def detect(
     `rank` (from 0) are of the least expected key. Raises ModelError, RawTextsError or
     SettingsError if an input is unsuitable."""
     raw, session = open_raw_texts(sessions, ENTRY), settings.split.group_column
-    own = settings.predict.model_copy(update={"id_column": session, "keep_text": True})
-    found = predict(model, tokenizer, raw, settings.model_copy(update={"predict": own}))
+    own = {"predict.id_column": session, "predict.keep_text": True}
+    found = predict(model, tokenizer, raw, settings.changed(own))
     if "rank" not in found.schema.names:
         raise ModelError(
             "detect needs a model that ranks each key of a session, and the catalog "

@@ -158,8 +158,7 @@ def _vectors(
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
     """Return a function from texts to their vectors, and the model's device."""
     digest = ContentKey(model_file_hashes(model.config)).digest
-    predict = settings.predict.model_copy(update={"text_pair_column": None})
-    settings = settings.model_copy(update={"predict": predict})
+    settings = settings.changed({"predict.text_pair_column": None})
     predictor = Predictor(model, tokenizer, settings)
     task, runtime = predictor.task, predictor.runtime
     if [field.name for field in task.answer_fields()] != ["vector"]:

@@ -25,7 +25,7 @@ from flatout.engine.arrays.array_files import ArrayFiles, open_source
 from flatout.engine.arrays.sources import ArraySource
 from flatout.engine.data.raw_texts import RawTexts, open_raw_texts
 from flatout.engine.models.row_faults import end_faults
-from flatout.engine.parameters import PredictSettings, Settings, SettingsError
+from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.predict.checks import shape_of
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.predict.texts import (
@@ -96,8 +96,8 @@ def predict(
     be any input of `open_raw_texts`. Raises ModelError, RawTextsError or SettingsError
     if the model, texts and settings do not fit together."""
     raw = open_raw_texts(texts, "predict_texts")
-    columns = _with_columns(raw, settings)
-    settings = settings.model_copy(update={"predict": columns})
+    settings = settings.changed(_chosen_columns(raw, settings))
+    columns = settings.predict
     check_columns(raw, columns)
     predictor = Predictor(model, tokenizer, settings)
     if columns.text_pair_column and predictor.task.texts.form in ("words", "pairs"):
@@ -118,8 +118,7 @@ def predict(
         return encoded(reject_rows(window, faults)) if faults else (window, tokens)
 
     def windows() -> Iterator[Window]:
-        form = predictor.task.texts.form
-        read = partial(text_windows, raw, columns, form)
+        read = partial(text_windows, raw, columns, predictor.task.texts.form)
         return map(encoded, windows_of(columns.shard, read))
 
     fields = list(window_schema(columns))[:-1]
@@ -145,9 +144,9 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
     return islice(read(), start, stop)
 
 
-def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
-    """Return the settings with the text columns filled in, by default from `split`, or
-    with the columns that the pipeline `split` wrote."""
+def _chosen_columns(raw: RawTexts, settings: Settings) -> dict[str, str | None]:
+    """Return the settings of the text columns, by default from `split`, or with the
+    columns that the pipeline `split` wrote."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     keys = ("text_column", "text_pair_column")
@@ -161,8 +160,8 @@ def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
                 column, found = written, "as split writes it"
         if column is not None:
             logger.info("predict_texts: column %r (%s)", column, found)
-        columns[key] = column
-    return chosen.model_copy(update=columns)
+        columns[f"predict.{key}"] = column
+    return columns
 
 
 def _is_text(name: str) -> bool:
@@ -170,7 +169,7 @@ def _is_text(name: str) -> bool:
 
 
 def _log_rate(
-    predictor: Predictor, rows: int, elapsed_s: float, reasons: Mapping[str, int]
+    predictor: Predictor, rows: int, elapsed_s: float, reasons: Counter[str]
 ) -> None:
     unused, rate = sum(reasons.values()), rows / max(elapsed_s, 1e-9)
     logger.info(
@@ -183,7 +182,7 @@ def _log_rate(
         predictor.strategy,
     )
     if reasons:
-        most = Counter(reasons).most_common(SHOWN_REASONS)
+        most = reasons.most_common(SHOWN_REASONS)
         logger.warning(
             "%s of %s rows have no prediction; reasons (column reason): %s",
             f"{unused:,}",

@@ -171,7 +171,7 @@ class Predictor:
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, own first, or the own device of a rank or CPU."""
+        """Return all visible GPUs, or the own device of a rank or without a GPU."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
             return [own]
