@@ -170,19 +170,20 @@ def init(conf: Path, *arguments: str):
     )
 
 
-def written(conf: Path) -> tuple[dict, dict]:
+def accepted(conf: Path, *arguments: str) -> tuple[str, dict, dict]:
+    """Return the output in one line, the catalog and the parameters."""
+    done = init(conf, *arguments)
+    assert done.exit_code == 0, done.output
     files = (conf / "local" / f"{name}.yml" for name in ("catalog", "parameters"))
     catalog, parameters = (yaml.safe_load(file.read_text()) for file in files)
-    return catalog, parameters
+    return " ".join(done.output.split()), catalog, parameters
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_columns_and_task_are_those_of_the_file(tmp_path, name):
     make, task, split = KINDS[name]
-    done = init(tmp_path, write(tmp_path / name, make))
-    assert done.exit_code == 0, done.output
-    assert f"task {task}." in done.output
-    catalog, parameters = written(tmp_path)
+    said, catalog, parameters = accepted(tmp_path, write(tmp_path / name, make))
+    assert f"task {task}." in said
     assert (parameters["model"]["task"], parameters["split"]) == (task, split)
     assert catalog["raw_texts"]["filepath"] == str(tmp_path / name)
     assert catalog["raw_texts"].get("delimiter") == (
@@ -199,9 +200,7 @@ def test_a_table_that_windows_wrote_is_read(tmp_path, encoding, delimiter, words
     rows = [f"{words} {text()}{delimiter}{n % 5}" for n in range(60)]
     whole = "\n".join([f"review{delimiter}stars", *rows])
     file.write_bytes(whole.encode(encoding))
-    done = init(tmp_path, file)
-    assert done.exit_code == 0, done.output
-    catalog, parameters = written(tmp_path)
+    _, catalog, parameters = accepted(tmp_path, file)
     entry = catalog["raw_texts"]
     assert (entry["encoding"], entry.get("delimiter", ",")) == (encoding, delimiter)
     assert parameters["split"] == {"text_column": "review", "label_column": "stars"}
@@ -212,10 +211,8 @@ def test_a_file_without_a_header_loses_no_row(tmp_path, suffix):
     file, mark = tmp_path / f"reviews.{suffix}", "," if suffix == "csv" else "\t"
     rows = [mark.join([text(), ("good", "bad")[n % 2]]) for n in range(60)]
     file.write_text("\n".join(rows))
-    done = init(tmp_path, file)
-    assert done.exit_code == 0, done.output
-    assert "the first line is a row, not names" in " ".join(done.output.split())
-    catalog, parameters = written(tmp_path)
+    said, catalog, parameters = accepted(tmp_path, file)
+    assert "the first line is a row, not names" in said
     assert catalog["raw_texts"]["column_names"] == ["column_1", "column_2"]
     columns = {"text_column": "column_1", "label_column": "column_2"}
     assert parameters["split"] == columns
@@ -224,8 +221,8 @@ def test_a_file_without_a_header_loses_no_row(tmp_path, suffix):
 def test_columns_that_pandas_numbered_are_names(tmp_path):
     table = pd.DataFrame([[text(), n % 2] for n in range(60)])
     table.to_csv(tmp_path / "numbered.csv", index=False)
-    assert init(tmp_path, tmp_path / "numbered.csv").exit_code == 0
-    assert "column_names" not in written(tmp_path)[0]["raw_texts"]
+    _, catalog, _ = accepted(tmp_path, tmp_path / "numbered.csv")
+    assert "column_names" not in catalog["raw_texts"]
 
 
 def test_a_parquet_file_with_a_text_that_is_not_utf8_is_read(tmp_path):
@@ -235,23 +232,20 @@ def test_a_parquet_file_with_a_text_that_is_not_utf8_is_read(tmp_path):
         "label": ["a", "b"] * 30,
     }
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
-    done = init(tmp_path, tmp_path / "t.parquet")
-    assert done.exit_code == 0, done.output
+    _, _, parameters = accepted(tmp_path, tmp_path / "t.parquet")
     columns = {"text_column": "text", "label_column": "label"}
-    assert written(tmp_path)[1]["split"] == columns
+    assert parameters["split"] == columns
 
 
 def test_what_somebody_knows_better_counts(tmp_path):
     make = lambda n: {"a": text(), "b": f"{text()} {text()}", "c": n % 3}  # noqa: E731
     file = write(tmp_path / "t.csv", make)
     known = ("--text-column=a", "--task=regression", "--checkpoint=some/model")
-    assert init(tmp_path, file, *known).exit_code == 0
-    _, parameters = written(tmp_path)
+    _, _, parameters = accepted(tmp_path, file, *known)
     assert parameters["split"] == {"text_column": "a", "label_column": "c"}
     assert parameters["model"] == {"task": "regression", "name_or_path": "some/model"}
     pairs = write(tmp_path / "p.csv", lambda n: {"question": text(), "answer": text()})
-    assert init(tmp_path, pairs, "--task=embedding", "--force").exit_code == 0
-    _, parameters = written(tmp_path)
+    _, _, parameters = accepted(tmp_path, pairs, "--task=embedding", "--force")
     assert parameters["split"]["anchor_column"] == "question"
     assert parameters["split"]["positive_column"] == "answer"
     for wrong, said in (
@@ -276,9 +270,9 @@ def test_a_second_column_that_may_be_the_label_is_named(tmp_path, names):
     first, second = names
     row = lambda n: {"id": n, "text": text(), first: n % 3, second: "ab"[n % 2]}  # noqa: E731
     file = write(tmp_path / "t.csv", row)
-    done = init(tmp_path, file)
-    assert f"; '{second}' may be labels too (--label-column)" in done.output
-    assert written(tmp_path)[1]["split"]["label_column"] == first
+    said, _, parameters = accepted(tmp_path, file)
+    assert f"; '{second}' may be labels too (--label-column)" in said
+    assert parameters["split"]["label_column"] == first
     done = init(tmp_path, file, f"--label-column={second}", "--force")
     assert "may be labels too" not in done.output
 

@@ -29,6 +29,7 @@ from tests.make import byte_pairs, saved_tokenizer
 WORDS = "the quick brown fox jumps over a lazy \ud55c\uad6d\uc5b4 \U0001f600".split()
 MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})
 TOKENIZE = TokenizeSettings(max_length=16, vocab_size=200)
+CUT = {"truncation": True, "max_length": 16}
 
 
 def texts_of(count, seed=0):
@@ -79,7 +80,7 @@ def test_ids_labels_and_lengths_of_each_row(word_pieces, theirs):
     texts = texts_of(500)
     rows = rows_of(texts, label=[["b", "a", "c"][i % 3] for i in range(500)])
     tokens = recipe_of(word_pieces, rows).to_dataset()
-    expected = theirs(texts, truncation=True, max_length=16)["input_ids"]
+    expected = theirs(texts, **CUT)["input_ids"]
     assert tokens["input_ids"][:] == expected
     assert tokens["length"][:] == list(map(len, expected))
     assert tokens["labels"][:] == [[1, 0, 2][i % 3] for i in range(500)]
@@ -110,10 +111,7 @@ def test_long_texts_give_what_the_whole_text_gives(tmp_path, space):
     texts = texts_of(400, seed=1)
     tokens = recipe_of(file, rows_of(texts)).to_dataset()
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert (
-        tokens["input_ids"][:]
-        == theirs(texts, truncation=True, max_length=16)["input_ids"]
-    )
+    assert tokens["input_ids"][:] == theirs(texts, **CUT)["input_ids"]
 
 
 @pytest.mark.parametrize("task", ["next-key", "causal-lm", "bidirectional-lm"])
@@ -159,7 +157,7 @@ def test_rows_that_were_selected_are_the_rows_encoded(
     recipe = recipe_of(word_pieces, rows)
     copied = recipe_of(word_pieces, rows_of(rows["text"][:]))
     assert recipe.key.digest == copied.key.digest
-    expected = theirs([texts[i] for i in numbers], truncation=True, max_length=16)
+    expected = theirs([texts[i] for i in numbers], **CUT)
     assert recipe.to_dataset()["input_ids"][:] == expected["input_ids"]
 
 
@@ -171,7 +169,7 @@ def test_pairs_have_type_ids_and_are_cut_together(word_pieces, tmp_path):
     theirs = AutoTokenizer.from_pretrained(word_pieces.folder, model_input_names=names)
     theirs.save_pretrained(tmp_path)
     tokens = recipe_of(TokenizerFile(tmp_path), rows).to_dataset()
-    expected = theirs(texts, pairs, truncation=True, max_length=16)
+    expected = theirs(texts, pairs, **CUT)
     assert tokens["input_ids"][:] == expected["input_ids"]
     assert tokens["token_type_ids"][:] == expected["token_type_ids"]
     for row, length in zip(
@@ -281,17 +279,14 @@ def test_limits_that_do_not_fit_are_refused(word_pieces, limits, fault):
 @pytest.mark.parametrize("text", ["word " * 2_000_000, "x" * 1_000_000])
 def test_one_huge_text(word_pieces, theirs, text):
     tokens = recipe_of(word_pieces, rows_of(["a b", text])).to_dataset()
-    assert (
-        tokens[1]["input_ids"]
-        == theirs(text[:1000], truncation=True, max_length=16)["input_ids"]
-    )
+    assert tokens[1]["input_ids"] == theirs(text[:1000], **CUT)["input_ids"]
 
 
 def test_a_huge_text_in_a_pair(word_pieces, theirs):
     rows = rows_of(["word " * 40_000, "a b"], text_pair=["a b", "word " * 4_000])
     tokens = recipe_of(word_pieces, rows).to_dataset()
     texts, pairs = ["word " * 100, "a b"], ["a b", "word " * 100]
-    expected = theirs(texts, pairs, truncation=True, max_length=16)
+    expected = theirs(texts, pairs, **CUT)
     assert tokens["input_ids"][:] == expected["input_ids"]
 
 

@@ -31,6 +31,7 @@ from flatout.engine.train.loop import train
 from flatout.engine.train.recording.health import NonFiniteError
 from tests.engine.runs import NO_DROPOUT, make_job
 from tests.forks import fork_two
+from tests.projects import runs_of
 from tests.servers import free_port
 from tests.warm import not_activated
 
@@ -296,12 +297,7 @@ def test_inside_torchrun_only_rank_0_runs_the_project(data, project):
     assert output.count("\ntrained ") == 1
     report = json.loads((data / "08_reporting" / "train_report.json").read_text())
     assert report["world_size"] == 2
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{data / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("flatout")
-    runs = client.search_runs([experiment.experiment_id])
-    assert [run.info.status for run in runs] == ["FINISHED"]
+    assert [run.info.status for run in runs_of(data)] == ["FINISHED"]
 
 
 def test_the_launcher_reads_a_rank_s_error_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ from flatout.engine.benchmark.search import MODES, Search
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.engine.parameters.common import by_path
 from flatout.reports.console import show_trial, trial_line
 from flatout.reports.report import trials_text
 from tests.conftest import PROJECT
@@ -364,22 +365,16 @@ def left_out(search: Search) -> dict[str, dict]:
     trials = [t for t in search.bench.results if t.label.startswith(LEFT_OUT)]
     return {
         trial.label.removeprefix(LEFT_OUT): dict(
-            by_path(trial.spec.settings.model_dump(mode="json"))
-            - by_path(trial.spec.options["below"])
+            values_of(trial.spec.settings.model_dump(mode="json"))
+            - values_of(trial.spec.options["below"])
         )
         for trial in trials
     }
 
 
-def by_path(tree: dict, prefix: str = "") -> set[tuple[str, object]]:
-    found = set()
-    for name, value in tree.items():
-        if name in ("benchmark", "sweep"):
-            continue
-        inner = isinstance(value, dict)
-        path = f"{prefix}{name}"
-        found |= by_path(value, f"{path}.") if inner else {(path, str(value))}
-    return found
+def values_of(tree: dict) -> set[tuple[str, str]]:
+    given = {n: v for n, v in tree.items() if n not in ("benchmark", "sweep")}
+    return {(path, str(value)) for path, value in by_path(given)}
 
 
 HISTORY = {"train.history": "dataframe", "train.empty_cache_every": "1"}

@@ -234,16 +234,6 @@ bench.run("loader", options={"behaviour": "hang"}, world_size=2)
 """
 
 
-def start_sweep(folder):
-    return subprocess.Popen(
-        [sys.executable, "-c", SWEEP, str(folder)],
-        cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 def wait_for(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -254,7 +244,13 @@ def wait_for(condition, seconds=30.0):
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_leaves_no_process(bad_commands, tmp_path):
-    sweep = start_sweep(tmp_path)
+    sweep = subprocess.Popen(
+        [sys.executable, "-c", SWEEP, str(tmp_path)],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert sweep.stdout.readline() == "ok\n"
     wait_for(lambda: len(list(tmp_path.glob("sweep/*/*.pid"))) == 3)
     pids = [json.loads(f.read_text()) for f in tmp_path.glob("sweep/*/*.pid")]

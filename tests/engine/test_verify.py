@@ -323,23 +323,21 @@ def test_the_verdict_shows_both_sides_and_what_is_tolerated(tmp_path):
     assert "the module itself (LogKeyLstmForCausalLM) in fp32" in own[1]
 
 
-def test_what_the_training_refuses_is_refused_by_its_reason(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (RuntimeError("no kernel"), RuntimeError, "no kernel"),
+        (torch.OutOfMemoryError(), SettingsError, "does not fit this device's memory"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(tmp_path, monkeypatch, error, kind, said):
     def fails(*_):
-        raise RuntimeError("no kernel for this")
+        raise error
 
     monkeypatch.setattr(Plain, "parts", fails)
     with pytest.raises(SettingsError, match="'nope' matches no module"):
         verify(job(tmp_path, freeze=["nope"]), CPU)
-    with pytest.raises(RuntimeError, match="no kernel for this"):
-        verify(job(tmp_path), CPU)
-
-
-def test_a_plain_step_without_memory_is_told(tmp_path, monkeypatch):
-    def fails(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Plain, "parts", fails)
-    with pytest.raises(SettingsError, match="does not fit this device's memory; ver"):
+    with pytest.raises(kind, match=said):
         verify(job(tmp_path), CPU)
 
 
