@@ -22,6 +22,7 @@ from flatout.engine.train.keeping.oom import OutOfMemory, is_out_of_memory, shri
 from flatout.engine.train.recording.health import NonFiniteError
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.step import Stepper
 from tests.engine.runs import curve, make_job
 from tests.tools.drill import Drill
 from tests.tools.victim import Victim
@@ -179,8 +180,6 @@ def test_the_stopped_rank_comes_before_those_that_wait_for_it():
 
 def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
     """A limit of 60 tokens per micro-batch simulates a full device."""
-    from flatout.engine.train.step import Stepper
-
     real, refused = Stepper.__call__, []
 
     def limited(self, batch):
@@ -233,8 +232,6 @@ def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
 
 
 def test_other_errors_are_no_shortage_of_memory(tmp_path, monkeypatch):
-    from flatout.engine.train.step import Stepper
-
     def broken(self, batch):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

@@ -98,7 +98,7 @@ def test_near_duplicates_are_counted_and_share_a_split():
         }
 
 
-def test_groups_are_never_divided():
+def test_groups_are_never_divided_and_a_text_in_two_groups_is_kept_once():
     frame = frame_of(600).assign(who=[f"patient {i % 50}" for i in range(600)])
     columns = Columns("text", None, "label", "who")
     parts, report, _ = split(frame, columns, group_column="who")
@@ -106,12 +106,7 @@ def test_groups_are_never_divided():
     groups = [{owner[text] for text in texts} for texts in texts_of(parts).values()]
     assert not groups[0] & groups[1] and not groups[1] & groups[2]
     assert report["groups_in_two_splits"] == 0
-
-
-def test_one_text_in_two_groups_is_kept_once():
-    frame = frame_of(600).assign(who=[f"patient {i % 50}" for i in range(600)])
     again = frame.head(30).assign(who="somebody else")
-    columns = Columns("text", None, "label", "who")
     _, report, _ = split(pd.concat([frame, again], ignore_index=True), columns)
     assert (report["duplicates"], report["texts_in_two_splits"]) == (30, 0)
 

@@ -45,13 +45,6 @@ def run(catalog):
     return {name: catalog[name].load() for name in SPLITS}
 
 
-def test_the_node_is_a_plain_function():
-    recipes = split_rows(frame_of(300), OPTIONS, "sequence-classification")
-    rows = recipes["train_rows"].to_dataset()
-    assert rows.column_names == ["text", "label", "source_row"]
-    assert set(rows["label"][:]) == {"00", "01", "02", "03"}
-
-
 def csv(folder):
     frame_of(300).to_csv(folder / "a.csv", index=False)
     return TextFiles(filepath=str(folder / "a.csv"))
@@ -63,10 +56,8 @@ def latin_csv(folder):
 
 
 def saved_to_disk(folder):
-    from kedro_datasets.huggingface import ArrowDataset
-
     datasets.Dataset.from_pandas(frame_of(300)).save_to_disk(folder / "saved")
-    return ArrowDataset(path=str(folder / "saved"))
+    return huggingface.ArrowDataset(path=str(folder / "saved"))
 
 
 def hub_name(folder):
@@ -95,6 +86,7 @@ def test_every_kind_of_input_gives_the_same_splits(tmp_path, make):
     rows = run(catalog_of(tmp_path, make(tmp_path / "in")))
     expected = split_rows(frame_of(300), OPTIONS, "sequence-classification")
     for name in SPLITS:
+        assert rows[name].column_names == ["text", "label", "source_row"]
         assert set(rows[name]["text"][:]) == set(expected[name].to_dataset()["text"][:])
         assert set(rows[name]["label"][:]) <= {"00", "01", "02", "03"}
 
