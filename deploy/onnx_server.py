@@ -4,7 +4,8 @@
     curl -d '{"texts": ["a text", "another"]}' http://127.0.0.1:8000/
 
 Models of two texts need {"texts": [...], "pairs": [...]}. Samples of numbers or
-pixels need {"inputs": [...]}. The answer is a list with one object for each row.
+pixels need {"inputs": [...]}; a table's row may be an object of values by column
+name. The answer is a list with one object for each row.
 """
 
 import json
@@ -63,7 +64,10 @@ class Model:
             return {name: rows[name] for name in about["inputs"]}
         if "inputs" not in asked or len(about["inputs"]) > 1:
             raise ValueError(f"texts or inputs are needed, not {sorted(asked)}")
-        (name, kind), given = *about["inputs"].items(), np.array(asked["inputs"])
+        (name, kind), rows = *about["inputs"].items(), asked["inputs"]
+        if isinstance(rows[0], dict):
+            rows = [[row[column] for column in about["columns"]] for row in rows]
+        given = np.array(rows)
         if name == "pixel_values":
             mean, deviation = np.array(about["statistics"])
             given = ((given - mean) / deviation).transpose(0, 3, 1, 2)

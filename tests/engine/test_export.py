@@ -237,6 +237,15 @@ def answers_of(kind: str, outputs, **about):
     return model.predict({"inputs": [[1.0]]})
 
 
+def test_the_server_reads_rows_by_the_names_of_columns():
+    model = object.__new__(served().Model)
+    model.about = {"inputs": {"inputs": "float32"}, "columns": ["a", "b"]}
+    rows = [{"b": 2, "c": 9, "a": 1}, {"a": 3, "b": 4}]
+    assert model._inputs({"inputs": rows})["inputs"].tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(KeyError, match="b"):
+        model._inputs({"inputs": [{"a": 1}]})
+
+
 def test_thresholds_and_temperature_decide_what_is_served():
     labels = answers_of("labels", [[2.0, -2.0, 0.2]], thresholds=[0.8, 0.2, 0.5])
     assert labels[0]["label"] == ["b", "c"]  # 0.73, 0.27, 0.52

@@ -198,6 +198,30 @@ def test_mlflow_loads_the_model_and_predicts(trained, store, tmp_path):
         model.predict(samples[:, :1])
 
 
+def test_mlflow_finds_the_columns_of_a_table_by_name(store, tmp_path):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(random.normal(size=(60, 2)), columns=["a", "b"])
+    (file := tmp_path / "t.csv").write_text(
+        frame.assign(label=frame["a"] > 0).to_csv(index=False)
+    )
+    settings = arrays.settings_of(max_steps=5)
+    made = arrays.split(file, settings)
+    job = arrays.samples_job(tmp_path, settings, made)
+    job.train.facts.names = made["train"].facts()["tokens"]["names"]
+    folder = run_job(job).last_model_folder
+    experiment = connect(store).create_experiment("table", str(tmp_path / "kept"))
+    run = connect(store).create_run(experiment)
+    mlflow.set_experiment(experiment_id=experiment)
+    samples = frame.to_numpy("float32")
+    np.save(example := tmp_path / "example.npy", samples[0])
+    model = mlflow.pyfunc.load_model(log_sample_model(folder, example, run.info.run_id))
+    expected = plain_shares(folder, job, samples)
+    for given in (frame, frame[["b", "a"]], frame.assign(c="x")[["c", "b", "a"]]):
+        np.testing.assert_allclose(shares_of(model.predict(given)), expected, atol=1e-5)
+    with pytest.raises(mlflow.MlflowException, match=r"missing inputs \['a'\]"):
+        model.predict(frame[["b"]])
+
+
 def test_mlflow_answers_by_the_calibration(trained, tmp_path):
     _, job, folder = trained
     shutil.copytree(folder, tmp_path / "model")

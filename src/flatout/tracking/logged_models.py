@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 import flatout
@@ -95,15 +94,21 @@ class SampleModel:
         if Calibration.read(model.config.name_or_path).thresholds:
             known["model.label_threshold"] = "auto"
         self._predictor = Predictor(model, None, Settings().changed(known))
+        names = list(getattr(model.config, "input_names", ()))
+        self.columns = names if [len(names)] == list(self._predictor.shape) else []
+        """The names of the input columns, or [] if a sample is not one table row."""
 
     def predict(
-        self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
+        self, samples: Any, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         """Return a table with one row for each of the `samples` (N, ...). It has the
         label, score and class probabilities, or a value for regression. The samples
-        must have the same form as the training data, before normalisation."""
+        must have the same form as the training data, before normalisation. The columns
+        of a DataFrame are found by name."""
         from flatout.engine.predict.predicting import answers_to
 
+        if self.columns and isinstance(samples, pd.DataFrame):
+            samples = samples[self.columns].to_numpy(float)
         return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
 
 
@@ -143,14 +148,20 @@ def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
     """Log the saved model in `folder` to the run, and return the model's URI. The file
     `example` contains one sample as an array."""
     from mlflow.models import infer_signature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
 
-    one = np.ascontiguousarray(np.load(example)[None])
-    answer = _load_pyfunc(str(folder)).predict(one)
+    one: Any = np.ascontiguousarray(np.load(example)[None])
+    model = _load_pyfunc(str(folder))
+    signature = infer_signature(one, model.predict(one))
+    if columns := getattr(model, "columns", []):
+        one = pd.DataFrame(one, columns=columns)
+        signature.inputs = Schema([ColSpec(AnyType(), name) for name in columns])
     return _logged(
         folder,
         run_id,
         also=("accelerate", "datasets", "pyarrow", "xxhash"),
-        signature=infer_signature(one, answer),
+        signature=signature,
         input_example=one,
     )
 

@@ -173,6 +173,7 @@ class Exported:
             "thresholds": thresholds,
             "max_length": predictor.max_length,
             "shape": predictor.shape,
+            "columns": list(getattr(config, "input_names", ())),
             "statistics": [
                 getattr(config, f"image_{n}", None) for n in ("mean", "std")
             ],
