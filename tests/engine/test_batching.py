@@ -141,6 +141,14 @@ def test_the_cheapest_cuts_are_the_cheapest_of_all(lengths, budget, overhead):
     assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
 
 
+def test_packed_ranks_get_nearly_the_same_tokens():
+    lengths = np.random.default_rng(0).integers(5, 321, 512)
+    plan = Planner("packed", 8192, 320, 4).plan(lengths)
+    tokens = [sum(int(lengths[own].sum()) for own in rank) for rank in plan]
+    assert max(tokens) - min(tokens) <= 320
+    assert sum(tokens) == lengths.sum()
+
+
 def test_grouped_pads_less_than_random_and_packed_not_at_all():
     lengths = np.random.default_rng(1).integers(5, 321, 256)
     padded = {}

@@ -33,6 +33,14 @@ def test_equal_settings_are_seldom_called_different(seeds, step):
     assert found.is_distinct.mean() <= MOST_FALSE
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_the_interval_holds_a_planted_difference(seeds):
+    found = paired_difference(*simulated(seeds, planted=0.015))
+    held = (found.low <= 0.015) & (found.high >= 0.015)
+    assert held.mean() >= LEAST_HELD
+    assert (found.mean.mean() - 0.015) < 0.001
+
+
 def test_the_best_of_several_equal_settings_is_seldom_a_winner():
     figures = simulated(5, settings=4)
     best = figures[figures.mean(-1).argmax(0), np.arange(COMPARISONS)]

@@ -20,6 +20,7 @@ from flatout.engine.parameters import Settings, SettingsError, TrainSettings
 from flatout.engine.sweep.space import objective
 from flatout.engine.tasks import check_options
 from flatout.engine.train.loop import train
+from flatout.engine.train.optimizer import learning_rate
 from flatout.engine.train.setup.assemble import assemble, build_model
 from tests.conftest import PROJECT
 from tests.engine.runs import (
@@ -255,6 +256,19 @@ def test_an_optimizer_goes_on_after_a_crash_as_if_there_had_been_none(
     result = run_job(job)
     assert result.report.resumed_from_step
     assert curve(result) == curve(whole)
+
+
+def test_a_schedule_is_lambda_lrs(parts):
+    settings = TrainSettings(learning_rate=3e-4, schedule="page_parts.triangle")
+    triangle = importlib.import_module("page_parts").triangle
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    plain = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: triangle(s, 20))
+    for step in range(20):
+        assert learning_rate(settings, step, 20) == pytest.approx(
+            optimizer.param_groups[0]["lr"], rel=1e-12
+        )
+        optimizer.step()
+        plain.step()
 
 
 def test_callbacks_are_told_of_each_event_and_end_no_training(parts, tmp_path, caplog):
