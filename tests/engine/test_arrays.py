@@ -296,6 +296,18 @@ def test_rows_keep_their_numbers_after_a_broken_row(tmp_path):
     assert found == [(0, [0.0], "x"), (2, [2.0], "y"), (3, [3.0], "z")]
 
 
+def test_rejected_rows_show_their_cells(tmp_path):
+    file = write(tmp_path / "t.csv", ["a,b,label", "?,1.5,0", "1,2", *LONG[:40]])
+    rows = split(file, settings_of())["rejected"].table().to_pylist()
+    assert [row["excerpt"] for row in rows] == ["?, 1.5, 0", "1,2"]
+    values = VALUES.copy()
+    values[3, 0, 0] = np.nan
+    file = write(tmp_path / "v.npz", {"inputs": values, "label": LABELS})
+    [row] = split(file, settings_of())["rejected"].table().to_pylist()
+    cells = [*(f"{value:g}" for value in values[3].ravel()), str(LABELS[3])]
+    assert row["excerpt"] == ", ".join(cells)
+
+
 CELLS = ("2.csv", ["a,b,label", *LONG[:40]])
 
 

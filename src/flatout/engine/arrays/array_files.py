@@ -26,7 +26,7 @@ from flatout.engine.arrays.sources import (
     name_in,
     rows_between,
 )
-from flatout.engine.data.columns import column_faults, listed
+from flatout.engine.data.columns import column_faults, cut_text, excerpt, listed
 from flatout.engine.data.rows import with_broken_rows
 from flatout.engine.parameters import ArraySettings, ImageSettings
 
@@ -102,8 +102,13 @@ class ArrayFiles:
             values, faults = tables.samples(file, replace(batch, columns=inputs))
             labels = tables.labels(batch, label) if label else None
             start = int(batch.rows[0]) if len(batch.rows) else 0
+            shown = {
+                n: cut_text(", ".join(excerpt(c[n]) for c in batch.columns.values()))
+                for n in faults
+            } | {one.row - start: one.excerpt for one in read.broken}
             faults |= broken
-            yield Window(name_in(self.path, file), start, values, labels, faults)
+            name = name_in(self.path, file)
+            yield Window(name, start, values, labels, faults, excerpts=shown)
 
     def _inputs_in(self, names: Sequence[str]) -> list[str]:
         trained = self.trained_on if {*self.trained_on} & {*names} else ()

@@ -49,7 +49,9 @@ class SampleSplit(SplitPlan):
         values = self._values = _Values()
         for window in self.source.windows():
             labels, faults = self._labels_and_faults(window, values.shape_with(window))
-            bad = [(*window.place(n), faults[n], "") for n in sorted(faults)]
+            bad = [
+                (*window.place(n), faults[n], window.excerpt(n)) for n in sorted(faults)
+            ]
             collected.reject(rejected_batch(bad), len(window.values))
             rows = np.setdiff1d(np.arange(len(window.values)), list(faults))
             labels = labels.take(pa.array(rows))

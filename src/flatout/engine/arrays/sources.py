@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from flatout.engine.data.columns import cut_text
 from flatout.engine.files.content_key import FILES, STATE, ContentKey, file_hash
 from flatout.engine.machine.environment import usable_cores
 
@@ -25,6 +26,7 @@ WINDOW_BYTES = 2**26
 """Maximum total size of the rows that are read at a time, in bytes."""
 
 
+SHOWN_VALUES = 8
 NO_VALUES = "a sample without values"
 
 
@@ -48,6 +50,8 @@ class Window:
     """File names (n,) if each row is a separate file."""
     files: Sequence[Path] | None = None
     """Files (n,) whose bytes are stored instead of `values`."""
+    excerpts: Mapping[int, str] = field(default_factory=dict)
+    """A mapping from the index of each unusable row of a table to its cells."""
 
     def faults_for(self, shape: tuple[int, ...] | None) -> dict[int, str]:
         """Return a mapping from the index of each invalid row to the reason. Samples
@@ -65,6 +69,15 @@ class Window:
                 why = "NaN" if np.isnan(flat[row]).any() else "an infinite value"
                 found.setdefault(row, why)
         return found
+
+    def excerpt(self, row: int) -> str:
+        """Return the cells, or the first values and the label, of a row that is not a
+        separate file."""
+        if self.names is not None or row in self.excerpts:
+            return self.excerpts.get(row, "")
+        label = [] if self.labels is None else [self.labels[row]]
+        cells = [f"{value:g}" for value in self.values[row].ravel()[:SHOWN_VALUES]]
+        return cut_text(", ".join([*cells, *map(str, label)]))
 
     def place(self, row: int) -> tuple[str, int]:
         """Return the file that contains a row, and the row's number in that file."""

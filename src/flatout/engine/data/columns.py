@@ -258,5 +258,10 @@ def excerpt(value: Any) -> str:
         text = str(value.as_py())
     except UnicodeDecodeError as error:
         text = repr(error.object)
+    return cut_text(text)
+
+
+def cut_text(text: str) -> str:
+    """Return the first EXCERPT_CHARACTERS characters of `text` as printable text."""
     cut = text[:EXCERPT_CHARACTERS]
     return cut.encode("utf-8", "replace").decode().replace("\x00", "\\0")
