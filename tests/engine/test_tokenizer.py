@@ -156,12 +156,24 @@ def test_text_survives_a_byte_level_tokenizer(tmp_path):
         assert loaded.decode(file.backend.encode(text).ids) == text
 
 
-def test_transformers_reads_a_space_before_words_from_the_saved_tokenizer(tmp_path):
+def gpt2():
+    """A tokenizer of the class that GPT-2 uses."""
     pieces = json.loads(byte_level().backend_tokenizer.to_str())["model"]
     merges = [tuple(pair) for pair in pieces["merges"]]
-    tokenizer = GPT2Tokenizer(
+    return GPT2Tokenizer(
         vocab=pieces["vocab"], merges=merges, unk_token="a", eos_token="a"
     )
+
+
+def test_token_type_ids_are_made_only_if_transformers_returns_them(tmp_path):
+    model = checkpoint(tmp_path / "gpt2", gpt2(), task="sequence-classification")
+    file = saved(tmp_path / "t", model)
+    assert "token_type_ids" not in AutoTokenizer.from_pretrained(file.folder)("a", "b")
+    assert not file.gives_type_ids
+
+
+def test_transformers_reads_a_space_before_words_from_the_saved_tokenizer(tmp_path):
+    tokenizer = gpt2()
     task = "token-classification"
     model = checkpoint(tmp_path / "gpt2", tokenizer, task=task)
     file, words = saved(tmp_path / "t", model), ["quick", "fox"]

@@ -174,6 +174,8 @@ class TokenizerRecipe:
         make_usable(tokenizer, config, self.model)
         limits = tokenizer.model_max_length, usable_positions(config, tokenizer)
         tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
+        # A class such as GPT2Tokenizer returns no token type ids without naming them.
+        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names
         return tokenizer
 
     def _trained(self) -> Any:
