@@ -4,10 +4,12 @@ The split of a row depends only on its content: a hash of its key, scaled to [0,
 compared with the fractions. The key of a text is the text with case, whitespace and
 Unicode form (NFKC) normalised. The key of an array or an image is its values. If there
 is a group column, the key is the group's name. A row therefore keeps its split if other
-rows are appended, removed or reordered. Texts that differ only in case and whitespace
-are in the same split, and so are equal samples. Splits are not stratified: labels are
-distributed as if each row were drawn independently at random. A split of fraction f
-contains n * f +- sqrt(n * f * (1 - f)) of n rows with the same label.
+rows are appended, removed or reordered. Without a group column, texts that differ only
+in case and whitespace are in the same split, and so are equal samples.
+
+Splits are not stratified: labels are distributed as if each row were drawn
+independently at random. A split of fraction f contains n * f +- sqrt(n * f * (1 - f))
+of n rows with the same label.
 """
 
 from __future__ import annotations
