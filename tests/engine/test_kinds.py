@@ -103,11 +103,12 @@ def test_too_many_rejected_rows_stop_the_run_and_are_there(tmp_path, kind):
         "arrays": "0, 1, 2, 3, 4, ... of a.npz",
         "images": "0.png:0, 1.png:0, 2.png:0, 3.png:0, 4.png:0, ...",
     }
+    excerpt = ", the first is 'nan, 0, label 0'" if kind == "arrays" else ""
     quarantine = "rejected_rows" if kind == "texts" else f"rejected_{kind}"
     assert str(error.value) == (
         "6 of 100 rows (6.0%) cannot be used, more than split.max_rejected_fraction "
-        f"0.01:\n  6 x {FAULTS[kind]}: rows {shown[kind]} (counted from 0)\nAll of "
-        f"them are in {quarantine}. Correct the data or the column names, or raise "
+        f"0.01:\n  6 x {FAULTS[kind]}: rows {shown[kind]} (counted from 0)"
+        f"{excerpt}\nAll of them are in {quarantine}. Correct the data or the column names, or raise "
         "split.max_rejected_fraction"
     )
 
