@@ -108,8 +108,8 @@ def test_too_many_rejected_rows_stop_the_run_and_are_there(tmp_path, kind):
     assert str(error.value) == (
         "6 of 100 rows (6.0%) cannot be used, more than split.max_rejected_fraction "
         f"0.01:\n  6 x {FAULTS[kind]}: rows {shown[kind]} (counted from 0)"
-        f"{excerpt}\nAll of them are in {quarantine}. Correct the data or the column names, or raise "
-        "split.max_rejected_fraction"
+        f"{excerpt}\nAll of them are in {quarantine}. Correct the data or the column "
+        "names, or raise split.max_rejected_fraction"
     )
 
 
