@@ -71,8 +71,9 @@ class SampleSplit(SplitPlan):
     def _labels_and_faults(
         self, window: Window, shape: tuple[int, ...] | None
     ) -> tuple[Any, dict[int, str]]:
-        """Return the labels (n,) of a window's rows, and the reasons of rejected rows
-        by index. Samples must have the shape `shape`, if it is known."""
+        """Return the labels (n,) of a window's rows, and a mapping from the index of
+        each rejected row to the reason. Samples must have the shape `shape`, if it is
+        known."""
         count, kind = len(window.values), self.task.label_type
         faults = window.faults_for(shape)
         if kind is None:

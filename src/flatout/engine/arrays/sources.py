@@ -218,8 +218,9 @@ def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Convert numbers to float32, or to float64 if float32 cannot represent their
-    dtype. uint8 stays. Return None if the values are not numbers."""
+    """Convert numbers to float32, or to float64 if float32 cannot represent their dtype
+    exactly. uint8 arrays are returned unchanged. Return None if the values are not
+    numbers."""
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind not in "biuf":

@@ -37,7 +37,8 @@ def table(file: Path) -> TextFiles:
 
 def samples(file: Path, batch: RawBatch) -> tuple[npt.NDArray[Any], dict[int, str]]:
     """Return samples (n, ...) from a column of lists, or from one column per number,
-    and the reason of each unusable row by index. Raises ArraysError otherwise."""
+    and a mapping from the index of each unusable row to the reason. Raises ArraysError
+    if the columns cannot be used."""
     first, *others = batch.columns.values()
     if not others and isinstance(first, LISTS):
         return _listed(first)

@@ -168,9 +168,9 @@ class Collator:
         count: int = 0,
     ) -> tuple[Tensor, Shapes]:
         """Build one micro-batch for each of `parts` (row numbers). Return their buffer,
-        which is part of `memory` (bytes,) if it fits, and its layout. `places` contains
-        the positions of each part's rows in the global batch of `count` rows, for the
-        field `target_place`."""
+        which is part of `memory` (bytes,) if it fits, and its layout. If `places` is
+        given, it contains the positions of each part's rows in the global batch of
+        `count` rows, and the micro-batches have the field `target_place`."""
         found = [self._arrays(rows, ids, epoch) for ids in parts]
         for arrays, own in zip(found, places, strict=False):
             arrays[PLACE] = pad_end(own, len(arrays["labels"]), count)

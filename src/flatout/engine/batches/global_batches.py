@@ -42,7 +42,8 @@ class GlobalBatches:
         return -(-self.num_rows // self.batch_size)
 
     def total_steps(self, epochs: float, max_steps: int | None = None) -> int:
-        """Return `max_steps` if given, else the steps in `epochs`, rounded up."""
+        """Return `max_steps` if given, else the number of steps in `epochs`, rounded
+        up."""
         if max_steps is not None:
             return max_steps
         return math.ceil(epochs * self.steps_per_epoch - 1e-9)
@@ -143,9 +144,9 @@ class BudgetError(ValueError):
 @dataclass(frozen=True)
 class Planner:
     """Splits global batches into micro-batches that fit the token budget. Each
-    micro-batch costs the device as much time as `overhead_tokens` and the host as much
-    as `launch_tokens` take on the device. The strategy `grouped` weighs these against
-    padding."""
+    micro-batch has a fixed cost for the device and for the host. `overhead_tokens` and
+    `launch_tokens` express these costs as the number of tokens that the device
+    processes in the same time. The strategy `grouped` weighs them against padding."""
 
     strategy: Strategy
     token_budget: int

@@ -34,8 +34,9 @@ BYTES_A_TOKEN = 40
 
 class WorkerTimes:
     """Counts the batches of each worker, and the time spent on them, in shared memory.
-    Workers keep loading while training pauses, so that the next steps run faster than
-    the loader can sustain. Their time per batch limits the reported throughput."""
+    Workers keep loading while training pauses, so the next steps run faster than the
+    loader can sustain. The time that a worker spends on a batch does not depend on
+    pauses, so it sets an upper limit on the reported throughput."""
 
     def __init__(self, num_workers: int) -> None:
         self._least = BATCHES_A_WORKER * num_workers
@@ -81,7 +82,8 @@ def resolve_workers(
 def shared_memory_bytes(
     settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
 ) -> int:
-    """Return how many bytes of /dev/shm the workers need at most."""
+    """Return how many bytes of /dev/shm the workers need at most, for batches of
+    `batch_size` rows with `max_length` tokens."""
     batch = BYTES_A_TOKEN * batch_size * max_length
     return batch * num_workers * settings.prefetch_factor
 
@@ -137,7 +139,8 @@ class StepLoader:
             yield from run
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
-        """Yield consecutive steps in host memory, which the stream `copies` copies."""
+        """Yield groups of consecutive steps in host memory. The CUDA stream `copies`
+        copies them to the GPU."""
         # Without workers, training would wait until all steps of a group are built.
         size = run_steps(self.data) if self.num_workers else 1
         # Batches of a fixed size reach the GPU through shared, page-locked memory.
@@ -160,7 +163,7 @@ class StepLoader:
                 yield StepRun.of([batch])
 
     def _step_ranges(self) -> Iterator[range]:
-        """Yield one range of steps, or one per epoch without persistent workers."""
+        """Yield one range of steps, or one per epoch if workers are not persistent."""
         if self.settings.persistent_workers:
             yield range(self.start, self.stop)
             return

@@ -24,14 +24,15 @@ from flatout.engine.rows.layout import round_up
 logger = logging.getLogger(__name__)
 
 SPARE = 3
-"""Extra slots for the batches in use, being copied, and requested next."""
+"""Extra slots for the batch in use, the one being copied and the one requested next."""
 EXTRA_BYTES = 128
 """Extra bytes per row for targets, labels and crops. A batch that does not fit in its
 slot is sent as an ordinary DataLoader batch."""
 
 
 class Ring:
-    """A ring buffer with one batch per slot, reused once it is copied to the device."""
+    """A ring buffer with one batch per slot. A slot is reused once its batch has been
+    copied to the device."""
 
     def __init__(self, places: int, size: int) -> None:
         """Allocate `places` slots, each for a step of at most `size` bytes."""

@@ -41,7 +41,8 @@ class Step:
     name: str
     samples_per_s: float | None
     individual: float | None
-    """Throughput relative to the rungs kept so far, from alternating windows."""
+    """Throughput relative to that with only the rungs kept so far, from alternating
+    windows."""
     cumulative: float | None
     """Throughput relative to the slow configuration: the product of the gains of all
     kept rungs. The final comparisons measure this ratio directly."""
@@ -54,7 +55,8 @@ class Step:
     note: str
     trial_id: str
     leave_one_out: float | None = None
-    """Throughput with all kept rungs relative to that without this one."""
+    """Throughput with all kept rungs relative to that without this one, with the
+    configured global batch size."""
     leave_one_out_spread_pct: float | None = None
     leave_one_out_note: str = ""
     """The rungs left out with this one, or why there is no ratio."""
@@ -133,7 +135,8 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 
 def _end(measured: Callable[..., Any], number: int, rung: Rung) -> Step:
-    """Compare `rung`, which combines all kept changes, with the slow configuration."""
+    """Compare `rung`, which combines all kept changes, with the slow configuration in
+    alternating windows, and return the row."""
     label, changes = f"{rung.name}, compared with conf/slow", dict(rung.changes)
     top, times = measured(number, label, changes, {})
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
@@ -195,7 +198,8 @@ def _step(
     *,
     kept: bool,
 ) -> Step:
-    """Return the row of a rung with the gain `individual`, after the gains `gained`."""
+    """Return the row of a rung. `individual` is the gain of this rung, and `gained` is
+    the product of the gains of the rungs kept so far."""
     return Step(
         rung=number,
         name=rung.name,

@@ -29,7 +29,8 @@ class BenchmarkError(RuntimeError):
 
 
 def summarise(search: Search) -> dict[str, Any]:
-    """Return the content of benchmark_summary.json: all but the tables."""
+    """Return the content of benchmark_summary.json: all results of the benchmark except
+    the tables of trials and rungs."""
     bench, recommended = search.bench, search.recommended
     return {
         "mode": bench.options.mode,
@@ -102,9 +103,10 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
 
 
 def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    """Return the tuned parameters and their provenance. `gained` is False if the trial
-    is 1 to `GAIN` times as fast as the configured settings. A slower trial is
-    recommended only if the configured settings leave too little memory free."""
+    """Return the tuned parameters and their provenance, or None if `trial` is None.
+    `gained` is False if the trial is 1 to `GAIN` times as fast as the configured
+    settings. A slower trial is recommended only if the configured settings leave too
+    little memory free."""
     if trial is None:
         return None
     bench = search.bench
@@ -130,7 +132,8 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
-    """Return whether `trial` measured the parameters of `wanted` on as many devices."""
+    """Return whether `trial` measured the throughput of the same parameters on the same
+    number of devices as `wanted`, and succeeded."""
     one, other = (tuned_parameters(bench.settings, t) for t in (trial, wanted))
     return (
         trial.ok

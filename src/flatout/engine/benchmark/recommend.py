@@ -61,7 +61,8 @@ def time_to_train(
     rows: int, epochs: float, before: TrialResult | None, after: TrialResult | None
 ) -> dict[str, Any] | None:
     """Return how many hours all training steps take with the settings of `before` and
-    of `after`, or None if `after` is None."""
+    of `after`, or None if `after` is None. Evaluation, checkpoints and start-up are not
+    included."""
     if after is None:
         return None
     hours = [

@@ -41,7 +41,8 @@ class Rung:
     name: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Required changes, which are added if the earlier rung with them was left out."""
+    """Changes that this rung requires. They are added to `changes` if the earlier rung
+    with them was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 

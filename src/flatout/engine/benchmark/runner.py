@@ -92,7 +92,8 @@ class Bench:
         return time.perf_counter() - self.begin_s
 
     def explored(self, share: float = 1.0) -> bool:
-        """Return whether the fraction `share` of the exploration time has passed."""
+        """Return whether the fraction `share` of the exploration time has passed (in
+        `tune` mode only)."""
         minutes = self.options.tune_minutes
         if minutes == "auto":
             minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU

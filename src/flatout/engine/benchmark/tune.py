@@ -98,7 +98,8 @@ def explore_steps(bench: Bench, changes: Changes) -> Changes:
 
 
 def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]]]:
-    """Yield each step setting with the values to try, until one brings no gain."""
+    """Yield each step setting with the values to try in order. Once a value brings no
+    gain, the caller skips the remaining values of that setting."""
     configured = first.strategy
     one_shape = bench.settings.train.rows != "tokens"
     for strategy in () if one_shape else bench.options.strategies:
@@ -199,7 +200,8 @@ def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
 
 
 def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Return 2, 4, ... times the resolved token budget, up to a whole global batch."""
+    """Return 2, 4, ... times the resolved token budget, up to the budget with which a
+    whole global batch fits into one micro-batch."""
     resolved, facts = int(first.token_budget), bench.rows.facts
     longest_batch = bench.settings.train.global_batch_size * facts.longest
     budgets = [resolved * 2**power for power in range(1, 6)]

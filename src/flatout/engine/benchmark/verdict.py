@@ -37,9 +37,10 @@ def judge(
     single: TrialResult | None = None,
     tried: Sequence[TrialResult] = (),
 ) -> Verdict:
-    """Return the bottleneck of `trial` and the next change to try. `single` is a trial
-    of the same settings on one device, for a trial on several. The settings of the
-    slower trials `tried` are not recommended again."""
+    """Return the bottleneck of `trial` and the next change to try. `memory_gib` is the
+    memory of the device. If `trial` ran on several devices, `single` is a trial of the
+    same settings on one device. The settings of the slower trials `tried` are not
+    recommended again."""
     return (
         _communication(trial, single)
         or _loader(trial, tried)

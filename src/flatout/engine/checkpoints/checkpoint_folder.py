@@ -36,7 +36,8 @@ MANIFEST = "manifest.json"
 RESULT = "result.json"
 """The file that contains the result of a finished run until the caller has saved it."""
 FINISHED = "finished.json"
-"""The new name of RESULT once the caller has saved it, for repetitions of the run."""
+"""The new name of RESULT once the caller has saved the result. A repetition of the run
+returns the result from this file."""
 FORMAT = 1
 
 
@@ -73,7 +74,8 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Parse the result of `text`. Raises ValueError if it is changed or unknown."""
+        """Parse a manifest that `text` wrote. Raises ValueError if it was changed or
+        has an unknown format."""
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
             raise ValueError("it was changed after it was written")
@@ -137,8 +139,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
-    """Return the path of the file `name` in `folder`. Raises CheckpointError, which
-    names `key` in `file` as its origin, if this path is outside `folder`."""
+    """Return the path of the file `name` in `folder`. Raises CheckpointError if this
+    path is outside `folder`. The message says that `key` in `file` contains `name`."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -146,7 +148,8 @@ def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and return a checkpoint. Raises CheckpointError if a file is damaged."""
+    """Verify and return a checkpoint. Raises CheckpointError if a file is missing or
+    damaged."""
     manifest = read_manifest(folder)
     for name, (size, digest) in manifest.files.items():
         path = folder / name

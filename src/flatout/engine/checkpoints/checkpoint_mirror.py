@@ -93,8 +93,9 @@ class CheckpointMirror:
             remove(replaced)
 
     def wait(self, beat: Callable[[], None]) -> str:
-        """Wait until all uploads have ended, calling `beat` repeatedly, but for failing
-        ones at most END_S. Return why the newest checkpoint was not uploaded, or ""."""
+        """Wait until all uploads have ended, calling `beat` repeatedly. Return an empty
+        string if the newest checkpoint was uploaded, else the reason why it was not. If
+        uploads keep failing, give up after END_S seconds."""
         begin_s = time.monotonic()
         with self._turn:
             self._turn.notify()
@@ -187,8 +188,9 @@ def _manifest(mirror: Mirror, name: str) -> Manifest:
 
 
 def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
-    """Download the newest valid checkpoint to `folder`, unless it is there already.
-    Raises MirrorError if the mirror belongs to a run with another `identity`."""
+    """Download the newest valid checkpoint to `folder`, unless `folder` has that
+    checkpoint or a newer one. Raises MirrorError if the mirror belongs to a run with
+    another `identity`."""
     mirror = Mirror(url, PARAMETER)
     check_owner(mirror, identity)
     local = find_checkpoint("auto", folder)

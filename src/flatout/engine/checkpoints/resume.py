@@ -93,8 +93,8 @@ def _fetch_best(found: Checkpoint, folder: Path) -> None:
 def check_identity(
     folder: Path, found: Manifest, identity: dict[str, Any], *, log: bool = True
 ) -> None:
-    """Raise CheckpointError if `found` differs from `identity` so that resuming is
-    impossible. Differences that are permitted are logged if `log` is true."""
+    """Raise CheckpointError if the manifest `found` differs from `identity` so much
+    that the run cannot resume. Permitted differences are logged if `log` is true."""
     if differences := identity_faults(found.identity, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
@@ -111,7 +111,8 @@ def check_identity(
 
 def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str]:
     """Describe the differences between the identity `found` in a checkpoint and
-    `identity`. More steps are permitted. Missing settings have their defaults."""
+    `identity`. A larger number of steps is permitted. If `found` lacks a setting
+    because an older version of flatout wrote it, the default is assumed."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
     # Earlier versions did not store a digest of a custom task's code.

@@ -1,6 +1,7 @@
-"""Load the tensors of checkpoints, and convert tensors that are sharded over ranks. In
-version 0.1, each rank wrote its shards to a separate file with the rank in its name.
-They are concatenated in the order of the ranks."""
+"""Load the tensors of checkpoints, and convert tensors that are sharded over ranks.
+Checkpoints contain whole tensors. In version 0.1, each rank wrote its shards to a
+separate file with the rank in its name. When such a checkpoint is loaded, the shards
+are concatenated in the order of the ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def load_whole(folder: Path, name: str) -> Named:
 
 @torch.no_grad()
 def fill_own_part(target: Any, whole: Tensor) -> None:
-    """Copy `whole`, the complete tensor, or this rank's part of it, into `target`."""
+    """Copy `whole` into `target`, or only the part that belongs to this rank if
+    `target` is sharded. Each rank must pass the complete tensor as `whole`."""
     if not is_sharded(target):
         target.copy_(whole)
         return

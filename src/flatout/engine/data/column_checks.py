@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Faults:
-    """The first reason why each of the rejected rows of a batch is rejected."""
+    """Reasons why rows of a batch are rejected, of which the first per row is kept."""
 
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The column and the reason of each rejected row, by row index."""
@@ -95,7 +95,8 @@ def is_text(kind: Any) -> bool:
 
 
 def read_text(batch: RawBatch, name: str, faults: Faults) -> Any:
-    """Return Arrow strings. Missing, empty and unreadable values are rejected."""
+    """Return a text column as Arrow strings. Missing, empty and unreadable values are
+    rejected."""
     array, kinds = named(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
         faults.add(name, array.is_null(), "is missing")

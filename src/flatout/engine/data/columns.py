@@ -225,7 +225,8 @@ def column_faults(
 
 
 def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
-    """Return a hint if a wanted column is part of a folder name like `label=good`."""
+    """Return a hint if the name of a wanted column is part of a folder name, such as
+    `label=good`, or an empty string."""
     parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
     found = sorted(p for p in parts if "=" in p and p.split("=")[0] in wanted.values())
     hint = ". Names of folders ({}) are not read: add the column to the files"

@@ -181,8 +181,9 @@ class ReportRecipe(PlanRecipe):
 def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
-    """Return the recipes by the name of the catalog entry. Raises RawTextsError if
-    columns are missing."""
+    """Return the recipes of the rejected rows, the rows of each split and the split
+    report, by the name of the catalog entry. Raises RawTextsError if columns are
+    missing."""
     columns = columns.among(raw.column_names)
     plan = TextSplit(raw, columns, settings)
     fields = {

@@ -122,7 +122,8 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """Return a line for each of the `most` most common reasons, and how many follow."""
+    """Return a line for each of the `most` most common reasons, and a line that counts
+    the other reasons, if there are any."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most

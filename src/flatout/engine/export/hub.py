@@ -25,9 +25,10 @@ ERRORS = ("calibration_error_uncalibrated", "calibration_error")
 
 
 def write_card(folder: Path, name: str, reporting: Path, command: str) -> None:
-    """Write the card of the model in `folder`, which shows `command`. A card without
+    """Write the card of the model in `folder`. The card shows `command`. A card without
     MARK was not written by flatout, so it is not replaced. Reports in `reporting` that
-    are older than the model are ignored. Raises ModelError if the model is not ours."""
+    are older than the model are ignored. Raises ModelError if flatout did not train the
+    model."""
     path, card = folder / "config.json", folder / CARD
     if not path.is_file():
         raise ModelError(f"{folder} has no model to push: train one (kedro run)")
@@ -105,7 +106,8 @@ def files_of(folder: Path) -> dict[str, Path]:
 def push(folder: Path, repository: str, token: str | None, **options: bool) -> str:
     """Upload `folder` to `repository` in one commit, and return the commit's URL. The
     options are `public` and `force`, which replaces existing content. Raises ModelError
-    if there is no token, if the repository has content, or if the upload fails."""
+    if there is no token, if the repository has content and `force` is False, or if the
+    upload fails."""
     token = token or get_token()
     if not token:
         raise ModelError(

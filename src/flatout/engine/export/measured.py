@@ -107,7 +107,8 @@ class Measure:
 
     def _figures(self, outputs: Tensor) -> Floats:
         """Return the metric over all rows, and over each bootstrap sample of rows (or
-        queries). If the loss compares rows with one another, there are no samples."""
+        queries). The samples are the same in every call. If the loss compares rows with
+        one another, there are no samples."""
         found = (self._all(outputs, at) for at in self._samples)
         return np.array([figures.get(self.name, NAN) for figures in found])
 
@@ -136,8 +137,9 @@ def _draws(units: npt.NDArray[Any]) -> list[Tensor]:
 
 
 def _with_interval(name: str, values: Floats) -> dict[str, float | None]:
-    """Return the first of `values`, and the 95 % interval of the others under
-    `name`_low and `name`_high. The bounds are None if there are no others."""
+    """Return the first of `values` under `name`, and the 95 % interval of the rest
+    under `name`_low and `name`_high. The bounds are None if there are no further
+    values."""
     known = values[1:][np.isfinite(values[1:])]
     ends = np.percentile(known, (2.5, 97.5)).tolist() if len(known) else (None, None)
     return {name: float(values[0]), f"{name}_low": ends[0], f"{name}_high": ends[1]}

@@ -73,7 +73,7 @@ def _is_ours(family: Family) -> bool:
 
 
 def import_own(settings: ModelSettings) -> None:
-    """Import the module set in `model.family`. Raises SettingsError if it cannot."""
+    """Import the module set in `model.family`. Raises SettingsError if that fails."""
     if settings.family is None:
         return
     try:
@@ -100,6 +100,7 @@ def packable() -> list[str]:
 
 
 def model_class(architecture: str) -> Any | None:
-    """Return the class `architecture` that transformers lacks, or None."""
+    """Return the class with the name `architecture` from the families, or None.
+    Families list only classes that transformers does not have."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

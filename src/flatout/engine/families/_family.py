@@ -84,7 +84,8 @@ class Samples:
         return None
 
     def shape(self, config: Any) -> tuple[int, ...] | None:
-        """Return a sample's shape, None for tokens. Raises ValueError if unknown."""
+        """Return a sample's shape, or None for tokens. Raises ValueError if it is not
+        known."""
         return None
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -115,13 +116,15 @@ class Family:
     model_classes: ClassVar[tuple[type, ...]] = ()
     """The model classes of this family that transformers does not provide."""
     heads: ClassVar[Mapping[HeadKind, Head]] = {}
-    """The functions that compute logits from the targets' hidden states."""
+    """The functions that compute logits from the targets' hidden states, by head
+    kind."""
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
     """The kinds of heads that consist only of the output embedding matrix."""
     packs: ClassVar[bool] = False
     """Whether rows can be packed without padding. A parity test must confirm this."""
     causal: ClassVar[bool] = False
-    """Whether tokens attend only to earlier ones. A row's last one stands for it."""
+    """Whether tokens attend only to earlier tokens. If so, a row is represented by its
+    last token."""
     attends: ClassVar[bool] = True
     """Whether the model has attention layers, for which a kernel can be chosen."""
     samples: ClassVar[Samples] = Samples()
@@ -135,7 +138,8 @@ class Family:
         Family.known.append(cls)
 
     def head(self, kind: HeadKind) -> Head | None:
-        """Return the head function, or None if only the whole model has logits."""
+        """Return the head function of this kind, or None if only the model's own
+        forward method can compute the logits."""
         return self.heads.get(kind)
 
     def packing_fault(
@@ -156,7 +160,8 @@ class Family:
         return batch["position_ids"]
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Return the fixed cost of a micro-batch on a CPU, in tokens."""
+        """Return the fixed cost of a micro-batch on a CPU, as the number of tokens that
+        the CPU could process in that time."""
         return 16
 
     def num_layers(self, config: Any) -> int:
@@ -164,7 +169,7 @@ class Family:
         return int(getattr(config, "num_hidden_layers", 0) or 0)
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
-        """Return whether the mean over its tokens represents a row."""
+        """Return whether the mean over a row's tokens represents the row."""
         return False
 
     def inputs(
@@ -183,8 +188,9 @@ class Family:
         return inputs
 
     def narrow(self, model: Any) -> Sequence[nn.Module]:
-        """Make the last layer compute only targets. Return the modules whose
-        `target_index` must be set to the targets (K,) before each pass, if any."""
+        """Change the last layer so that it computes only the targets of a forward pass.
+        Return the modules whose attribute `target_index` must be set to the targets
+        (K,) before each pass, or () if the layer cannot be changed."""
         return ()
 
     def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
@@ -206,7 +212,8 @@ def lm_head(model: Any, hidden: Tensor) -> Any:
 
 
 def tag_tokens(model: Any, hidden: Tensor) -> Any:
-    """Return the logits of the usual token classification head."""
+    """Return the logits of the usual token classification head: dropout and a linear
+    layer."""
     return model.classifier(model.dropout(hidden))
 
 

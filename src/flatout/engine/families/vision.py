@@ -166,7 +166,8 @@ class _Vision(Family):
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Return standardised pixels (B, C, H, W), channels last, of bytes."""
+        """Standardise the bytes `inputs` (B, H, W, C). Return them as (B, C, H, W) with
+        the memory format channels_last."""
         pixels = batch["inputs"].float()
         known = tuple(config.image_mean), tuple(config.image_std)
         mean, deviation = statistics(known, pixels.device)

@@ -153,9 +153,9 @@ def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
 
 
 class Spool:
-    """Stores batches in temporary files, compressed with LZ4, a new one when the schema
-    changes. They have no name, so the space is freed even if the process is killed.
-    `folder` is by default the system's temporary folder."""
+    """Stores batches in temporary files, compressed with LZ4. A new file begins when
+    the schema changes. The files have no name, so their space is freed even if the
+    process is killed. `folder` is by default the system's temporary folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder or Path(tempfile.gettempdir())

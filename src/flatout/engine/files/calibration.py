@@ -22,8 +22,9 @@ class Calibration:
     temperature: float = 1.0
     """Logits are divided by the temperature before the softmax or sigmoid."""
     thresholds: Mapping[str, float] | None = None
-    """The calibrated probability above which each label is predicted, if fitted. Of two
-    classes, only the second has a threshold."""
+    """The calibrated probability above which each label is predicted, by label name, or
+    None if no thresholds were fitted. Of two classes, only the second has a
+    threshold."""
     key: str = ""
     """Digest of the model, rows and settings used for fitting."""
 

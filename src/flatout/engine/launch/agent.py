@@ -26,7 +26,8 @@ ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 
 
 def command(folder: Path, module: str, config: dict[str, Any]) -> list[str]:
-    """Return the command that starts an agent. `config` overrides ONE_MACHINE."""
+    """Return the command that starts an agent. `config` contains `nproc_per_node` and,
+    for several machines, the fields that override ONE_MACHINE."""
     agent = [sys.executable, "-m", __name__, str(folder)]
     return [*agent, json.dumps({**ONE_MACHINE, **config}), module]
 

@@ -31,7 +31,8 @@ class JobFiles:
 
     @classmethod
     def of(cls, job: TrainJob, folder: Path, data_key: str | None = None) -> JobFiles:
-        """Describe `job`. Rows that have no folder yet are written to `folder`."""
+        """Describe `job`. Rows that have no folder yet are written to `folder`.
+        `data_key` defaults to the job's key."""
         for rows in job.splits.values():
             _ = rows.facts  # computed once here, instead of in each rank
         return cls(

@@ -50,7 +50,8 @@ def make_job(
     tokenizer: Any | None,
     label_names: Sequence[str],
 ) -> TrainJob:
-    """Create the training job from the Datasets `train`, `validation` and `test`.
+    """Create the training job from the Datasets `train`, `validation` and `test`. Its
+    checkpoints stay in `paths.checkpoints` until `checkpoint_folder.finish` is called.
     Raises StaleTokensError if the tokens were created with other settings or labels, or
     another tokenizer."""
     if tokenizer is not None:
@@ -104,7 +105,8 @@ def launch(job: TrainJob) -> TrainResult:
 
 
 def resolve_processes(settings: DistributedSettings) -> int:
-    """Return the number of ranks here. Raises SettingsError if devices are missing."""
+    """Return the number of ranks on this machine. Raises SettingsError if the machine
+    has too few devices for `num_processes`."""
     gpus = environment.nvidia_gpu_count()
     if settings.num_processes == "auto":
         return gpus or 1
@@ -147,8 +149,9 @@ def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
 
 
 def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
-    """Return a job that needs less memory, or None if the error has another cause or
-    `on_oom` is not `shrink`. Other machines would keep their settings."""
+    """Return a job that needs less memory (without CUDA graphs, or with half the token
+    budget), or None if the error has another cause or `on_oom` is not `shrink`. With
+    several machines, return None, because the others would keep their settings."""
     train_settings = job.settings.train
     if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
         return None
@@ -189,7 +192,8 @@ def _check_cuda_untouched() -> None:
 
 
 def check_endpoint(settings: DistributedSettings) -> None:
-    """Raise SettingsError if `rendezvous_endpoint` is not a free port (host:port)."""
+    """Raise SettingsError if `rendezvous_endpoint` is not of the form host:port, or if
+    its port is not available on machine 0."""
     endpoint = settings.rendezvous_endpoint
     if settings.num_machines == 1 or endpoint is None:
         return

@@ -69,7 +69,8 @@ class RankError(RuntimeError):
 
 
 class HangError(RuntimeError):
-    """Raised if a rank hangs. The message contains the stacks of all ranks."""
+    """Raised if a rank hangs. The message contains the number of this rank and the
+    stacks of all ranks."""
 
     exit_code = 6
 
@@ -216,7 +217,8 @@ class Attempt:
 
 def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, float, int]:
     """Return a sort key for failures of ranks. Ranks killed by a signal other than
-    SIGTERM come first. Then, the first failure usually causes the later ones."""
+    SIGTERM come first, followed by other failures in the order of their times, because
+    the first failure usually causes the later ones."""
     killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
     return not killed, failure["time_s"], failure["rank"]
 

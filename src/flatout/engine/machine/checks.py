@@ -69,7 +69,8 @@ def threads(
     folder: Path = CONTROL_GROUP,
 ) -> Finding:
     """Compare the OMP and MKL threads of `processes` processes with the usable cores.
-    `before` contains the shell's thread variables, which the parameters override."""
+    `before` contains the shell's thread variables, which the parameters override.
+    `folder` is the folder of the control group."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
     cores = counted_cores(usable)

@@ -17,7 +17,7 @@ _usual = gc.get_threshold()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """The values of the constants with these names in glibc's malloc.h."""
 KEPT_BYTES = 2**30
-"""Only larger freed blocks are returned to the system."""
+"""Only freed blocks of more than this many bytes are returned to the system."""
 
 
 def collect_rarely() -> None:

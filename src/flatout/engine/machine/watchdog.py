@@ -21,7 +21,8 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process that has not written its file for so long is considered stopped."""
+"""A process is considered stopped if it has not written its file for this many
+seconds."""
 FINISHED = "finished"
 """The phase of a rank that has completed its work."""
 LONG_PHASES = frozenset(
@@ -45,7 +46,8 @@ class Beat:
 
 
 class Heartbeat:
-    """Writes the state of this process to a file, once `start` is called."""
+    """Periodically writes the state of this process to a file, after `start` is
+    called."""
 
     def __init__(self) -> None:
         self._file: Path | None = None

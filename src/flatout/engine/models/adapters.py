@@ -42,14 +42,17 @@ TASK_TYPES = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
-"""The task type in peft for each Auto class. Others need the model class instead."""
+"""The task type in peft for each Auto class. For other classes, peft needs the name of
+the model's class."""
 
 
 def add_adapter(
     model: Any, settings: ModelSettings, task: Task, new: Sequence[str] = ()
 ) -> None:
-    """Add an adapter, unless `model.lora` is off, and freeze all but it and the head.
-    `new` lists weights that the checkpoint lacks. Raises SettingsError if it cannot."""
+    """Add an adapter to `model`, and freeze everything except the adapter and the head.
+    Do nothing if `model.lora` is off. `new` lists weights that the checkpoint lacks.
+    Raises SettingsError if a target matches no layer, or if the model cannot have an
+    adapter."""
     lora = settings.lora
     if lora.rank is None:
         return
@@ -85,9 +88,10 @@ def add_adapter(
 
 
 def round_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Convert the matrices of frozen linear layers that are not tied to embeddings to
-    `dtype`, which saves autocast a copy per pass and changes no result. DoRA is left
-    out, because it needs fp32 norms."""
+    """Convert the weight matrices of frozen linear layers to `dtype`. This saves a copy
+    in each forward pass and does not change results, because autocast would convert
+    them too. Matrices that are tied to embeddings are not converted. With DoRA, no
+    matrix is converted, because the fp32 norms are needed."""
     from torch import nn
 
     if not has_adapter(model) or model.peft_config["default"].use_dora:
@@ -141,7 +145,8 @@ def adapter_faults(settings: ModelSettings) -> list[str]:
 
 
 def _targets(model: Any, lora: LoraSettings) -> list[str]:
-    """Return the names of the layers to adapt. Raises SettingsError if none match."""
+    """Return the names of the layers that match `lora.targets`. Raises SettingsError if
+    a target matches no layer, or if the model has no attention blocks."""
     layers = _linear_layers(model)
     if not (family_of(model.config).attends and any(layers.values())):
         raise SettingsError(
@@ -162,7 +167,8 @@ def _targets(model: Any, lora: LoraSettings) -> list[str]:
 
 
 def _linear_layers(model: Any) -> dict[str, bool]:
-    """Map all linear layers below the head to whether they are part of a block."""
+    """Return the names of all linear layers below the head, each mapped to whether the
+    layer is part of a block."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -181,7 +187,8 @@ def _ends(name: str, target: str) -> bool:
 
 
 def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
-    """Return the names of modules that are new or, except in language models, heads."""
+    """Return the names of modules that are trained without an adapter: the head (except
+    in language models) and modules that the checkpoint lacks."""
     if task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS):
         if new:
             raise SettingsError(

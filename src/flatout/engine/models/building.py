@@ -129,7 +129,8 @@ def load_pretrained(
 ) -> Any:
     """Load a model that `save_pretrained` saved to `folder`, on the CPU. An adapter is
     loaded with its base model, and merged into it if `merge` is true. Raises ModelError
-    if the class or the base model cannot be loaded."""
+    if the model's class is unknown, if its code is not trusted, or if the base model of
+    an adapter cannot be loaded."""
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)
@@ -151,7 +152,8 @@ def load_pretrained(
 def _with_adapter(
     kind: Any, folder: Path, adapter: Any, options: dict[str, Any], *, merge: bool
 ) -> Any:
-    """Load the adapter in `folder` on top of its base model, of class `kind`."""
+    """Load the adapter in `folder` on top of its base model, which has the class
+    `kind`. Raises ModelError if the base model cannot be loaded."""
     name = str(adapter["base_model_name_or_path"])
     where = {"revision": adapter.get("revision"), **where_to_look(name)}
     try:
@@ -186,7 +188,8 @@ def _with_adapter(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """Return the class listed in `config`, its Auto class if custom, or None."""
+    """Return the class listed in `config`. For custom code in the folder, return the
+    Auto class that loads it. Return None if the class is not found."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own
@@ -235,7 +238,8 @@ def _config(
 
 
 def _check_num_labels(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
-    """Raise ModelError if the user's config `given` has another number of outputs."""
+    """Raise ModelError if the user's config `given` and the task's config `keys` differ
+    in the number of outputs."""
     found = given.get("num_labels")
     wanted = len(keys["id2label"]) if "id2label" in keys else keys.get("num_labels")
     if found is not None and wanted is not None and found != wanted:
@@ -246,7 +250,8 @@ def _check_num_labels(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
-    """Add missing statistics to `config`, and check the shape of the samples."""
+    """Add missing statistics to `config`. Raises ModelError if the samples do not have
+    the shape that the config requires."""
     samples = family_of_type(config.model_type).samples
     name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):
@@ -355,7 +360,8 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
 
 
 def _check_rope(config: Any, max_length: int) -> None:
-    """Raise SettingsError if positions depend on the longest row of a batch."""
+    """Raise SettingsError if position encodings depend on the longest row of a
+    batch."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
     limit = known or getattr(config, "max_position_embeddings", None)

@@ -29,8 +29,9 @@ and ten parallel compilations (H200, 2026-11-24)."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
-    """Compile the model's blocks, which share graphs, in place and return the model. A
-    model without blocks, or whose samples have one shape, is compiled as a whole."""
+    """Compile the model's blocks in place and return the model. Identical blocks share
+    one graph with dynamic shapes. A model that lists no blocks, or whose samples all
+    have the same shape, is compiled as a whole."""
     _configure()
     if model.family.samples.one_shape:
         return OneShape(model, backend)
@@ -61,8 +62,9 @@ def blocks(model: Any) -> list[nn.Module]:
 
 
 def distinct_parts(model: Any) -> int:
-    """Return how many parts are compiled: kinds of blocks, or all layers without
-    blocks. For samples of one shape, LAYERS_A_PART layers count as one."""
+    """Return how many different parts of a transformers model are compiled. These are
+    its kinds of blocks, or all layers if the model lists no blocks. If samples have one
+    shape, LAYERS_A_PART layers count as one part."""
     family = family_of(model.config)
     if family.samples.one_shape:
         return max(2, family.num_layers(model.config) // LAYERS_A_PART)
@@ -127,8 +129,9 @@ Shapes = tuple[torch.Size, ...]
 
 
 class OneShape(nn.Module):
-    """A model that is compiled for the shape of the first batch, and for others that
-    occur twice in succession. Other batches, e.g. the last one, run without."""
+    """A model that is compiled for the shape of the first batch, and for any other
+    shape that occurs twice in succession. Batches of other shapes, e.g. the last batch
+    of an epoch, run without compilation, which would take too long."""
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
         super().__init__()

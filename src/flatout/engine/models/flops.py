@@ -55,7 +55,7 @@ PEAK_BF16_TFLOPS = {
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """Counts pairs of tokens that attend to each other, summed over all layers."""
+    """Counts the pairs of tokens in which one attends to the other, over all layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
@@ -63,7 +63,8 @@ class AttentionPairs:
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
-        """Read a model config. `causal` tokens attend only to earlier ones."""
+        """Read a model config. If `causal` is true, tokens attend only to earlier
+        ones."""
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
         if kinds is None:
@@ -118,7 +119,8 @@ class ModelFlops:
         )
 
     def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
-        """Return the FLOPs of a pass over these tokens, targets and attention pairs."""
+        """Return the FLOPs of a forward and backward pass over the given numbers of
+        tokens, targets and attention pairs."""
         dense = self.body * tokens + self.head * targets
         return dense + int(self.attention * attention_pairs)
 
@@ -138,7 +140,8 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _share_with_backward(model: nn.Module) -> float:
-    """Return the fraction of layers in or below which a parameter is trained."""
+    """Return the fraction of layers that need a backward pass because a parameter in or
+    below them is trained."""
     layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     if layers is None:
         return 1.0
@@ -188,13 +191,14 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""The fraction of the data-sheet peak that torch.mm reaches (790 / 989.5, H200)."""
+"""The fraction of the data-sheet peak that torch.mm reaches (790 / 989.5 on H200)."""
 TRIED_S = 0.1
 
 
 def sheet_tflops(runtime: Runtime) -> float | None:
-    """Return a GPU's peak TFLOP/s in the run's precision, or None without a GPU. For
-    fp32 and for unknown GPUs, it is estimated from the speed of matmuls."""
+    """Return a GPU's peak TFLOP/s in the run's precision, or None without a GPU. The
+    peak is from the data sheet. For fp32 and for unknown GPUs, it is estimated from the
+    speed of matmuls."""
     known = peak_tflops(runtime.device_name)
     if known is not None and runtime.precision != "fp32":
         return known
@@ -205,7 +209,8 @@ def sheet_tflops(runtime: Runtime) -> float | None:
 
 
 def measured_tflops(runtime: Runtime, seconds: float) -> float:
-    """Return the best TFLOP/s of square matmuls in the run's precision."""
+    """Time square matmuls for `seconds` in the run's precision, and return the best
+    throughput in TFLOP/s."""
     size, calls = (8192, 4) if runtime.is_cuda else (1536, 1)
     a, b = (
         torch.randn(size, size, device=runtime.device, dtype=DTYPES[runtime.precision])

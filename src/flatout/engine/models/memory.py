@@ -65,11 +65,12 @@ class Demand:
         return self.held + self.gradients + self.moments + self.update
 
     def passes(self, tokens: int) -> float:
-        """Return the bytes of a pass, in addition to fp32 weights and gradients."""
+        """Return the bytes of a forward and backward pass over `tokens` tokens, in
+        addition to the fp32 weights and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
 
     def peak(self, tokens: int) -> float:
-        """Return the peak bytes of steps with up to `tokens` per micro-batch."""
+        """Return the peak bytes of steps with up to `tokens` tokens per micro-batch."""
         kept = self.held + self.moments + self.gradients
         return kept + max(self.passes(tokens), self.update)
 
@@ -91,7 +92,8 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """Round down to one of STEPS_AN_OCTAVE values per octave, to at least `least`."""
+    """Round `tokens` down to one of STEPS_AN_OCTAVE values between two powers of two,
+    but not below `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())
@@ -139,8 +141,8 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
 def guessed_tokens(
     settings: Settings, config: Any, room: float, shards: int = 1
 ) -> int | None:
-    """Return how many tokens per micro-batch fit in `room` bytes by `estimate`, or None
-    if the config lacks a size or rows are not tokens."""
+    """Return how many tokens per micro-batch fit in `room` bytes according to
+    `estimate`, or None if the config lacks a size or rows do not consist of tokens."""
     if settings.train.rows != "tokens":
         return None
     try:
@@ -151,14 +153,16 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Return the number of weights, including the head, or of an adapter's weights."""
+    """Return the number of weights of a model, including its task's head. If the model
+    has an adapter, return only the number of trained weights."""
     model = without_weights(config, settings)
     every = not settings.lora.is_on
     return sum(p.numel() for p in model.parameters() if every or p.requires_grad)
 
 
 def without_weights(config: Any, settings: ModelSettings) -> Any:
-    """Return the model for `config`, with its adapter, on the meta device."""
+    """Return the model for `config`, with its adapter, on the meta device. Raises
+    SettingsError if the model cannot have this adapter."""
     import torch
     import transformers
 

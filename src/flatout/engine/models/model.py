@@ -36,7 +36,8 @@ class TaskModel(nn.Module):
     def __init__(
         self, model: Any, task: Task, max_length: int, *, whole: bool = False
     ) -> None:
-        """If `whole` is true, the model's own forward method computes all logits."""
+        """If `whole` is true, the model's own forward method computes the logits of all
+        tokens, as in transformers."""
         super().__init__()
         self.model = model
         self.task = task

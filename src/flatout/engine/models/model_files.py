@@ -49,13 +49,15 @@ class ModelFiles:
 
 
 def save_sample_files(config: Any, folder: Path) -> None:
-    """Save what transformers needs to read samples, such as image processors."""
+    """Save the files that transformers needs to read samples, such as the config of an
+    image processor."""
     for name, content in family_of(config).samples.extra_files(config).items():
         _write(folder / name, content)
 
 
 def save_sentence_files(config: Any, folder: Path, max_length: int) -> None:
-    """Save what sentence-transformers needs for an embedding model or reranker."""
+    """Save the JSON files that sentence-transformers needs, if the model is an
+    embedding model or a reranker."""
     pooling = getattr(config, "flatout_pooling", None)
     if pooling is not None:
         contents = _of_vectors(pooling, config.hidden_size, max_length)

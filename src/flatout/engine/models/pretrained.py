@@ -29,8 +29,9 @@ def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
     """Load a model with `auto.from_pretrained` for the labels of `options["config"]`.
-    `saved` is the checkpoint's config. New weights are logged, and listed in the
-    model's attribute `new_weights`. Raises BodyMismatch if other weights do not fit."""
+    `saved` is the config in the checkpoint. Weights that start from scratch are logged
+    and listed in the model's attribute `new_weights`. Raises BodyMismatch if weights
+    below the head do not fit. Errors of transformers are not caught."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     same, sized = list(range(len(now))), dict[str, int]()
@@ -71,7 +72,8 @@ def saved_labels(saved: Mapping[str, Any]) -> list[str]:
 def _places(
     then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
 ) -> list[int] | None:
-    """Return the index in `then` (the checkpoint) of each label in `now`, or None."""
+    """Return the index in `then` of each label in `now`, or None if the labels do not
+    match. `then` contains the checkpoint's labels, and `now` the data's labels."""
     kind, same = config.problem_type, list(range(len(now)))
     # transformers treats a single output without a problem type as regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)
@@ -92,8 +94,9 @@ def _places(
 def label_dimensions(
     auto: Any, config: Any, options: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return the dimension of each tensor that is the number of labels, found by
-    comparing two models with one label more or less on the meta device."""
+    """Return the names of all tensors whose shape depends on the number of labels, each
+    mapped to the dimension with that size. They are found by comparing the model with
+    one that has one more label. Both models are built on the meta device."""
     shapes = []
     for more in (0, 1):
         own = deepcopy(config)
@@ -150,7 +153,8 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
 
 @contextmanager
 def no_notes() -> Iterator[None]:
-    """Hide transformers' table of new weights, which flatout logs in one line."""
+    """Context manager that hides transformers' table of new weights, which flatout logs
+    in one line."""
     from transformers.utils import logging as library
 
     before = library.get_verbosity()

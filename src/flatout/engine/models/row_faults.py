@@ -63,7 +63,8 @@ def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
 
 
 def _reads_ends(model: Any) -> bool:
-    """Return whether transformers' code has a variable for a mask of end tokens."""
+    """Return whether the model uses the states at end tokens. This is detected from the
+    name of a variable in transformers' code."""
     forward = inspect.unwrap(type(model).forward)
     return "eos_mask" in forward.__code__.co_varnames
 

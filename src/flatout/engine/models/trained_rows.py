@@ -80,8 +80,9 @@ class TrainedRows:
 
 
 def row_hashes(rows: SplitRows) -> Hashes:
-    """Return a hash of each row's input without labels (N,), of each text if rows are
-    concatenated texts, and of image files as stored."""
+    """Return a hash of each row's model input, without labels, as an array (N,). If a
+    row consists of several concatenated texts, each text is hashed instead. For images
+    stored as files, the files are hashed."""
     if "encoded" in rows.column_names:
         files = rows.table.column("encoded")
         views: Iterator[Any] = (file.as_buffer() for file in files)

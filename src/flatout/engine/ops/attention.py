@@ -24,13 +24,13 @@ from flatout.engine.ops.row_by_row import Rule, row_by_row
 PACKED = "flatout_packed"
 """The name under which attention without padding is registered with transformers."""
 ROWS = "flatout_rows"
-"""Attention without padding on a GPU, with a kernel chosen by row length."""
+"""The name of attention without padding on a GPU. Row length decides the kernel."""
 PADDED = "flatout_sdpa"
 """The name of transformers' SDPA with a mask that is built without reading from the
 device. Reading would make the host wait at every step."""
 ROWS_MAX_LENGTH = 512
 """The maximum row length, in tokens, for which the small tiles of the Triton kernel are
-faster than those of flash attention. Up to 320 tokens were measured."""
+faster than those of flash attention. Only rows of up to 320 tokens were measured."""
 ROWS_MAX_WINDOW = 256
 """The maximum window, in tokens, for which the small tiles are faster than those of
 flash attention, whatever the row length."""
@@ -53,7 +53,8 @@ def register() -> None:
 
 
 def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return the mask (B, 1, T, T) that transformers builds for SDPA, or None."""
+    """Return the mask (B, 1, T, T) that transformers builds for SDPA, or None if
+    attention needs no mask."""
     from transformers.masking_utils import sdpa_mask
 
     if kwargs.get("attention_mask") is not None:
@@ -158,8 +159,9 @@ def _flash(
 
 
 def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    """Call `row_by_row` in fp32. In bf16, oneDNN would compile a matmul for each row
-    length, which took 20 of the 45 to 110 ms per step of a small BERT."""
+    """Call `row_by_row` in fp32. In bf16, oneDNN would compile a matmul for each new
+    row length, which took 20 of the 45 to 110 ms per step of a small BERT. fp32 matmuls
+    use MKL, which does not compile them."""
     with torch.autocast("cpu", enabled=False):
         return row_by_row(query.float(), key.float(), value.float(), *rest)
 
@@ -167,7 +169,8 @@ def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
 def joined_attention(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """Return attention (P, H, D) on a GPU for the joined `qkv` (P, H + 2 G, D)."""
+    """Return attention (P, H, D) on a GPU. `qkv` (P, H + 2 G, D) contains query, key
+    and value. The kernel is chosen by row length."""
     if row_tiles_are_faster(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
@@ -176,7 +179,8 @@ def joined_attention(
 
 
 def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
-    """Return whether 128-token tiles would be half empty."""
+    """Return whether rows or windows are so short that 128-token tiles would be half
+    empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
 
@@ -184,7 +188,8 @@ def row_tiles_are_faster(max_seqlen: int, rule: Rule) -> bool:
 def row_tiles(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """Return attention (P, H, D) of the Triton kernel for `qkv` (P, H + 2 G, D)."""
+    """Return attention (P, H, D), computed with the small tiles of the Triton kernel.
+    `qkv` (P, H + 2 G, D) contains query, key and value."""
     from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
     return row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
@@ -203,7 +208,7 @@ def row_tiles_fit(config: Any) -> bool:
 
 
 def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:
-    """Return why the flash kernel cannot be used, or None."""
+    """Return why the flash kernel cannot be used, or None if it can or need not be."""
     if device_type != "cuda":
         return None
     if dtype not in FLASH_DTYPES:

@@ -19,7 +19,8 @@ MAX_WIDTH = 1024
 
 
 class _Carry:
-    """Stores the tensor that routes gradients between blocks (see `residual_norm`)."""
+    """Stores the tensor that routes the gradient of a block's residual input to the
+    block that computed this input (see `residual_norm`)."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -99,8 +100,9 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:
-    """Replace the blocks of BERT-like layers, after `replace_dropout` and
-    `narrow_last_layer`. Return the number of layers, or 0 if they cannot be fused."""
+    """Replace the blocks of BERT-like layers with fused blocks. Return the number of
+    layers, or 0 if they cannot be fused. `replace_dropout` and `narrow_last_layer` must
+    be called before this function."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
@@ -129,7 +131,8 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Return whether a block, which exchanges gradients with others, is unchanged."""
+    """Return whether an output block is unchanged. Otherwise, no block can be fused,
+    because each one exchanges gradients with the next."""
     inner = is_alone(output.LayerNorm) and are_matrices(output.dense)
     dropout = output.dropout
     none = type(dropout) is nn.Dropout and is_alone(dropout) and not dropout.p

@@ -33,7 +33,8 @@ class Noise:
 
 
 def keep_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
-    """Return a mask that is True with probability 1 - p. `seed` is an int32 scalar."""
+    """Return a boolean mask of `shape` that is True with probability 1 - p. `seed` is
+    an int32 scalar tensor."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
     bits = scramble(bits ^ scramble(seed))
     return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
@@ -103,7 +104,8 @@ class DrawnDropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module, noise: Noise | None) -> int:
-    """Replace each nn.Dropout without hooks, and return the number."""
+    """Replace each nn.Dropout without hooks with HashDropout, or with DrawnDropout if
+    `noise` is None. Return the number of replacements."""
     places = [
         (parent, name, child)
         for parent in model.modules()

@@ -53,7 +53,8 @@ def _activate() -> None:
 
 
 def fits_flash4(config: Any, device: torch.device) -> bool:
-    """Return whether FlashAttention 4 is installed and fits model and device."""
+    """Return whether FlashAttention 4 is installed and supports the model and the
+    device. It is not used if deterministic algorithms are required."""
     window = getattr(config, "sliding_window", None)
     # Shorter windows use narrow tiles. Some models give the window size per side.
     windowed = window is not None and 2 * window + 1 > ROWS_MAX_WINDOW
@@ -67,7 +68,7 @@ def fits_flash4(config: Any, device: torch.device) -> bool:
 
 
 def _is_installed() -> bool:
-    """Return whether FlashAttention 4 (earlier versions lack PACKAGE) is installed."""
+    """Return whether FlashAttention 4 is installed. Earlier versions lack PACKAGE."""
     try:
         return find_spec(PACKAGE) is not None
     except ImportError:

@@ -22,7 +22,8 @@ class FoldedConvolution(nn.Conv2d):
     It is faster only if it is compiled."""
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return features (B, N, H / 2, W / 2), rounded up, for (B, C, H, W)."""
+        """Return features (B, N, H / 2, W / 2) for `pixels` (B, C, H, W). Odd sizes are
+        rounded up."""
         if not torch.compiler.is_compiling() or any(s % 2 for s in pixels.shape[2:]):
             plain: Tensor = super().forward(pixels)
             return plain
@@ -36,8 +37,9 @@ class FoldedConvolution(nn.Conv2d):
 
 
 def folded(values: Tensor) -> Tensor:
-    """Turn each block of 2 x 2 pixels of `values` (B, C, 2 H, 2 W) into one pixel, as
-    (B, 4 C, H, W) with channels last, padded with zeros to a multiple of `GROUP`."""
+    """Turn each block of 2 x 2 pixels of `values` (B, C, 2 H, 2 W) into one pixel. The
+    result (B, 4 C, H, W) has channels last in memory, and its channels are padded with
+    zeros to a multiple of `GROUP`."""
     count, channels, high, wide = values.shape
     blocks = values.reshape(count, channels, high // 2, 2, wide // 2, 2)
     last = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3)
@@ -45,7 +47,8 @@ def folded(values: Tensor) -> Tensor:
 
 
 def fold(layer: nn.Module) -> bool:
-    """Replace `layer` in place if it fits, and return whether it was replaced."""
+    """Replace `layer` in place if it is a 7 x 7 convolution with a stride of 2 on few
+    channels. Return whether it was replaced."""
     if type(layer) is not nn.Conv2d or layer.groups > 1 or layer.in_channels >= GROUP:
         return False
     shape = layer.kernel_size, layer.stride, layer.padding, layer.dilation

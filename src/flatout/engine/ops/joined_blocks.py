@@ -27,7 +27,8 @@ from flatout.engine.ops.row_by_row import Rule
 
 
 def joined_product(layers: Sequence[Any], states: Tensor) -> Tensor:
-    """Return the concatenated outputs of linear `layers` for `states` (..., in)."""
+    """Return the outputs of all linear `layers` for `states` (..., in), concatenated
+    along the last dimension."""
     if not all(type(layer) is nn.Linear for layer in layers):
         return torch.cat([layer(states) for layer in layers], -1)
     biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -45,7 +46,8 @@ class _BertAttention(nn.Module):
         past_key_values: Any = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """Return new states (1, P, N). `packed` contains cu_seqlens and max_seqlen."""
+        """Return the new states (1, P, N) for `hidden_states` (1, P, N). `packed`
+        contains `cu_seqlens` (R + 1,) and `max_seqlen`."""
         product = joined_product((self.query, self.key, self.value), hidden_states)
         heads = product.view(product.shape[1], 3 * self.num_attention_heads, -1)
         return _attended(self, heads, self.dropout.p, packed), None
@@ -64,7 +66,8 @@ class _DistilBertAttention(nn.Module):
 
 
 class _DecoderAttention(nn.Module):
-    """The attention of Llama-like models with fused projections."""
+    """The attention of Llama-like models with fused projections. It is causal unless
+    the config makes the model bidirectional."""
 
     def forward(
         self: Any,
@@ -106,7 +109,8 @@ class _FeedForward(nn.Module):
 def _attended(
     module: Any, heads: Tensor, dropout: float, packed: dict[str, Any]
 ) -> Tensor:
-    """Return attention (1, P, H * D) of the joined `heads` (P, H + 2 G, D)."""
+    """Return the attention output (1, P, H * D). `heads` (P, H + 2 G, D) contains
+    query, key and value. `packed` contains the keyword arguments for packed rows."""
     causal = is_causal(module, packed)
     span = seen_span(module, module.span, causal)
     kept_whole = dropout if module.training else 0.0
@@ -117,7 +121,8 @@ def _attended(
 
 
 def _rotate_heads(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply norms and rotary embeddings to `product`, and return (P, H + 2 G, D)."""
+    """Apply norms and rotary embeddings to query and key in the joined `product` (1, P,
+    (H + 2 G) * D), and return it as (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.rotary import rotary
 
     norms = _norms(module)
@@ -188,16 +193,17 @@ def _fits(module: nn.Module, *layers: nn.Module) -> bool:
 
 
 def _joins(attention: nn.Module, *layers: nn.Module) -> bool:
-    """Return whether the outputs of `layers` may be joined. Layers with adapters may
-    be, because they can be called one by one before."""
+    """Return whether the outputs of `layers` may be joined. This includes layers with
+    adapters, because they can be called one by one before their outputs are joined."""
     return _fits(attention, *layers) or (is_plain(attention) and are_called(*layers))
 
 
 def _replace(
     modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
 ) -> int:
-    """Replace the class of `modules` with `kind`, and return their number. `spans`
-    lists their window sizes, including the query, or None for attention to all."""
+    """Replace the class of `modules` with `kind`, and return the number of modules.
+    `spans` contains the window size of each module, including the query itself, or None
+    for attention to all tokens."""
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)

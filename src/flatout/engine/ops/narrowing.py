@@ -18,9 +18,10 @@ from flatout.engine.ops.plain import is_plain
 
 
 def narrow_last_layer(model: Any) -> tuple[nn.Module, ...]:
-    """Make the last layer of a BERT-like model compute only targets after attention,
-    or, on a CPU, in attention too. Return the modules whose attribute `target_index`
-    must be set to the targets (K,) before each pass, or () if none can."""
+    """Make the last layer of a BERT-like model compute only the targets after
+    attention, or, on a CPU, in attention too. Return the modules whose attribute
+    `target_index` must be set to the targets (K,) before each pass, or () if the layer
+    is customised. Repeated calls are harmless."""
     layer = model.base_model.encoder.layer[-1]
     point = layer.attention.output
     if not hasattr(point, "target_index"):
@@ -50,7 +51,8 @@ def _gated_layer(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Return the last layer's output (1, K, hidden) at the targets."""
+    """Return the last layer's output at the targets (1, K, hidden), for the states of
+    all tokens (B, T, hidden)."""
     normed = layer.attn_norm(hidden_states)
     attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
     (states,) = _gather(layer, (hidden_states,))

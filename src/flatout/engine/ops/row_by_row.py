@@ -88,7 +88,8 @@ def _rows(
 
 
 def _hidden(length: int, rule: Rule, device: torch.device) -> Tensor | None:
-    """Return a mask (length, length) of hidden keys, or None if all are visible."""
+    """Return a mask (length, length) that is True if the query of a row may not attend
+    to the key of a column, or None if all keys are visible."""
     bounded = 0 <= rule.left < length - 1
     if not rule.causal and not bounded:
         return None

@@ -132,7 +132,8 @@ def in_role(role: str, model: type[SettingsModel] = Settings) -> tuple[str, ...]
 
 @cache
 def reported(model: type[SettingsModel] = Settings) -> dict[str, str]:
-    """Return the parameter path for each report key with its final value."""
+    """Return a dict from report keys to parameter paths. The report contains the final
+    value of the parameter under this key."""
     found = ((path, _fact(field, "reported")) for path, field in fields_of(model))
     return {name: path for path, name in found if name}
 

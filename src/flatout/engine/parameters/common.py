@@ -82,7 +82,8 @@ class SettingsModel(BaseModel):
         return value
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with `values` by path, which are not validated."""
+        """Return a copy with the given values, keyed by paths such as
+        `loader.num_workers`. The values are not validated."""
         found: dict[str, Any] = {}
         for path, value in values.items():
             name, _, rest = path.partition(".")

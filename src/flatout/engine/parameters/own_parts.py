@@ -103,7 +103,8 @@ def override_faults(own: type, base: type) -> Iterator[str]:
 def _binding_fault(
     function: Callable[..., Any] | None, *arguments: Any, **named: Any
 ) -> str:
-    """Return why a call with these arguments would fail, or an empty string."""
+    """Return why calling `function` with these arguments would fail. Return an empty
+    string if the call would succeed or the signature is unknown."""
     if function is None:
         return "its objects cannot be called"
     try:

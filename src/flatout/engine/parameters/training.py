@@ -267,7 +267,8 @@ class TrainSettings(SlowHabits):
 
     @property
     def peak_learning_rate(self) -> float:
-        """The peak, scaled from `learning_rate_at_batch` to the batch in use."""
+        """The peak learning rate, scaled from `learning_rate_at_batch` to the global
+        batch size in use."""
         meant = self.learning_rate_at_batch or self.global_batch_size
         return self.learning_rate * math.sqrt(self.global_batch_size / meant)
 

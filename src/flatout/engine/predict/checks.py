@@ -20,8 +20,9 @@ from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 def task_of(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None, seed: int = 0
 ) -> Task:
-    """Return the task of a saved model. `seed` is the training seed of masked tokens.
-    Raises ModelError if the task is unknown, or custom and not in the settings."""
+    """Return the task of a saved model, read from its config. `seed` is the training
+    seed, which determines the masked tokens. Raises ModelError if the config has no
+    task, or has a custom task that the settings do not name."""
     name, config = task_of_model(model), model.config
     if name is None:
         raise _no_row_answers_error(model)
@@ -38,7 +39,8 @@ def task_of(
 def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
-    """Return the result of `task_of`, calibrated, if it makes predictions for rows."""
+    """Return the same task as `task_of`, with its calibration. Raises ModelError if the
+    task makes no predictions for whole rows."""
     task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
         raise _no_row_answers_error(model)
@@ -46,7 +48,8 @@ def answering_task(
 
 
 def with_calibration(task: Task, model: Any) -> Task:
-    """Load the calibration of `task`. Raises SettingsError if it lacks thresholds."""
+    """Load the calibration of `task` from the model's folder, and return `task`. Raises
+    SettingsError if `model.label_threshold` is auto but no thresholds are stored."""
     if isinstance(task, Calibrated):
         task.calibration = Calibration.read(model.config.name_or_path)
         if task.settings.label_threshold == "auto" and not task.calibration.thresholds:
@@ -58,7 +61,8 @@ def with_calibration(task: Task, model: Any) -> Task:
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """Return the size and special tokens of a tokenizer, if any."""
+    """Return the size and the special tokens of a saved tokenizer, which a task needs,
+    or None if `tokenizer` is None."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -152,7 +156,8 @@ def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
 
 
 def model_file_hashes(config: Any) -> dict[str, str]:
-    """Return the hash of each of a model's files by name, or its commit."""
+    """Return the hash of each of a model's files, keyed by file name. If the model has
+    no local files, return its commit, keyed by model name."""
     folder = Path(config.name_or_path or "")
     named = ("*.safetensors", "config.json", "adapter_config.json")
     files = sorted(file for name in named for file in folder.glob(name))

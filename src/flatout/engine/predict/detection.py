@@ -41,8 +41,9 @@ def detect(
     model: Any, tokenizer: TokenizerFile, sessions: Any, settings: Settings
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Classify `sessions` (any input of `open_raw_texts`) with a saved model. Return a
-    table with COLUMNS and one row per session, and the report. `place` (from 1) and
-    `rank` (from 0) are of the least expected key. Raises ModelError, RawTextsError or
+    table with the columns COLUMNS and one row per session, and the report. `place` is
+    the position (from 1) of the least expected key of a session, and `rank` is the rank
+    (from 0) of this key in the prediction. Raises ModelError, RawTextsError or
     SettingsError if an input is unsuitable."""
     raw, session = open_raw_texts(sessions, ENTRY), settings.split.group_column
     own = {"predict.id_column": session, "predict.keep_text": True}
@@ -93,8 +94,9 @@ def _labels(
 def _judge_sessions(
     rows: pd.DataFrame, detect: DetectSettings, most: int
 ) -> pd.DataFrame:
-    """Return `rows` with columns that state whether and why a session is abnormal, null
-    for unusable ones. Truncated sessions never end too early."""
+    """Return `rows` with columns that state whether and why each session is abnormal.
+    These columns are null for unusable sessions. Truncated sessions are never reported
+    as ending too early."""
     good = rows[rows["rank"].notna()]
     keys = good["text"].str.split()
     count = keys.map(len)
@@ -117,7 +119,8 @@ def _judge_sessions(
 
 
 def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
-    """Return counts of sessions, and metrics for `top_keys` and other values."""
+    """Return the report: counts of sessions, and metrics for `top_keys` and for other
+    values. Sessions that end too early are abnormal for any value."""
     usable = table[table["rank"].notna()]
     known = usable[usable["label"].notna()]
     ranks = known["rank"].mask(known["breaks_off"].astype(bool), np.inf)
@@ -136,8 +139,9 @@ def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
 
 
 def _figures(ranks: pd.Series, truth: pd.Series, top_keys: int) -> dict[str, Any]:
-    """Return metrics of sessions, given the rank of their least expected key and
-    whether they are abnormal. Ratios that divide by zero are None."""
+    """Return metrics of the labelled sessions. `ranks` contains the rank of each
+    session's least expected key. `truth` contains whether each session is abnormal.
+    Ratios that divide by zero are None."""
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
     missed, total = int((~found & truth).sum()), len(ranks)

@@ -64,9 +64,10 @@ def confusion(predictions: pd.DataFrame, names: Sequence[str]) -> list[list[int]
 def baseline_figures(
     predictions: pd.DataFrame, classes: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return the most frequent label, the accuracy of always predicting it, and (with a
-    warning) the classes of `class_table` that are never predicted. The result is empty
-    if the labels are numbers or there are no rows."""
+    """Return the most frequent label (or set of labels), the accuracy of always
+    predicting this label, and the classes that have rows but are never predicted. Log a
+    warning about such classes. `classes` is the result of `class_table`. The result is
+    empty if the labels are numbers or there are no rows."""
     labels = predictions["label"]
     if not len(labels) or pd.api.types.is_float_dtype(labels):
         return {}

@@ -94,8 +94,9 @@ class Triplets:
                 yield _batch(*_pairs(batch), others, name)
 
     def _mined(self, vectors: list[Vectors], anchors: Ints, positives: Ints) -> Ints:
-        """Return the text numbers (N, negatives) of the negatives of N pairs, best
-        first, or -1. `anchors` and `positives` (N,) are text numbers too."""
+        """Return the text numbers (N, negatives) of the mined negatives of N pairs,
+        best first. Missing negatives are -1. `anchors` and `positives` are the text
+        numbers of the pairs (N,)."""
         options = self.options
         found = np.full((len(anchors), options.negatives), -1)
         order = np.argsort(anchors, kind="stable")
@@ -129,8 +130,9 @@ def mine(
     corpus: Any,
     settings: Settings,
 ) -> Triplets:
-    """Return the triplets for `splits` (datasets by name) of pairs and a `corpus`.
-    Raises ModelError, RawTextsError or SettingsError if they do not fit together."""
+    """Return the triplets for rows of pairs. `splits` maps split names to
+    `datasets.Dataset` objects, and `corpus` is any input of `open_raw_texts`. Raises
+    ModelError, RawTextsError or SettingsError if they do not fit together."""
     for name, rows in splits.items():
         if PASSAGES not in rows.column_names or "label" in rows.column_names:
             raise SettingsError(
@@ -156,7 +158,8 @@ def mine(
 def _vectors(
     model: Any, tokenizer: TokenizerFile, settings: Settings
 ) -> tuple[Callable[[Any], list[Vectors]], torch.device]:
-    """Return a function from texts to their vectors, and the model's device."""
+    """Return a function that computes the vectors of texts or loads stored ones, and
+    the device on which the model runs."""
     digest = ContentKey(model_file_hashes(model.config)).digest
     settings = settings.changed({"predict.text_pair_column": None})
     predictor = Predictor(model, tokenizer, settings)

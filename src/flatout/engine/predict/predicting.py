@@ -127,8 +127,9 @@ def predict(
 
 
 def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-    """Return an iterator over the windows of a shard ("i/n"), a contiguous range, or of
-    all. `read` iterates over all windows, and also once to count them."""
+    """Return an iterator over the windows of a shard ("i/n"), or over all windows if
+    `shard` is None. A shard is a contiguous range of windows. `read` returns an
+    iterator over all windows. For a shard, it is also called once to count them."""
     if shard is None:
         return read()
     number, count = map(int, shard.split("/"))
@@ -145,8 +146,8 @@ def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterato
 
 
 def _chosen_columns(raw: RawTexts, settings: Settings) -> dict[str, str | None]:
-    """Return the settings of the text columns, by default from `split`, or with the
-    columns that the pipeline `split` wrote."""
+    """Return the text columns by the name of their setting. By default, these are the
+    columns set in `split`, or those that the pipeline `split` wrote."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     keys = ("text_column", "text_pair_column")
@@ -226,7 +227,8 @@ def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
 
 
 def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, Any]:
-    """Return the predictions for `samples` (N, ...) as columns by name."""
+    """Return the predictions for `samples` (N, ...) as columns by name. The samples
+    must have the shape that the model expects."""
     return predictor.task.answers(
         predictor.calibrated_logits(_rows(predictor, samples))
     )

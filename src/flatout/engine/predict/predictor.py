@@ -76,7 +76,8 @@ class Predictor:
         settings: Settings,
         task: Task | None = None,
     ) -> None:
-        """`tokenizer` is None for samples. Without `task`, the model's task is used."""
+        """`tokenizer` is None if all samples have the same shape. `task` defaults to
+        the model's own task."""
         vocabulary = vocabulary_of(tokenizer)
         self.task = task or answering_task(model, settings.model, vocabulary)
         self.label_names = label_names_of(model.config)
@@ -101,7 +102,8 @@ class Predictor:
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
         """Return the task's `target_outputs` (K, classes) for the K targets of all
-        rows, in row order. Each device is synchronised only once."""
+        rows, in row order. Most tasks have one target per row. Micro-batches are
+        assigned to the devices in turn, and each device is synchronised only once."""
         found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
             batches = self.prefetch(self.micro_batches(tokens))
@@ -150,8 +152,9 @@ class Predictor:
     def micro_batches(
         self, tokens: SplitRows, size: int | None = None
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
-        """Yield the row numbers (K,) and input tensors of each forward pass, longest
-        rows first. A pass has `size` rows, or as many as the token budget allows."""
+        """Yield the row numbers (K,) of the targets and the input tensors of each
+        forward pass, starting with the longest rows. `size` is the number of rows per
+        pass. If `size` is None, the token budget determines it."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), size or ROWS_AT_ONCE):
@@ -171,7 +174,8 @@ class Predictor:
         return np.repeat(rows, [len(places) for places in found.places])
 
     def _all_devices(self) -> list[torch.device]:
-        """Return all visible GPUs, or the own device of a rank or without a GPU."""
+        """Return all visible GPUs, starting with this process's own GPU. In a
+        distributed run or on a CPU, return only the process's own device."""
         own = self.runtime.device
         if own.type != "cuda" or self.runtime.ranks.world_size > 1:
             return [own]
@@ -179,7 +183,8 @@ class Predictor:
         return [own, *(device for device in every if device != own)]
 
     def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
-        """Return the batching strategy and the attention implementation."""
+        """Return the batching strategy and the attention implementation. Rows are
+        grouped by length if they cannot be packed."""
         wanted, kernel = settings.predict.strategy, settings.runtime.attention
         config = model.config
         if self.shape is not None:
@@ -237,7 +242,8 @@ class Predictor:
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield `items`, of which a background thread computes the next one."""
+    """Yield `items`. Each item is computed in a background thread while the caller uses
+    the previous item."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)

@@ -110,7 +110,8 @@ class SplitPredictions:
     @cached_property
     def opened(self) -> tuple[Predictor, SplitRows, int | None]:
         """The predictor, the rows of the split, and how many of these the model was
-        trained on (None if unknown). Raises ModelError if they do not fit together."""
+        trained on (None if unknown). Raises ModelError if model and rows do not fit
+        together."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -134,8 +135,9 @@ class SplitPredictions:
         return _table({}, {}, task), named | {"loss": found.loss, **found.metrics}
 
     def _trained_on(self, rows: SplitRows, task: Task) -> int | None:
-        """Return how many of `rows` the model was trained on, or None if unknown.
-        Raises ModelError if it was trained on a different split of the texts."""
+        """Return how many of `rows` the model was trained on, or None if this is
+        unknown. Raises ModelError if the model was trained on a different split of the
+        texts."""
         split, trained = self.settings.evaluate.split, self.trained
         if trained is None:
             return None

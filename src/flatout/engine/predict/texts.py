@@ -51,7 +51,8 @@ def text_windows(
 
 
 def window_schema(settings: PredictSettings) -> Any:
-    """Return the Arrow schema of a window, with the optional columns in use."""
+    """Return the Arrow schema of a window. The columns `id` and `text_pair` are present
+    only if the settings name their source columns."""
     fields = [("source", pa.string()), ("row", pa.int64())]
     fields += [("id", pa.string())] if settings.id_column else []
     fields += [("text", pa.string())]
@@ -79,7 +80,8 @@ def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
 
 
 def _checked(given: RawBatch, settings: PredictSettings, form: str) -> Any:
-    """Return all rows of a batch as a table of `window_schema`."""
+    """Return all rows of a batch, including unreadable ones, as a table of
+    `window_schema`."""
     batch, broken = with_broken_rows(given)
     faults, read = Faults(), read_words if form == "words" else read_text
     texts = {"text": read(batch, str(settings.text_column), faults)}
@@ -128,7 +130,8 @@ class TextEncoder:
         )
 
     def encode(self, texts: Any, pairs: Any | None = None) -> TokenRows:
-        """Return the token rows of Arrow arrays of N texts and N second texts."""
+        """Return the token rows of N texts and, optionally, N second texts. Both are
+        Arrow arrays without nulls."""
         with tokenizer_parallelism(True):
             encoded = self._encoder.encode(texts, pairs)
         lengths = encoded.lengths

@@ -30,7 +30,8 @@ def stored_vectors(
 ) -> list[Vectors]:
     """Return the vectors of `texts`, an Arrow array, as memory-mapped arrays of
     TEXTS_A_FILE rows each. Vectors that are not yet in `folder` are computed with
-    `encode`. Files for other texts or another `key` of the model are removed."""
+    `encode` and stored there. Files for other texts, or for a model with another `key`,
+    are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
     paths, made, count = [], 0, f"{len(texts):,}"
@@ -55,7 +56,8 @@ def _save(vectors: Vectors, path: Path) -> None:
 
 
 def chosen(parts: list[Vectors], numbers: Ints) -> Vectors:
-    """Return the vectors (n, H) with these `numbers` (n,) in `stored_vectors`."""
+    """Return the vectors (n, H) of the texts with the given `numbers` (n,). `parts` is
+    a result of `stored_vectors`."""
     found = np.empty((len(numbers), parts[0].shape[1]), np.float32)
     at, rows = np.divmod(numbers, TEXTS_A_FILE)
     for part in np.unique(at).tolist():

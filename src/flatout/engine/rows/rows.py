@@ -65,8 +65,9 @@ class Rows(ABC):
         return False
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """Return the sequences in `rows` (N,), as a `Rows` object and row numbers (S,)
-        in it. Attention and targets are limited to a sequence, a row or part of it."""
+        """Return the sequences that the rows `rows` (N,) consist of, as a `Rows` object
+        and an array (S,) of row numbers in it. A sequence is a row or a part of a row.
+        Attention and targets are limited to a sequence."""
         return self, rows
 
     def place_of(self, row: int, /) -> tuple[int, ...]:

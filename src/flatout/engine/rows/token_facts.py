@@ -83,7 +83,8 @@ class TokenFacts:
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
 
     def _count_unlabelled(self, batch: Any) -> None:
-        """Count the rows without targets: their prompts leave no room for one."""
+        """Count the rows without targets. Their prompts leave no room for
+        completions."""
         labels = batch.column("labels") if "labels" in batch.schema.names else None
         if labels is None or not pa.types.is_list(labels.type):
             return

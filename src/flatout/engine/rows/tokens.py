@@ -55,7 +55,8 @@ class _Tokens(Rows):
 
 
 class TokenRows(_Tokens, SplitRows):
-    """Rows with `input_ids` (lists of integers), and labels per row, token or none."""
+    """Rows with `input_ids` (lists of integers) and optional labels per row or
+    token."""
 
     column = "input_ids"
 

@@ -88,7 +88,8 @@ def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
 
 def ranked(rows: Sequence[Row], name: str, *, higher: bool) -> list[Group]:
     """Return the successful rows that have the metric `name`, grouped by settings.
-    Larger groups come first, groups of equal size by their mean, best first."""
+    Larger groups come first. Groups of equal size are sorted by their mean, best first.
+    `higher` states whether a higher metric is better."""
     found: defaultdict[str, dict[Any, Row]] = defaultdict(dict)
     for row in rows:
         if row["status"] == "ok" and figures([row], name):

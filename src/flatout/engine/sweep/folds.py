@@ -23,8 +23,8 @@ def fold_files(
     their JobFiles. `files` describes the original token rows. The rows of the fold are
     the test split. The others stay in the validation or the train split. `splits` are
     the texts of the three splits, each a `datasets.Dataset` with a column `fold`.
-    Raises SettingsError if it does not contain `folds` folds, or if rows and texts do
-    not match."""
+    Raises SettingsError if the column does not contain `folds` folds, or if token rows
+    and texts do not match one to one."""
     has_folds = all(FOLD in split.column_names for split in splits)
     fold = np.concatenate([split[FOLD][:] if has_folds else [-1] for split in splits])
     known = int(fold.max()) + 1

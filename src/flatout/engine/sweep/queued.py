@@ -59,7 +59,8 @@ def requeue(study: Study, trial: Trial | FrozenTrial) -> None:
 
 
 def fail_running(study: Study) -> None:
-    """Mark all running trials, which must have been interrupted, as failed."""
+    """Mark all running trials as failed. Call this only if no other process uses the
+    storage, because the trials must have been interrupted."""
     for trial in running(study):
         study.tell(trial.number, state=TrialState.FAIL)
 
@@ -134,7 +135,8 @@ def number(value: Any) -> Any:
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """Return `values` as text, e.g. `train.learning_rate=0.001`, without None."""
+    """Return `values` as text, e.g. `train.learning_rate=0.001`. Values that are None
+    are left out."""
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()

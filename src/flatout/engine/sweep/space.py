@@ -29,7 +29,8 @@ SEED, FOLD = "runtime.seed", "fold"
 """Axes of the grid that are not settings to compare. Each combination of settings is
 trained once per seed or fold."""
 FIXED = ("train.distributed", "train.resume")
-"""Settings that cannot be swept."""
+"""Settings that cannot be swept, because sweep.devices_per_trial sets the number of
+devices and trials resume automatically."""
 
 FILES = (".db", ".sqlite", ".sqlite3")
 
@@ -48,9 +49,10 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 
 def repeated(settings: Settings, folds: int | None = None) -> Settings:
-    """Add the seeds (`sweep.seeds`) or the folds to the grid. With folds, a default
-    grid is dropped. Raises SettingsError if both are given, or with a pruner or a
-    sampler other than the grid."""
+    """Return `settings` with the seeds (`sweep.seeds`) or the numbers of the folds
+    added to the grid. With folds, a grid that equals the default is dropped. Raises
+    SettingsError if seeds and folds are combined, or if either is combined with a
+    pruner or with a sampler other than the grid."""
     sweep, grid = settings.sweep, dict(settings.sweep.grid)
     if not (folds or sweep.seeds):
         return settings

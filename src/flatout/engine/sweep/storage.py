@@ -71,9 +71,10 @@ def database_file(place: str) -> Path | None:
 
 @contextmanager
 def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
-    """Context manager that opens `sweep.storage`. `stale` is called for trials of
-    machines that have died. Raises SettingsError if it cannot be opened, and
-    StorageError if it is in use or fails inside the block."""
+    """Context manager that opens the Optuna storage `sweep.storage`. `stale` is called
+    for trials of machines that have died. A file is locked, so that only this process
+    uses it. Raises SettingsError if the storage cannot be opened, and StorageError if
+    it is in use or fails inside the block."""
     place = options.storage
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with ExitStack() as held:

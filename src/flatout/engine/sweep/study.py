@@ -25,7 +25,8 @@ from flatout.engine.train.setup.job import TrainJob
 logger = logging.getLogger(__name__)
 
 QUEUE_LOCK = ".queue.lock"
-"""The lock without which machines that start together would queue the grid twice."""
+"""Name of a lock file. Without the lock, machines that start at the same time would
+queue the grid twice."""
 SAMPLERS: dict[str, Any] = {
     "grid": optuna.samplers.RandomSampler,  # never samples: the grid is queued
     "tpe": optuna.samplers.TPESampler,
@@ -76,8 +77,9 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def trained_by(model: ModelSettings) -> dict[str, str]:
-    """Return package versions and digests of the code that trains `model`, including a
-    custom task or family. Results of different code are not reused."""
+    """Return package versions and digests of the code that trains `model`: the code of
+    flatout and of a custom task or family. Results and checkpoints created by different
+    code are not reused."""
     engine = Path(flatout.__file__).parent / "engine"
     named = (model.task.rpartition(".")[0], model.family)
     own = {f"code of {name}": digest_of(sources_of(name)) for name in named if name}

@@ -85,7 +85,8 @@ class Sweep:
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
     lost: str = ""
-    """The error if another machine had taken over a trial, or an empty string."""
+    """An error message if the result of a trial arrived after another machine had taken
+    over the trial, or an empty string."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:

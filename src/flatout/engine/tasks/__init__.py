@@ -122,12 +122,14 @@ def make_task(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
 ) -> Task:
-    """Create the task, or raise TaskError if it does not fit the vocabulary."""
+    """Create the task set in `settings.task`. Raises SettingsError if there is no such
+    task, and TaskError if the task does not fit the vocabulary."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 
 
 def task_of_model(model: Any) -> str | None:
-    """Return the task of a saved model, by its config or class, or None."""
+    """Return the name of the task for which a saved model was trained, or None if it is
+    unknown. The name is read from the model's config or inferred from its class."""
     config, kind = model.config, type(model).__name__
     if named := getattr(config, "flatout_task", None):
         return str(named)

@@ -25,7 +25,8 @@ class Calibrated:
 
     @property
     def thresholded(self) -> tuple[str, ...]:
-        """The names that have a decision threshold: of two classes, only the second."""
+        """The names of the labels or classes that have a decision threshold. Of two
+        classes, only the second has a threshold."""
         return self.label_names
 
     def cuts(self) -> list[float]:
@@ -38,7 +39,8 @@ class Calibrated:
 
 
 def calibration_faults(settings: Settings, task: type) -> list[str]:
-    """Return a message for each enabled option that needs class probabilities."""
+    """Return a message for each enabled option that needs class probabilities. The list
+    is empty if `task` provides probabilities."""
     if issubclass(task, Calibrated):
         return []
     return [
@@ -53,7 +55,8 @@ def _logit(share: float) -> float:
 
 
 def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
-    """Return a message if an Arrow column has labels that are not in `names`."""
+    """Return a message if `labels` contains labels that are not in `names`, else None.
+    `labels` is an Arrow column of names or of lists of names."""
     rows = pa.chunked_array([pa.array(range(len(labels)), pa.int64())])
     if pa.types.is_list(labels.type):
         rows, labels = pc.list_parent_indices(labels), pc.list_flatten(labels)

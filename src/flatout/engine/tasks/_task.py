@@ -103,7 +103,8 @@ class Metrics(ABC):
 
     @abstractmethod
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits and labels (k, ...) without synchronising the device."""
+        """Add logits and labels (k, ...) of k targets without device
+        synchronisation."""
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that are summed over all ranks."""
@@ -145,7 +146,8 @@ class Task(ABC):
     float64 for a number, list(...) for several labels, None for rows without labels."""
     texts: ClassVar[Texts] = Texts()
     label_dtype: ClassVar[Any] = np.dtype(np.int64)
-    """The dtype of labels in a batch. Padding has the label IGNORED, or NaN."""
+    """The dtype of labels in a batch. Padding has the label IGNORED, or NaN for float
+    dtypes."""
     label_shape: ClassVar[tuple[int, ...]] = ()
     """The shape of the label of one target."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
@@ -225,7 +227,8 @@ class Task(ABC):
 
     def head(self, model: Any, states: Tensor) -> Tensor:
         """Return the logits (K, ...) of K targets from their last hidden states (K,
-        hidden), for a custom head that replaces the model family's."""
+        hidden). Override this method for a custom head. Otherwise, the head of the
+        model family for `head_kind` is used."""
         raise NotImplementedError
 
     @abstractmethod
@@ -242,8 +245,9 @@ class Task(ABC):
         return None
 
     def real(self, labels: Tensor) -> Tensor:
-        """Return a boolean mask (K,) of the labels (K, ...) that belong to targets. If
-        each element is a target, the mask has the shape of the labels."""
+        """Return a boolean mask (K,) of the labels (K, ...) that belong to real
+        targets, not to padding. If each element is a target, the mask has the shape of
+        the labels."""
         flat = labels.flatten(1)[:, 0] if labels.dim() > 1 else labels
         return ~flat.isnan() if flat.is_floating_point() else flat != IGNORED
 
@@ -301,7 +305,8 @@ def has_custom_head(task: Task) -> bool:
 
 
 def without_options(task: Task) -> Task:
-    """Return a copy of the task without loss options, as evaluations need it."""
+    """Return a copy of the task without loss options. Evaluations use it so that losses
+    can be compared between runs."""
     plain = copy(task)
     plain.loss_options = LossOptions()
     return plain

@@ -24,8 +24,9 @@ from flatout.engine.tasks._task import (
 
 
 class BidirectionalLM(Pieces):
-    """Predict the next and the previous token at each position of a row, if there is
-    one. The loss is summed over both and divided by the number of labels."""
+    """Predict the next and the previous token at each position of a row. There is no
+    next token at the last position, and no previous token at the first position. The
+    loss is summed over both directions and divided by the number of labels."""
 
     auto_class = "AutoModelForPreTraining"
     architectures = ("BilmForPreTraining",)

@@ -34,7 +34,8 @@ class CausalLM(Pieces):
         return Targets([np.arange(len(i) - 1) for i in found], [i[1:] for i in found])
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Return the number of tokens (of completions) except the first of rows."""
+        """Return the number of tokens except the first of each row. If rows consist of
+        prompts and completions, return the number of completion tokens."""
         if rows.has_token_labels:
             views = rows.views(row_ids, "labels")
             return sum(int((view[1:] != IGNORED).sum()) for view in views)

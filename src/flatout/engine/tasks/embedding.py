@@ -23,7 +23,7 @@ from flatout.engine.tasks._task import Device, Metrics, Targets, Task, Tensor, T
 
 class Embedding(Task):
     """Contrastive loss of the vectors (K, hidden) of K texts, with the labels (K, 3) of
-    `Members.labels_of`. Identical texts are no negatives of each other."""
+    `Members.labels_of`. Identical texts are not used as negatives of each other."""
 
     auto_class = "AutoModel"
     architectures = ("Model",)

@@ -44,7 +44,8 @@ class MaskedLM(Pieces):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Return masked copies of the rows, and the targets."""
+        """Return masked copies of the rows, with the positions and tokens of
+        targets."""
         views = zip(rows.views(row_ids), row_ids.tolist(), strict=True)
         masked = [self._mask(ids, rows.place_of(row), epoch) for ids, row in views]
         values, places, labels = zip(*masked, strict=True) if masked else ((), (), ())

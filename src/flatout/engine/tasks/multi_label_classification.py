@@ -18,7 +18,8 @@ from flatout.engine.tasks._task import Device, Metrics, Task, Tensor
 
 class MultiLabelClassification(Calibrated, Task):
     """Binary cross entropy of logits (K, L) and labels (K, L), summed over the L
-    labels. Labels are 0, 1, or NaN if there is no target."""
+    labels. Labels are 0, 1, or NaN if there is no target. A label is predicted if its
+    probability is above `model.label_threshold`."""
 
     label_type = pa.list_(pa.string())
     label_dtype = np.dtype(np.float32)

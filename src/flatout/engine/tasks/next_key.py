@@ -27,9 +27,10 @@ class NextKey(CausalLM):
     texts = replace(CausalLM.texts, joined=False, whole_words=True)
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the rank and the end probability of each target, as (K, 2). The rank
-        is the number of likelier keys, the vocabulary size for an unknown key, and -1
-        for no key. The end probability is 1 if the target is not an end."""
+        """Return the rank and the end probability of each target, as a tensor (K, 2).
+        The rank is the number of keys that are likelier than the target. The rank of an
+        unknown key is the vocabulary size. If the target is not a key, the rank is -1.
+        The end probability is 1 if the target is not an end."""
         import torch
 
         known = labels.clamp(min=0)

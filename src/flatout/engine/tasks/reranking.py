@@ -35,7 +35,8 @@ class Reranking(RankedRows, Task):
     }
 
     def token_label_type(self) -> Any:
-        """Return a type for score and query number (exact up to 2**24 in fp32)."""
+        """Return a list type for the score and the query number. fp32 numbers up to
+        2**24 are exact."""
         return pa.list_(pa.float32(), 2)
 
     def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:

@@ -36,8 +36,9 @@ OPTIONS: dict[str, Any] = {
 
 
 def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
-    """Return a tokenizer that is trained on an Arrow column of texts, with all bytes.
-    It adds a start token to each text, but no end, because it may be a prompt."""
+    """Return a tokenizer that is trained on an Arrow column of texts, with all bytes in
+    its vocabulary. It adds a start token to each text, but no end token, because the
+    text may be a prompt."""
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = without_long_words(words, LONGEST_WORD)

@@ -35,8 +35,9 @@ def tokens_recipe(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> TokensRecipe:
-    """Return the recipe of the token rows `name` of `rows`, a `datasets.Dataset`.
-    Raises TokensError if the rows or the tokenizer do not fit the parameters."""
+    """Return the recipe of the token rows `name`. `rows` is the `datasets.Dataset` of
+    texts to encode. Raises TokensError if the rows or the tokenizer do not fit the
+    parameters."""
     _check_length(tokenizer, tokenize.max_length)
     rows = without_indices(rows)
     task = make_task(model, label_names)

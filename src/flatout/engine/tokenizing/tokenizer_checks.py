@@ -87,8 +87,9 @@ def files_digest(name: str, revision: str | None) -> str | None:
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """Return the commit of a repository in the local cache, or None if it is not there.
-    Loading the weights updates the cache, so that the next run uses the new commit."""
+    """Return the commit of a repository in the local cache, or None if it is not in the
+    cache. If the repository on the Hub has changed, loading the weights updates the
+    cache, so that the next run uses the new commit."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     if revision and re.fullmatch("[0-9a-f]{40}", revision):

@@ -75,8 +75,8 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """Return whether the pattern that removes words of more than LONGEST_WORD
-    characters is needed, because it is as slow as training."""
+    """Return whether a word has more than LONGEST_WORD characters. The pattern that
+    removes such words is as slow as training, so it is used only if needed."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 

@@ -34,7 +34,8 @@ COMPARED_ROWS = 512
 """The number of rows in an evaluation batch if the loss compares rows with each other.
 It does not depend on the global batch size, so that runs can be compared."""
 EVALUATION_EPOCH = 0
-"""The epoch from which random targets, such as masked tokens, are drawn."""
+"""The epoch number from which random targets, such as masked tokens, are drawn. It is
+always the same, so that losses can be compared."""
 
 
 class Sums:
@@ -130,8 +131,9 @@ def evaluate(
     own: OwnMetrics | None = None,
     most_rows: int | None = None,
 ) -> Evaluation:
-    """Evaluate all `rows`, or at most `most_rows` of them. The device is synchronised
-    once, at the end. The model's training mode is restored."""
+    """Evaluate all `rows`, or at most `most_rows` of them. Return the loss and the
+    metrics, which include the custom metrics `own`. The device is synchronised once, at
+    the end. The model's training mode is restored."""
     compares = model.task.whole_batch
     order, size = np.arange(len(rows)), COMPARED_ROWS
     if not compares:

@@ -159,8 +159,9 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """Log, evaluate and save a checkpoint if they are due. Raises Interrupted if a
-    signal was received, and NonFiniteError if a step was not finite."""
+    """After a step on `batch`, log metrics, evaluate the model and save a checkpoint if
+    they are due. Raises Interrupted if a signal was received, and NonFiniteError if a
+    loss or gradient was not finite."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -174,7 +175,8 @@ def after_step(
 
 
 def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) -> None:
-    """Evaluate the model on the validation split. If it is the best so far, save it."""
+    """Evaluate the model on the validation split after `done` steps. If the result is
+    the best so far, save the model."""
     with recorder.paused("evaluate"):
         result = evaluate_split(trainer, trainer.job.validation)
     if recorder.note_validation(done, result):

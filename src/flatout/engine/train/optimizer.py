@@ -28,7 +28,8 @@ def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
     """Create the optimizer set in `train.optimizer`. Only matrices have weight decay.
-    Raises SettingsError if a custom optimizer cannot be created."""
+    `fused` and `capturable` are passed to AdamW. Raises SettingsError if a custom
+    optimizer cannot be created."""
     groups = parameter_groups(model, settings, capturable=capturable)
     lr = settings.peak_learning_rate
     if settings.optimizer == "sgd":
@@ -110,8 +111,9 @@ def parameter_groups(
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Return the learning rate of `step`, counted from 0. It rises in the warm-up, and
-    then falls to `min_learning_rate_share` times the peak."""
+    """Return the learning rate of `step`, counted from 0. It rises linearly in the
+    warm-up, then follows the schedule down to `min_learning_rate_share` times the
+    peak."""
     if is_own(settings.schedule):
         return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
@@ -124,7 +126,8 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
 
 def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
     """Return the value of a custom `train.schedule` at `step`, as a fraction of the
-    peak learning rate. Raises SettingsError if it fails or is invalid."""
+    peak learning rate. Raises SettingsError if the schedule fails or its value is
+    invalid."""
     path = settings.schedule
     try:
         share = own_part(path, "train.schedule")(step, total_steps)
@@ -155,7 +158,8 @@ def check_schedule(settings: TrainSettings, total_steps: int) -> None:
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:
-    """Return the factor of a built-in schedule after the warm-up, from 1 down to 0."""
+    """Return the factor of a built-in schedule after the warm-up: 1 at the peak,
+    falling to 0 at `total_steps` unless the schedule is constant."""
     done = (step - warmup) / max(1, total_steps - warmup)
     if settings.schedule == "constant":
         return 1.0

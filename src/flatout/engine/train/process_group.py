@@ -137,7 +137,8 @@ class ProcessGroup:
 
 
 def all_gather(value: Any, control: Any) -> list[Any]:
-    """Return the `value` of each rank. `control` is None for one rank."""
+    """Return a list with the `value` of each rank, in rank order. `control` is None if
+    there is only one rank."""
     if control is None:
         return [value]
     found: list[Any] = [None] * torch.distributed.get_world_size()
@@ -166,8 +167,9 @@ def _check_accelerator_is_distributed(accelerator: Any) -> None:
 
 
 def _sharded_separately(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that can be sharded separately, inner blocks first. Blocks
-    whose weights are tied to a module outside (e.g. BERT's embeddings) cannot."""
+    """Return the blocks that can be sharded separately, inner blocks first. A block is
+    left out if one of its weights is tied to a module outside the block (e.g. BERT's
+    embeddings), because tied weights must be sharded together."""
 
     def uses(module: nn.Module) -> Counter[int]:
         held = (p for m in module.modules() for p in m._parameters.values())

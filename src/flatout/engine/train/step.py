@@ -76,7 +76,7 @@ class Stepper:
     micro-batch except the last. `all_reduce` reduces the gradients once, after the last
     micro-batch. `hits` counts correct predictions every `metrics_every` steps, or at
     every step with CUDA graphs, because this then costs nothing. `compare` is a loss
-    over all samples of a global batch."""
+    over all samples of a global batch. `audit` collects statistics of each row."""
 
     module: nn.Module
     updater: Updater
@@ -187,7 +187,8 @@ class Stepper:
         self._audited.clear()
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """Do the same for a loss that compares all samples of the global batch."""
+        """Accumulate the gradients of a loss that compares all samples of the global
+        batch with each other. Return this rank's contribution to the loss."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
@@ -201,7 +202,8 @@ class Stepper:
     def _forward_backward(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a micro-batch's summed loss, and its logits or None."""
+        """Run the forward and backward pass of a micro-batch. Return its summed loss,
+        and its logits or None. `is_last` is true for the last micro-batch of a step."""
         # DDP averages the gradients of the ranks, whereas `all_reduce` sums them.
         ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
         with nullcontext() if is_last else self.no_sync():

@@ -73,8 +73,8 @@ class Baseline:
         return self.answer()
 
     def answer(self) -> Any:
-        """Wait for the next message. The first one, after the warm-up, is "warm".
-        Raises BaselineError if the process has ended."""
+        """Wait for the next message and return it. The first one, sent after the
+        warm-up, is "warm". Raises BaselineError if the process has ended."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -100,9 +100,9 @@ class Baseline:
 
 @contextmanager
 def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
-    """Context manager that runs a trial's baseline in a process with a subfolder of
-    `folder`. It loads model and data while the current process does the same. Yields
-    None if the spec has no baseline (`below`)."""
+    """Context manager that runs a trial's baseline in a process whose files are in a
+    subfolder of `folder`. The process loads the model and data while the current
+    process does the same. Yields None if the spec has no baseline (`below`)."""
     if "below" not in spec.options:
         yield None
         return
@@ -128,8 +128,9 @@ def baseline_of(spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
 
 def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
     """Measure `repeats` to 2 * `repeats` + 1 pairs of windows until their ratios agree.
-    Return the pairs without compilation, or all. The configurations take turns going
-    first, so that a host that slows down does not bias the ratio."""
+    Return the pairs without compilation, or all pairs if there are none. The
+    configurations take turns going first, so that a host that slows down does not bias
+    the ratio."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     ratios: list[float] = []
@@ -143,8 +144,8 @@ def interleave(warm: WarmTraining, baseline: Baseline) -> list[InterleavedPair]:
 
 
 def middle_half_pct(ratios: list[float]) -> float:
-    """Return the interquartile range of `ratios` / their median, in percent. It ignores
-    outliers, such as a short pause of the host."""
+    """Return the interquartile range of `ratios` divided by their median, in percent.
+    It ignores outliers, such as those caused by a short pause of the host."""
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return float(100 * (high - low) / middle)
 

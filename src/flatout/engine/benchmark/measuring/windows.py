@@ -112,7 +112,8 @@ class WarmTraining:
 
     def discard_ready_batches(self) -> None:
         """Discard the batches that the workers prefetched while this process was idle,
-        because they would make the loader look faster than it is."""
+        because they would make the loader look faster than it is. Later windows still
+        cover whole blocks."""
         loader = self.feed.loader
         ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
         for _ in range(ready):
@@ -130,7 +131,8 @@ class WarmTraining:
 
 
 def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
-    """Return the steps of a block: as many as fit into a window, within limits."""
+    """Return the number of steps of a block: as many as fit into a window, but at least
+    two and at most `steps_per_trial`."""
     return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
@@ -151,8 +153,8 @@ def enough(
     most_apart_pct: float = SPREAD_LIMIT_PCT,
 ) -> bool:
     """Return whether enough windows have been measured: at least `repeats` valid ones,
-    with the throughput `rates`, whose spread is at most `most_apart_pct`, or 2 *
-    `repeats` + 1 in all (`taken`)."""
+    whose spread is at most `most_apart_pct`, or 2 * `repeats` + 1 of any kind. `rates`
+    contains the throughput of each valid window, and `taken` counts all windows."""
     if taken > 2 * repeats:
         return True
     return len(rates) >= repeats and spread_of(rates) <= most_apart_pct

@@ -79,8 +79,8 @@ def ask(
 ) -> Answer:
     """Run a trial in `folder` and store its result there. `headroom` is the fraction of
     memory that should stay free. Without a GPU, the trial is stopped once it uses more
-    than 1 - `headroom` / 2 of the available memory. For the rest, see `run_isolated`.
-    """
+    than 1 - `headroom` / 2 of the available memory. The other arguments are those of
+    `run_isolated`."""
     write_spec(spec, asdict(files), folder)
     limit = None
     if not nvidia_gpu_count():
@@ -111,8 +111,9 @@ def run_isolated(
 ) -> Answer:
     """Run the trial specified in `folder`/spec.json and return its result. The log
     begins with a command that repeats the trial in a terminal. `variables` are added to
-    its environment. It is stopped after `timeout_s`, if its processes use more than
-    `max_resident_bytes`, or once `stop`, called every POLL_S seconds, returns True."""
+    the trial's environment. The trial is stopped after `timeout_s`, if it uses more
+    than `max_resident_bytes`, or if `stop`, which is called every POLL_S seconds,
+    returns True."""
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     begin = time.perf_counter()

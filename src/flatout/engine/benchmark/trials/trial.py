@@ -82,7 +82,8 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
 
 
 def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
-    """Train like the `train` pipeline, from the newest checkpoint in the folder."""
+    """Train like the `train` pipeline and return the report. Training continues from
+    the newest checkpoint in the folder, if there is one."""
     from flatout.engine.launch.launch import collect
 
     return collect(job.in_folder(folder / TRAINING)).report.as_dict()

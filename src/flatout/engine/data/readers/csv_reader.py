@@ -151,8 +151,9 @@ class CsvReader(FileReader):
 
 
 def _whole_records(batch: Any, pattern: str) -> int:
-    """Return how many fields match `pattern`. They seem to contain whole rows, which a
-    quote inside a text may have joined to a quoted field."""
+    """Return the number of fields that match `pattern` and so seem to contain whole
+    rows. A quote inside a text may open a quoted field, which then contains all rows up
+    to the next quote."""
     count = 0
     for column in batch.columns if pattern else ():
         lines = pc.match_substring(column, "\n")

@@ -59,8 +59,9 @@ def _is_one_mark(value: Any) -> bool:
 
 
 class Utf8:
-    """A stream that is converted from `encoding` to UTF-8. `marks` counts how often the
-    text `mark` has occurred so far. If `as_is` is True, all bytes only pass through."""
+    """A stream that is converted from `encoding` to UTF-8. `marks` is the number of
+    times that the text `mark` has occurred in the stream so far. If `as_is` is True,
+    the bytes are not changed and nothing is counted."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0

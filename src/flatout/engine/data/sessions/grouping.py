@@ -123,7 +123,8 @@ def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
 
 
 def _lines(reader: TextFiles, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
-    """Return a DataFrame of lines, and the lines that could not be parsed."""
+    """Return a DataFrame of lines with the columns `row`, `key`, `source`, `sessions`
+    (a list) and `abnormal`, and the lines that could not be parsed."""
     import pandas as pd
 
     wanted = [columns.key, columns.session, columns.label]

@@ -36,8 +36,9 @@ def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
 
 
 def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
-    """Apply `crops` (B, 5) to `pixels` (B, H, W, C) by indexing. Compiled, this has no
-    intermediate tensors: 0.4 ms for 512 images of 224 x 224 pixels on an H200."""
+    """Apply `crops` (B, 5) to `pixels` (B, H, W, C) by indexing. When compiled, this
+    needs no intermediate tensors and takes 0.4 ms for 512 images of 224 x 224 pixels on
+    an H200."""
     _, high, wide, _ = pixels.shape
     left, top, width, height, mirrored = crops.unbind(1)
     up, down, below = _between(_places(high, top, height), high)
@@ -63,7 +64,8 @@ def _places(size: int, start: Tensor, share: Tensor) -> Tensor:
 
 
 def _between(places: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, as (B, size), the two pixels next to `places` and the second's weight."""
+    """Return the indices of the two pixels next to each of `places` (B, size), and the
+    weight of the second pixel, all of shape (B, size)."""
     inside = places.clamp(0, size - 1)
     low = inside.floor()
     return low.long(), (low + 1).clamp(max=size - 1).long(), inside - low

@@ -43,7 +43,8 @@ class FeedForward(ViTMLP):  # type: ignore[misc]
 
 
 def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
-    """Return attention (B, T, hidden) of query, key and value (B, T, H * D)."""
+    """Return the attention output (B, T, hidden). `parts` are query, key and value,
+    each of shape (B, T, H * D)."""
     q, k, v = (
         part.view(*part.shape[:2], -1, attention.head_dim).transpose(1, 2)
         for part in parts
@@ -80,7 +81,7 @@ class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
     """A replacement for the last ViTLayer that computes only the first token."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Return the first token's new state (B, 1, hidden) for (B, T, hidden)."""
+        """Return the first token's state (B, 1, hidden) for states (B, T, hidden)."""
         first, normed = hidden_states[:, :1], self.layernorm_before(hidden_states)
         attended = self.dropout(_attend(self.attention, normed)) + first
         inner = self.dropout(self.mlp(self.layernorm_after(attended)))
@@ -95,7 +96,7 @@ def _attend(attention: Any, normed: Tensor) -> Tensor:
 
 
 def narrow_to_first_token(model: Any) -> None:
-    """Make the last layer compute only the first token, which the head reads."""
+    """Make the last layer compute only the first token, as the head reads no other."""
     layer = model.base_model.layers[-1]
     attention = layer.attention
     plain = type(layer) is ViTLayer and type(attention) is ViTAttention

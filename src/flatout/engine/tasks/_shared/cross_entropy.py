@@ -29,12 +29,14 @@ class CrossEntropy(Task):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a fused kernel may compute the loss, without options or overrides."""
+        """Whether a fused kernel may compute the loss. This is true if no loss options
+        are set and no custom task overrides `loss`."""
         ours = type(self).loss.__module__.startswith("flatout.engine.tasks.")
         return ours and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """Return the sum of the targets' class weights, as PyTorch does, or None."""
+        """Return the sum of the targets' class weights, which is also the divisor of
+        PyTorch's weighted mean. Return None if there are no class weights."""
         if self.loss_options.class_weights is None:
             return None
         targets = self.targets(rows, row_ids, epoch, pools_last=False)
@@ -122,7 +124,8 @@ def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """Return the focal factor (1 - p) ** gamma of each target's label, as (K,)."""
+    """Return the factor (1 - p) ** gamma of the focal loss for each target, as a tensor
+    (K,). p is the probability of the label, according to logits (K, C)."""
     places = labels.clamp(min=0)[:, None]
     known = logits.log_softmax(-1).gather(-1, places).squeeze(-1)
     # A power with an exponent below 1 has no derivative at 0.

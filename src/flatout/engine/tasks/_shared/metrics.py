@@ -89,7 +89,8 @@ class Classes(Metrics):
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
-        """Return `SequenceClassification.figures`, or nothing without targets."""
+        """Return the metrics named in `SequenceClassification.figures`, or nothing if
+        there were no targets."""
         counts = self._counts.double().cpu()
         judged = int(counts[1].sum())
         if not judged:
@@ -179,9 +180,10 @@ def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 
 def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
-    """Return the area under the ROC curve for `scores` (N,) and booleans (N,): the
-    share of (positive, negative) pairs in order, with ties counting half (Mann and
-    Whitney 1947). It is NaN if all rows are positive or negative."""
+    """Return the area under the ROC curve for `scores` (N,) and booleans `positive`
+    (N,): the fraction of (positive, negative) pairs in which the positive row has the
+    higher score. Ties count half (Mann and Whitney 1947). The area is NaN if all rows
+    are positive, all are negative, or a score is NaN."""
     ours, others = int(positive.sum()), int((~positive).sum())
     if not ours * others or np.isnan(scores).any():
         return math.nan
@@ -190,15 +192,16 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
 
 
 def correlation(pairs: npt.NDArray[Any]) -> float:
-    """Return the Pearson correlation of `pairs` (N, 2), NaN if one is constant."""
+    """Return the Pearson correlation of `pairs` (N, 2), or NaN if a column is
+    constant."""
     if not np.ptp(pairs, axis=0).all():
         return math.nan
     return float(np.asarray(np.corrcoef(pairs.T.astype(np.float64)))[0, 1])
 
 
 def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the rank from 1 of each value in its column of `values` (N, C). Tied
-    values get their mean rank. The import of scipy.stats would take 0.5 s."""
+    """Return the ranks (from 1) in each column of `values` (N, C). Tied values get
+    their mean rank. scipy.stats is not used, because its import takes 0.5 s."""
     return pd.DataFrame(values).rank().to_numpy()
 
 

@@ -33,7 +33,7 @@ class Retrieval(Metrics):
     passage that is identical to the anchor is left out unless it is a positive."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` lists the sizes of vectors that are evaluated as well."""
+        """`sizes` lists sizes of truncated vectors that are evaluated as well."""
         self._sizes = sizes
         self._vectors: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -66,7 +66,8 @@ class Retrieval(Metrics):
 
 
 def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
-    """Return the text indices (2, N) of N scored pairs, and their scores (N,)."""
+    """Return the indices (2, N) of the first and second text of N scored pairs, and
+    their scores (N,). `labels` (K, 3) contains the labels of all texts."""
     order = np.argsort(labels[:, 0], kind="stable")
     places = labels[order, 1]
     rows = np.stack([order[places == 0], order[places == -1]])

@@ -26,8 +26,9 @@ Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
 
 
 def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
-    """Return the probabilities of N rows, and whether the event occurred: the second of
-    two classes, the predicted one of more, or each independent label."""
+    """Return the probabilities of N rows, and whether the predicted event occurred. For
+    two classes, the event is the second class. For more classes, it is the predicted
+    class. For independent labels, there is one event per label."""
     logits = logits.astype(np.float64)
     if labels.ndim == 2:
         return expit(logits), labels == 1
@@ -38,8 +39,9 @@ def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
 
 
 def bins_of(shares: Floats, hits: npt.NDArray[np.bool_]) -> Floats:
-    """Return an array (NUM_BINS, 3) with the number of rows, the sum of `shares` (N,)
-    and the number of true `hits` (N,) of each bin of probabilities."""
+    """Divide N rows into bins by their probabilities `shares` (N,). Return an array
+    (NUM_BINS, 3) with the number of rows, the sum of their probabilities and the number
+    of true `hits` (N,) in each bin."""
     place = np.searchsorted(np.linspace(0, 1, NUM_BINS + 1)[1:-1], shares, "right")
     weights = (None, shares, hits)
     sums = [np.bincount(place, weight, NUM_BINS) for weight in weights]
@@ -47,7 +49,8 @@ def bins_of(shares: Floats, hits: npt.NDArray[np.bool_]) -> Floats:
 
 
 def calibration_errors(shares: Floats, hits: npt.NDArray[np.bool_]) -> list[float]:
-    """Return the expected calibration error (Naeini et al. 2015) of each column."""
+    """Return the expected calibration error (Naeini et al. 2015) of each column of
+    `shares` and `hits` (N, L)."""
     found = [bins_of(*label) for label in zip(shares.T, hits.T, strict=True)]
     return [float(np.abs(b[:, 1] - b[:, 2]).sum() / max(1, len(hits))) for b in found]
 
@@ -58,9 +61,10 @@ def calibration_figures(
     temperature: float,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the calibration error with and without `temperature`, as means over labels
-    and, if there is one error per name, by name. `reliability` lists rows, mean
-    probability and fraction of hits of each non-empty bin, over all labels."""
+    """Return the calibration error, with and without division of the logits by
+    `temperature`, as means over labels. If there is one error for each of `names`,
+    these errors are also included. `reliability` lists the number of rows, the mean
+    probability and the fraction of hits in each non-empty bin, over all labels."""
     figures: dict[str, Any] = {"reliability": {}}
     for suffix, divisor in (("_uncalibrated", 1.0), ("", temperature)):
         shares, hits = outcomes(logits / divisor, labels)
@@ -80,8 +84,9 @@ def calibration_figures(
 
 
 def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Return the temperature that minimises the negative log-likelihood (Guo et al.
-    2017), which is convex in its inverse, so that its slope has only one root."""
+    """Return the temperature that minimises the negative log-likelihood of the labels
+    when logits are divided by it (Guo et al. 2017). The log-likelihood is concave in
+    the inverse temperature, so the minimum is the only root of its slope."""
     logits = logits.astype(np.float64)
     wanted = labels
     if labels.ndim == 1:

@@ -58,7 +58,8 @@ class Entities(Metrics):
     def _entities(
         self, tags: Tensor, starts: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (k,) each: whether an entity ends at a tag, its type, its start."""
+        """Return three tensors (k,) for the `tags` (k,): whether an entity ends at the
+        tag, the entity's type, and the position of its start."""
         prefix = self._prefixes[tags].where(real, OUTSIDE)
         types = self._types[tags].where(real, -1)
         # The positions before the first and after the last tag of a row have the tag O.

@@ -136,8 +136,8 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Return the index of each token's word, in `words`, if it is the first token of
-    the word, or else -1."""
+    """Return a number for each token: the index of its word if the token is the first
+    one of the word, or else -1. `words` contains the index of each token's word."""
     pairs = zip(words, [None, *words], strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
 

@@ -60,7 +60,8 @@ def evaluate_within_memory(
 ) -> Found:
     """Return `evaluate(budget)`, where `budget` is the maximum number of tokens per
     micro-batch. If memory runs out, halve the budget and try again, and finally drop
-    CUDA graphs. Raises OutOfMemory in the same cases as `shrink`."""
+    CUDA graphs. The token budget for training does not change. Raises OutOfMemory in
+    the same cases as `shrink`."""
     how = "out of memory in an evaluation"
     while True:
         most = min(trainer.resolved.token_budget, trainer.evaluation_budget)

@@ -152,7 +152,8 @@ class Session:
         return fault
 
     def _claim_folder(self) -> None:
-        """Create and lock the folder. Raises CheckpointError if that is impossible."""
+        """Create and lock the folder of the run. Raises CheckpointError if another run
+        uses the folder or it is not writable."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_WAIT_S)
@@ -197,7 +198,8 @@ class Session:
             self.recorder.best = self.recorder.best_folder = None
 
     def _save_is_due(self, done: int) -> bool:
-        """Return whether a checkpoint is due. Only the main rank decides."""
+        """Return whether a checkpoint is due after `done` steps. It is not due while
+        the previous one is still being written. Only the main rank decides."""
         if not self._ranks.is_main or self._writer.busy:
             return False
         settings = self._settings.checkpoint

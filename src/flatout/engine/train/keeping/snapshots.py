@@ -116,7 +116,7 @@ class Snapshots:
         return Snapshot(copied, self._state(), bad, ready)
 
     def _state(self) -> dict[str, Any]:
-        """Return the recorder's state, and plain numbers in that of the optimizer."""
+        """Return the recorder's state, and plain numbers in the optimizer's state."""
         optimizer = self.trainer.optimizer
         numbers = {
             name: _numbers(optimizer.state.get(parameter, {}))

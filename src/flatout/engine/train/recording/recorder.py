@@ -195,8 +195,9 @@ class Recorder:
         return done % every == 0 or done == self.trainer.total_steps
 
     def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
-        """Read the sums, close the window, and add a point to the history. Raises
-        NonFiniteError if the loss or a gradient of a step was not finite."""
+        """Read the sums on the device, close the window, and add a point to the
+        history. Return the point. Raises NonFiniteError if the loss or a gradient of a
+        step was not finite."""
         # This synchronises the device.
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)

@@ -31,8 +31,8 @@ samples/s) and by 6 % on another (7,668 to 8,160 samples/s)."""
 GRAPH_MEMORY_SHARE = 0.8
 """The maximum fraction of the device's memory that a step with CUDA graphs may need."""
 GRAPH_PAD_MULTIPLE = 256
-"""The least multiple to which CUDA graphs round up the token count of packed batches.
-"""
+"""With CUDA graphs, the token count of packed batches is rounded up to a multiple of at
+least this number, to limit the number of graphs."""
 GRAPH_PAD_SHARE = 1 / 96
 """The ratio of the multiple to a rank's mean tokens per step, e.g. 256 / 24,600."""
 

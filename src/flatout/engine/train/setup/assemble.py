@@ -300,7 +300,8 @@ def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
 
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
-    """Return whether the head (a single matrix) and the loss can be fused."""
+    """Return whether the model is a language model whose head and loss can be fused.
+    The head must be a single matrix."""
     task, output = task_model.task, task_model.model.get_output_embeddings()
     return (
         runtime.is_cuda
@@ -315,7 +316,8 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
 
 
 def may_fuse_projections(train: TrainSettings) -> bool:
-    """Return whether projections may be fused into one matmul. Sharded weights cannot.
-    In recomputed layers, Dynamo would treat the tensor passed to the next block as a
-    side effect, and not compile the layer."""
+    """Return whether projections may be fused into one matmul. This is not possible if
+    weights are sharded or layers are recomputed. In recomputed layers, Dynamo treats a
+    tensor that is passed to the next block as a side effect, and does not compile the
+    layer."""
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

@@ -99,7 +99,8 @@ def default_token_budget(is_cuda: bool) -> int:
 
 
 def overhead_tokens(config: Any, is_cuda: bool) -> int:
-    """Return the fixed cost of a micro-batch on the device, in tokens."""
+    """Return the fixed cost of a micro-batch on the device, as a number of tokens that
+    the device could process in that time."""
     if is_cuda:
         return GPU_OVERHEAD_TOKENS
     return family_of(config).cpu_overhead_tokens(config)

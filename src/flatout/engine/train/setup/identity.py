@@ -69,7 +69,8 @@ def _own_code(settings: Settings) -> dict[str, str]:
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
     """Return the values that must be equal before the result of a finished run is
-    reused."""
+    reused: the identity, skipped rows, the settings of evaluation and audit, and the
+    version of flatout."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return {
         **identity(job),

@@ -66,7 +66,8 @@ class TrainJob:
 
     @cached_property
     def batches(self) -> GlobalBatches:
-        """The global batches. Raises SettingsError if `train.skip_rows` is invalid."""
+        """The global batches of the run, without skipped rows. Raises SettingsError if
+        `train.skip_rows` is invalid."""
         train, seed = self.settings.train, self.settings.runtime.seed
         batches = GlobalBatches(len(self.train), train.global_batch_size, seed)
         if not train.skip_rows:

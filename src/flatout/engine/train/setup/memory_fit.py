@@ -79,7 +79,8 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
 
 @contextmanager
 def preserve_state(model: TaskModel, stepper: Stepper) -> Iterator[None]:
-    """Context manager that restores buffers and random states, and clears gradients."""
+    """Context manager that, on exit, restores the model's buffers and the random state,
+    and clears gradients."""
     runtime, was_training = stepper.runtime, model.training
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[runtime.device] if runtime.is_cuda else []):

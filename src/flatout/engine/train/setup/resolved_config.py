@@ -128,7 +128,8 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Return whether one all-reduce sums all gradients."""
+    """Return whether a single all-reduce sums all gradients. It does if the settings
+    require it or if CUDA graphs are used, unless the model is sharded."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")

@@ -66,7 +66,8 @@ def tile_begin(index, tile: tl.constexpr):
 
 @triton.jit
 def load_tile(ptr, token, row, head, inside, dims):
-    """Load the values (M, D) of one head for a tile of tokens, with zeros outside."""
+    """Load the values of one head for a tile of tokens, as (M, D). Tokens that are not
+    `inside` the row are zeros."""
     place = token[:, None] * row + head + dims[None, :]
     return tl.load(ptr + place, mask=inside[:, None], other=0.0)
 
