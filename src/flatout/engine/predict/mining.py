@@ -183,7 +183,8 @@ def _vectors(
 
 def corpus_texts(corpus: Any, column: str) -> Any:
     """Return the distinct texts of a corpus as an Arrow array (C,): the passages of
-    pairs, or `column`. Raises RawTextsError if this column is missing."""
+    pairs, or else the texts in `column`. Raises RawTextsError if this column is
+    missing."""
     raw = open_raw_texts(corpus, "mine_corpus")
     present = raw.column_names
     if PASSAGES in present:

@@ -98,8 +98,9 @@ class EncodedImages(ArrayRows):
 def with_files(
     rest: Any, files: Sequence[Path], shape: tuple[int, ...]
 ) -> Iterator[Any]:
-    """Yield record batches with the contents of `files` (N,) and the N rows of `rest`.
-    `shape` ends with the size and the number of channels of the decoded images."""
+    """Yield record batches with the contents of `files` (N,) and the columns of `rest`,
+    which has N rows. The last dimensions of `shape` are the size and the number of
+    channels of the decoded images."""
     size, channels = (pa.scalar(number, pa.int16()) for number in shape[-2:])
     for start in range(0, len(files), ROWS_AT_ONCE):
         part, own = rest.slice(start, ROWS_AT_ONCE), files[start : start + ROWS_AT_ONCE]

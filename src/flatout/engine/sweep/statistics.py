@@ -41,8 +41,9 @@ def paired_difference(
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
-    # The accuracy on few rows has few possible values, so that equal differences do not
-    # mean a spread of 0. It is at least that of the rounding error.
+    # With few rows, an accuracy has only a few possible values, so equal differences do
+    # not mean that the true spread is 0. The spread is therefore at least that of the
+    # rounding error.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
     rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)
