@@ -36,117 +36,101 @@ def chat(_: int) -> dict:
     return {"messages": [{"role": r, "content": c} for r, c in turns]}
 
 
+def columns(**names: str | None) -> dict:
+    """Return the settings that name the columns of `split`."""
+    return {f"{role}_column": name for role, name in names.items()}
+
+
 KINDS = {
     "reviews.csv": (
         lambda n: {"id": n, "review": text(), "stars": 1 + n % 5},
         "sequence-classification",
-        {"text_column": "review", "label_column": "stars"},
+        columns(text="review", label="stars"),
     ),
     "short.csv": (
         lambda n: {"text": f"good {WORDS[n % 9]}", "label": ("bad", "so so")[n % 2]},
         "sequence-classification",
-        {"text_column": "text", "label_column": "label"},
+        columns(text="text", label="label"),
     ),
     "semicolons.csv": (
         lambda n: {"title": f"no {n}", "body": text(), "class": "ab"[n % 2]},
         "sequence-classification",
-        {"text_column": "body", "label_column": "class"},
+        columns(text="body", label="class"),
     ),
     "scores.csv": (
         lambda n: {"text": text(), "score": n / 7},
         "regression",
-        {"text_column": "text", "label_column": "score"},
+        columns(text="text", label="score"),
     ),
     "flags.csv": (
         lambda n: {"text": text(), "toxic": n % 2, "spam": n // 2 % 2},
         "multi-label-classification",
-        {
-            "text_column": "text",
-            "label_columns": ["toxic", "spam"],
-            "label_column": None,
-        },
+        columns(text="text", label=None) | {"label_columns": ["toxic", "spam"]},
     ),
     "texts.csv": (
         lambda n: {"text": text()},
         "masked-lm",
-        {"text_column": "text", "label_column": None},
+        columns(text="text", label=None),
     ),
     "splits.csv": (
         lambda n: {"text": text(), "label": "ab"[n % 2], "split": "train"},
         "sequence-classification",
-        {"text_column": "text", "split_column": "split", "label_column": "label"},
+        columns(text="text", split="split", label="label"),
     ),
     "labels.jsonl": (
         lambda n: {"text": text(), "labels": ["a", "b", "c"][n % 2 :]},
         "multi-label-classification",
-        {"text_column": "text", "label_column": "labels"},
+        columns(text="text", label="labels"),
     ),
     "tags.jsonl": (
         tagged,
         "token-classification",
-        {"text_column": "tokens", "label_column": "ner"},
+        columns(text="tokens", label="ner"),
     ),
     "answers.jsonl": (
         lambda n: {"question": text() if n else "", "answer": text()},
         "causal-lm",
-        {
-            "prompt_column": "question",
-            "completion_column": "answer",
-            "label_column": None,
-        },
+        columns(prompt="question", completion="answer", label=None),
     ),
     "pairs.jsonl": (
         lambda n: {"Query": text(), "positive": text(), "negatives": [text()]},
         "embedding",
-        {
-            "anchor_column": "Query",
-            "positive_column": "positive",
-            "negative_column": "negatives",
-            "label_column": None,
-        },
+        columns(anchor="Query", positive="positive", negative="negatives", label=None),
     ),
     "scored.csv": (
         lambda n: {"sentence1": text(), "sentence2": text(), "score": n / 60},
         "embedding",
-        {
-            "anchor_column": "sentence1",
-            "positive_column": "sentence2",
-            "label_column": "score",
-        },
+        columns(anchor="sentence1", positive="sentence2", label="score"),
     ),
     "rankings.jsonl": (
         lambda n: {"question": text(), "document": text(), "label": n % 2},
         "reranking",
-        {
-            "query_column": "question",
-            "passage_column": "document",
-            "label_column": "label",
-        },
+        columns(query="question", passage="document", label="label"),
     ),
     "chats.jsonl": (
         chat,
         "causal-lm",
-        {"messages_column": "messages", "label_column": None},
+        columns(messages="messages", label=None),
     ),
     "calls.csv": (
         lambda n: {"conversation": text(), "label": "ab"[n % 2]},
         "sequence-classification",
-        {"text_column": "conversation", "label_column": "label"},
+        columns(text="conversation", label="label"),
     ),
     "sizes.csv": (
         lambda n: {"text": text(), "input": n, "output": n / 7, "label": "ab"[n % 2]},
         "sequence-classification",
-        {"text_column": "text", "label_column": "label"},
+        columns(text="text", label="label"),
     ),
     "positions.csv": (
         lambda n: {"text": text(), "label": "ab"[n % 2], "query": n, "pos": n * 2},
         "sequence-classification",
-        {"text_column": "text", "label_column": "label"},
+        columns(text="text", label="label"),
     ),
     "strings.jsonl": (
         lambda n: {"messages": [text()], "body": text(), "label": "ab"[n % 2]},
         "sequence-classification",
-        {"text_column": "body", "label_column": "label"},
+        columns(text="body", label="label"),
     ),
 }
 
@@ -203,7 +187,7 @@ def test_a_table_that_windows_wrote_is_read(tmp_path, encoding, delimiter, words
     _, catalog, parameters = accepted(tmp_path, file)
     entry = catalog["raw_texts"]
     assert (entry["encoding"], entry.get("delimiter", ",")) == (encoding, delimiter)
-    assert parameters["split"] == {"text_column": "review", "label_column": "stars"}
+    assert parameters["split"] == columns(text="review", label="stars")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
@@ -214,8 +198,7 @@ def test_a_file_without_a_header_loses_no_row(tmp_path, suffix):
     said, catalog, parameters = accepted(tmp_path, file)
     assert "the first line is a row, not names" in said
     assert catalog["raw_texts"]["column_names"] == ["column_1", "column_2"]
-    columns = {"text_column": "column_1", "label_column": "column_2"}
-    assert parameters["split"] == columns
+    assert parameters["split"] == columns(text="column_1", label="column_2")
 
 
 def test_columns_that_pandas_numbered_are_names(tmp_path):
@@ -233,8 +216,7 @@ def test_a_parquet_file_with_a_text_that_is_not_utf8_is_read(tmp_path):
     }
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
     _, _, parameters = accepted(tmp_path, tmp_path / "t.parquet")
-    columns = {"text_column": "text", "label_column": "label"}
-    assert parameters["split"] == columns
+    assert parameters["split"] == columns(text="text", label="label")
 
 
 def test_what_somebody_knows_better_counts(tmp_path):
@@ -242,7 +224,7 @@ def test_what_somebody_knows_better_counts(tmp_path):
     file = write(tmp_path / "t.csv", make)
     known = ("--text-column=a", "--task=regression", "--checkpoint=some/model")
     _, _, parameters = accepted(tmp_path, file, *known)
-    assert parameters["split"] == {"text_column": "a", "label_column": "c"}
+    assert parameters["split"] == columns(text="a", label="c")
     assert parameters["model"] == {"task": "regression", "name_or_path": "some/model"}
     pairs = write(tmp_path / "p.csv", lambda n: {"question": text(), "answer": text()})
     _, _, parameters = accepted(tmp_path, pairs, "--task=embedding", "--force")

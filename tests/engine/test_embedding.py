@@ -192,11 +192,37 @@ def test_the_loss_of_scored_pairs_is_that_of_cosine_similarity():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def gradients_of(trainer, step=0):
-    trainer.stepper.set_scalars(trainer.data[step])
-    trainer.stepper.backward(trainer.data[step])
-    named = trainer.model.model.named_parameters()
+def trainer_of(job):
+    trainer = assemble(job, set_up(job.settings.runtime))
+    trainer.model.train()
+    return trainer
+
+
+def plain_of(job, trainer):
+    """Return transformers' model with the weights of `trainer`."""
+    plain = build_model(job)
+    plain.load_state_dict(trainer.model.model.state_dict())
+    return plain
+
+
+def gradients_of(trainer):
+    """Return the gradients of the first step."""
+    trainer.stepper.set_scalars(trainer.data[0])
+    trainer.stepper.backward(trainer.data[0])
+    return gradients_in(trainer.model.model)
+
+
+def gradients_in(model):
+    named = model.named_parameters()
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def assert_first_step(trainer, plain, loss):
+    """Compare with the loss that `plain` has for the samples of the first step."""
+    found = gradients_of(trainer)
+    loss.backward()
+    torch.testing.assert_close(found, gradients_in(plain), **NEAR)
+    assert float(trainer.stepper._loss) == pytest.approx(loss.item(), rel=1e-5)
 
 
 def scored_rows(rows, seed=1):
@@ -210,20 +236,14 @@ def test_scored_pairs_learn_their_cosines(tmp_path, budget):
     job = pair_job(tmp_path, token_budget=BUDGETS[budget], batching="packed")
     names = ("train", "validation", "test")
     job = replace(job, **{name: scored_rows(getattr(job, name)) for name in names})
-    trainer = assemble(job, set_up(job.settings.runtime))
-    trainer.model.train()
-    found = gradients_of(trainer)
-    plain = build_model(job)
-    plain.load_state_dict(trainer.model.model.state_dict())
+    trainer = trainer_of(job)
+    plain = plain_of(job, trainer)
     row_ids = trainer.data.batches.rows(0)
     one, other = zip(*texts_of(job.train, row_ids), strict=True)
     vectors = [plain_vectors(plain, side, "mean") for side in (one, other)]
     scores = torch.tensor(job.train.labels_of(row_ids)).float()
     loss = F.mse_loss(F.cosine_similarity(*vectors), scores)
-    loss.backward()
-    gradients = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
-    torch.testing.assert_close(found, gradients, **NEAR)
-    assert float(trainer.stepper._loss) == pytest.approx(loss.item(), rel=1e-5)
+    assert_first_step(trainer, plain, loss)
 
     result = evaluate_split(trainer, job.validation)
     one, other = zip(*texts_of(job.validation, range(30)), strict=True)
@@ -244,13 +264,11 @@ def test_shorter_vectors_of_scored_pairs_have_a_correlation():
     labels = np.stack([np.arange(10).repeat(2), places, bits], 1)
     metrics.update(torch_rows, torch.from_numpy(labels))
     found = metrics.compute()
-    cosines = F.cosine_similarity(torch_rows[::2, :2], torch_rows[1::2, :2])
     assert set(found) == {"spearman", "spearman_dim_4", "spearman_dim_2"}
-    whole = F.cosine_similarity(torch_rows[::2], torch_rows[1::2])
-    expected = spearmanr(whole, scores).statistic
-    assert found["spearman_dim_4"] == pytest.approx(expected, abs=1e-6)
-    expected = spearmanr(cosines, scores).statistic
-    assert found["spearman_dim_2"] == pytest.approx(expected, abs=1e-6)
+    for size in (4, 2):
+        cosines = F.cosine_similarity(torch_rows[::2, :size], torch_rows[1::2, :size])
+        expected = spearmanr(cosines, scores).statistic
+        assert found[f"spearman_dim_{size}"] == pytest.approx(expected, abs=1e-6)
 
 
 MODELS = [("bert", "mean", 0), ("bert", "first", 1), ("qwen3", "last", 0)]
@@ -275,34 +293,22 @@ def test_the_gradient_is_that_of_plain_pytorch(
         batching=batching,
         token_budget=BUDGETS[budget],
     )
-    trainer = assemble(job, set_up(job.settings.runtime))
-    trainer.model.train()
-    found = gradients_of(trainer)
+    trainer = trainer_of(job)
     several = len(trainer.data[0].micro_batches)
     least, most = {"32 pairs": (1, 10), "8 pairs": (3, 20), "1 pair": (PAIRS, 100)}[
         budget
     ]
     assert least <= several <= most
-    plain = build_model(job)
-    plain.load_state_dict(trainer.model.model.state_dict())
+    plain = plain_of(job, trainer)
     samples = texts_of(job.train, trainer.data.batches.rows(0))
-    loss = plain_loss(plain, samples, pooling)
-    loss.backward()
-    expected = {
-        name: p.grad for name, p in plain.named_parameters() if p.grad is not None
-    }
-    torch.testing.assert_close(found, expected, **NEAR)
-    torch.testing.assert_close(
-        trainer.stepper._loss, loss.detach(), rtol=1e-5, atol=1e-5
-    )
+    assert_first_step(trainer, plain, plain_loss(plain, samples, pooling))
 
 
 def test_both_passes_drop_the_same(tmp_path):
     dropout = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.0}
     for batching in ("packed", "grouped"):
         job = pair_job(tmp_path, config=dropout, batching=batching, token_budget=200)
-        trainer = assemble(job, set_up(job.settings.runtime))
-        trainer.model.train()
+        trainer = trainer_of(job)
         seen, forward = [], trainer.model.forward
 
         def noted(batch, seen=seen, forward=forward):
@@ -328,8 +334,7 @@ def test_evaluations_do_not_depend_on_how_they_are_cut(tmp_path):
         trainer = assemble(job, set_up(job.settings.runtime))
         found.append(evaluate_split(trainer, job.validation))
     samples = texts_of(job.validation, range(30))
-    plain = build_model(job).eval()
-    plain.load_state_dict(trainer.model.model.state_dict())
+    plain = plain_of(job, trainer).eval()
     with torch.no_grad():
         expected = plain_loss(plain, samples)
     for one in found:
@@ -412,20 +417,15 @@ def test_it_trains_and_finds_what_it_learnt(tmp_path):
 
 @pytest.mark.process
 def test_two_ranks_train_as_one(tmp_path):
-    jobs = {}
-    for name, batching in (("a", "packed"), ("b", "grouped")):
-        jobs[name] = pair_job(
-            tmp_path / f"{name} job",
-            batching=batching,
-            token_budget=200,
-            resume="never",
-        )
+    options = {"token_budget": 200, "resume": "never"}
+    jobs = {
+        batching: pair_job(tmp_path / f"{batching} job", batching=batching, **options)
+        for batching in ("packed", "grouped")
+    }
     found = {name: curve for name, (curve, _) in on_two_ranks(jobs, tmp_path).items()}
     for name, job in jobs.items():
         alone = replace(job, work_folder=tmp_path / f"{name} alone")
-        trainer = assemble(alone, set_up(alone.settings.runtime))
-        trainer.model.train()
-        expected = gradients_of(trainer)
+        expected = gradients_of(trainer_of(alone))
         torch.testing.assert_close(found[name].gradients[0], expected, **NEAR)
         result = train(alone, set_up(alone.settings.runtime))
         losses = [point.loss for point in result.history]

@@ -28,7 +28,7 @@ from flatout.engine.models.building import ModelError, build, load_pretrained
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.parameters import SettingsError
 from flatout.engine.rows import decoding
-from flatout.engine.rows.decoding import Decoder
+from flatout.engine.rows.decoding import BadImage, Decoder
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
@@ -208,7 +208,7 @@ def test_bytes_that_are_wrong_give_pixels_or_a_reason(form):
         changed[places] = generator.integers(0, 256, 4)
         try:
             assert decode(io.BytesIO(changed.tobytes())).shape == (8, 8, 3)
-        except decoding.BadImage:
+        except BadImage:
             bad += 1
     assert bad
 
@@ -564,7 +564,7 @@ def test_lost_colours_and_pixels_are_reported(
     tmp_path, mode, pixels, size, channels, warns
 ):
     Image.new(mode, (pixels, pixels)).save(tmp_path / "a.png")
-    decode = decoding.Decoder(size, channels)
+    decode = Decoder(size, channels)
     decode(tmp_path / "a.png")
     assert bool(decode.lost_detail()) == warns
 
@@ -572,9 +572,7 @@ def test_lost_colours_and_pixels_are_reported(
 def test_more_pixels_than_allowed_are_refused(monkeypatch, tmp_path):
     Image.new("RGB", (8, 9)).save(tmp_path / "large.png")
     monkeypatch.setattr(decoding, "MOST_PIXELS", 72)
-    assert decoding.Decoder(4, 3)(tmp_path / "large.png").shape == (4, 4, 3)
+    assert Decoder(4, 3)(tmp_path / "large.png").shape == (4, 4, 3)
     monkeypatch.setattr(decoding, "MOST_PIXELS", 71)
-    with pytest.raises(
-        decoding.BadImage, match="more pixels than an image should have"
-    ):
-        decoding.Decoder(4, 3)(tmp_path / "large.png")
+    with pytest.raises(BadImage, match="more pixels than an image should have"):
+        Decoder(4, 3)(tmp_path / "large.png")

@@ -67,8 +67,9 @@ from tests.engine.test_compiled_parts import (
     packed_gradients,
 )
 
+CLASSES = "sequence-classification"
 TASKS = {
-    "sequence-classification": AutoModelForSequenceClassification,
+    CLASSES: AutoModelForSequenceClassification,
     "causal-lm": AutoModelForCausalLM,
 }
 LORA = {"rank": 4, "alpha": 8}
@@ -154,8 +155,8 @@ def by_file(found):
 @pytest.mark.parametrize(
     ("task", "strategy", "dora"),
     [
-        ("sequence-classification", "packed", False),
-        ("sequence-classification", "grouped", False),
+        (CLASSES, "packed", False),
+        (CLASSES, "grouped", False),
         ("causal-lm", "packed", False),
         ("causal-lm", "fixed", False),
         ("causal-lm", "packed", True),
@@ -177,27 +178,28 @@ def test_gradients_and_ten_steps_are_those_of_peft(
     "strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)]
 )
 def test_two_ranks_train_an_adapter_as_one(tmp_path, starts, plain, strategy):
-    task = "sequence-classification"
     options = {"distributed": {"strategy": strategy}, "token_budget": 60}
-    job = lora_job(tmp_path, task, starts[task], **options)
+    job = lora_job(tmp_path, CLASSES, starts[CLASSES], **options)
     found, _ = on_two_ranks({"two": job}, tmp_path)["two"]
     if strategy == "fsdp":  # each rank has a part of every gradient
-        found.gradients = plain[task, False].gradients
-    assert_same(by_file(found), plain[task, False])
+        found.gradients = plain[CLASSES, False].gradients
+    assert_same(by_file(found), plain[CLASSES, False])
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, starts):
     """A classifier with an adapter: its job and result."""
-    task = "sequence-classification"
-    job = lora_job(tmp_path_factory.mktemp("run"), task, starts[task])
+    job = lora_job(tmp_path_factory.mktemp("run"), CLASSES, starts[CLASSES])
     return job, run_job(job)
 
 
 def adapt(model, task, lora=LORA):
-    """Add an adapter to `model`."""
+    """Add an adapter to `model` that has an effect from the first step on."""
     given = {"name_or_path": "x", "task": task, "lora": lora}
     add_adapter(model, parse_settings({"model": given}).model, task_of(task))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
 
 
 @torch.no_grad()
@@ -207,7 +209,7 @@ def logits_of(model):
 
 def test_the_saved_folder_is_one_of_peft(trained, starts):
     _, result = trained
-    folder, base = result.model_folder, starts["sequence-classification"]
+    folder, base = result.model_folder, starts[CLASSES]
     assert not (folder / "model.safetensors").exists()
     expected = logits_of(
         PeftModel.from_pretrained(
@@ -223,11 +225,18 @@ def test_the_saved_folder_is_one_of_peft(trained, starts):
     assert not has_adapter(load_pretrained(folder))
 
 
-def test_the_catalog_saves_the_adapter_and_the_merged_model(trained, tmp_path):
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_catalog_saves_the_adapter_and_the_merged_model(
+    trained, tmp_path, restored
+):
+    """A finished training is saved merged without another one."""
     job, result = trained
-    settings = with_lora(job, LORA | {"merged": True}).settings
+    job = changed(job, train={"resume": "auto"})
+    merging = with_lora(job, LORA | {"merged": True})
+    write_result(job, result)
+    model = load_finished_result(merging).model if restored else result.model
     entry = TransformersModel(filepath=str(tmp_path / "model"))
-    entry.save((result.model, ModelFiles(result.model, (), settings)))
+    entry.save((model, ModelFiles(model, (), merging.settings)))
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {
         path.name for path in entry.path.iterdir()
     }
@@ -239,22 +248,9 @@ def test_the_catalog_saves_the_adapter_and_the_merged_model(trained, tmp_path):
     expected = logits_of(result.model)
     for model in (loaded, plain):
         torch.testing.assert_close(logits_of(model), expected, rtol=1e-5, atol=1e-5)
-    second = settings.model.model_copy(update={"name_or_path": str(merged)})
+    second = merging.settings.model.model_copy(update={"name_or_path": str(merged)})
     (fault,) = model_key_faults(second)
     assert "has an adapter merged into it" in fault
-
-
-def test_a_finished_training_is_saved_merged_without_another_one(trained, tmp_path):
-    job, result = trained
-    job = changed(job, train={"resume": "auto"})
-    write_result(job, result)
-    merging = with_lora(job, LORA | {"merged": True})
-    again = load_finished_result(merging)
-    entry = TransformersModel(filepath=str(tmp_path / "model"))
-    entry.save((again.model, ModelFiles(again.model, (), merging.settings)))
-    plain = AutoModelForSequenceClassification.from_pretrained(entry.path / "merged")
-    expected = logits_of(result.model)
-    torch.testing.assert_close(logits_of(plain), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_training_starts_from_a_saved_adapter(trained):
@@ -279,27 +275,25 @@ def test_an_adapter_without_its_base_is_refused(trained, tmp_path):
     result.model.save_pretrained(folder)
     result.model.config.save_pretrained(folder)
     file = folder / "adapter_config.json"
-    told = json.loads(file.read_text()) | {
-        "base_model_name_or_path": str(tmp_path / "no")
-    }
-    file.write_text(json.dumps(told))
+    gone = {"base_model_name_or_path": str(tmp_path / "no")}
+    file.write_text(json.dumps(json.loads(file.read_text()) | gone))
     with pytest.raises(ModelError, match="put the base back there"):
         load_pretrained(folder)
 
 
 def test_a_killed_training_goes_on_and_checkpoints_are_small(tmp_path, starts):
-    task = "sequence-classification"
     often = {"log_every": 1, "checkpoint": {"every_steps": 5}, "resume": "auto"}
     lora = LORA | {"dropout": 0.1}
-    whole = run_job(lora_job(tmp_path / "whole", task, starts[task], lora, **often))
-    job = lora_job(tmp_path / "cut", task, starts[task], lora, **often)
+    start = starts[CLASSES]
+    whole = run_job(lora_job(tmp_path / "whole", CLASSES, start, lora, **often))
+    job = lora_job(tmp_path / "cut", CLASSES, start, lora, **often)
     crashed(job, "step 7/10")
     stored = load_file(step_folders(job.work_folder)[0] / "model.safetensors")
     assert stored
     assert all("lora_" in name or "classifier.modules" in name for name in stored)
     with pytest.raises(CheckpointError, match=r"model.lora.rank: 4 -> 8"):
         run_job(with_lora(job, lora | {"rank": 8}))
-    weights = Path(starts[task], "model.safetensors")
+    weights = Path(start, "model.safetensors")
     own = weights.read_bytes()
     weights.write_bytes(own[:-4] + b"\0\0\0\1")
     with pytest.raises(CheckpointError, match=r"base model.safetensors: "):
@@ -315,7 +309,7 @@ def test_only_the_adapter_and_the_head_are_trained(trained, starts):
     assert all("lora_" in name or "classifier.modules" in name for name in names)
     groups = trainer.optimizer.param_groups
     assert sum(len(group["params"]) for group in groups) == len(names) == 26
-    config = AutoConfig.from_pretrained(starts["sequence-classification"])
+    config = AutoConfig.from_pretrained(starts[CLASSES])
     sizes = [p.numel() for p in trainer.stepper.updater.parameters]
     assert count_parameters(config, job.settings.model) == sum(sizes)
     every = sum(p.numel() for p in trainer.model.model.parameters())
@@ -332,18 +326,16 @@ def test_frozen_weights_cost_no_operations(starts):
     whole = ModelFlops.of(base)
     adapt(base, "causal-lm", {"rank": 1})
     small = sum(p.numel() for p in base.parameters() if p.requires_grad)
-    first = base.base_model.layers[0].self_attn
-    below = sum(
-        layer.base_layer.weight.numel() * 2 + layer.lora_A["default"].weight.numel() * 2
-        for layer in [first.q_proj]
-    )
+    first = base.base_model.layers[0].self_attn.q_proj
+    parts = (first.base_layer, first.lora_A["default"])
+    below = sum(2 * part.weight.numel() for part in parts)
     assert ModelFlops.of(base).body == whole.body * 4 / 6 + 6 * small - below
 
 
 def test_a_new_head_and_a_new_pooler_are_trained(tmp_path):
     """The checkpoint of a language model has neither."""
     start = save_start(tmp_path / "start", "masked-lm")
-    job = lora_job(tmp_path, "sequence-classification", start)
+    job = lora_job(tmp_path, CLASSES, start)
     trainer = assemble(job, own_runtime())
     names = [n for n, p in trainer.model.named_parameters() if p.requires_grad]
     own = {n.partition(".modules_to_save")[0] for n in names if "lora_" not in n}
@@ -378,7 +370,7 @@ def test_settings_that_cannot_work_are_refused(case):
     [("qery", "did you mean query?"), ("classifier", "matches no linear layer")],
 )
 def test_targets_without_a_layer_are_refused_before_a_node_runs(starts, target, near):
-    start = starts["sequence-classification"]
+    start = starts[CLASSES]
     lora = LORA | {"targets": ["value", target]}
     settings = parse_settings({"model": {"name_or_path": str(start), "lora": lora}})
     (fault,) = model_key_faults(settings.model)
@@ -388,18 +380,15 @@ def test_targets_without_a_layer_are_refused_before_a_node_runs(starts, target, 
 
 def test_models_without_attention_have_no_adapter(tmp_path):
     start = save_start(tmp_path / "start", "next-key")
-    settings = job_for(tmp_path, "next-key", start).settings
-    given = settings.model.model_dump(mode="json") | {"lora": LORA}
-    (fault,) = model_key_faults(parse_settings({"model": given}).model)
+    job = lora_job(tmp_path, "next-key", start)
+    (fault,) = model_key_faults(job.settings.model)
     assert "a log_key_lstm model has no blocks of attention to adapt" in fault
 
 
 def test_a_language_model_without_its_head_has_no_adapter(tmp_path):
-    start = tmp_path / "body"
-    AutoModel.from_pretrained(save_start(tmp_path / "x", "masked-lm")).save_pretrained(
-        start
-    )
-    job = lora_job(tmp_path, "masked-lm", start)
+    body = AutoModel.from_pretrained(save_start(tmp_path / "whole", "masked-lm"))
+    body.save_pretrained(tmp_path / "body")
+    job = lora_job(tmp_path, "masked-lm", tmp_path / "body")
     with pytest.raises(SettingsError, match=r"the checkpoint has no cls\.predictions"):
         assemble(job, own_runtime())
 
@@ -414,7 +403,7 @@ def test_a_language_model_without_its_head_has_no_adapter(tmp_path):
     ],
 )
 def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
-    task = "causal-lm" if family == "qwen3" else "sequence-classification"
+    task = "causal-lm" if family == "qwen3" else CLASSES
     found = task_model(family, task, PACKED)
     adapt(found.model, task, {"rank": 4, "targets": targets})
     plan = replace(PLAN, joined=family == "bert")
@@ -427,8 +416,7 @@ def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_first_step_is_verified(tmp_path, starts, precision):
     """The comparison with plain PyTorch excludes the adapter's dropout."""
-    task = "sequence-classification"
-    job = lora_job(tmp_path, task, starts[task], LORA | {"dropout": 0.5})
+    job = lora_job(tmp_path, CLASSES, starts[CLASSES], LORA | {"dropout": 0.5})
     verdict = verify(job, own_runtime(precision))
     assert "parameters have a gradient of zero or none" in " ".join(verdict.notes)
     assert verdict is not None
@@ -464,11 +452,11 @@ def test_frozen_matrices_are_kept_in_the_type_of_their_products(
     ("family", "task"),
     [
         ("bert", "masked-lm"),
-        ("roberta", "sequence-classification"),
+        ("roberta", CLASSES),
         ("distilbert", "token-classification"),
         ("modernbert", "regression"),
         ("gpt2", "causal-lm"),
-        ("mistral", "sequence-classification"),
+        ("mistral", CLASSES),
     ],
 )
 def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, task):
@@ -479,9 +467,6 @@ def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, t
         torch.manual_seed(0)
         adapt(base, task)
         model = TaskModel(base, task_of(task), 24, whole=strategy == "grouped").train()
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:  # otherwise the adapter has no effect
-                torch.nn.init.normal_(parameter, std=0.1)
         for micro in step_rows(family, task, strategy)[0].micro_batches:
             model(micro)[0].backward()
         own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -495,13 +480,9 @@ def test_adapted_query_key_and_value_are_joined_after_their_products(
     targets, monkeypatch
 ):
     monkeypatch.setattr(joined_blocks, "joined_attention", by_row)
-    task = "sequence-classification"
-    model = built("bert", task, PACKED)
-    adapt(model, task, LORA | {"targets": targets})
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_()
-        if "lora_B" in name:  # otherwise the adapter has no effect
-            torch.nn.init.normal_(parameter, std=0.1)
+    model = built("bert", CLASSES, PACKED)
+    adapt(model, CLASSES, LORA | {"targets": targets})
+    model.requires_grad_()
     expected = packed_gradients(model)
     assert joined_blocks.fuse_bert(model) == 2
     assert_alike(packed_gradients(model), expected)
@@ -531,13 +512,12 @@ def test_adapted_blocks_share_whole_graphs(monkeypatch):
 
 def test_rows_are_replayed_with_the_adapter_and_its_gradient(tmp_path):
     """After training, the loss and the gradient norm of one row are those of peft."""
-    task = "sequence-classification"
-    start = save_start(tmp_path / "start", task)
-    job = lora_job(tmp_path, task, start, max_steps=3, learning_rate=0.05)
+    start = save_start(tmp_path / "start", CLASSES)
+    job = lora_job(tmp_path, CLASSES, start, max_steps=3, learning_rate=0.05)
     train(job, own_runtime())
     name, ((found_loss, found_norm),) = replay(job, own_runtime(), [5], 10**9)
     folder = job.work_folder / name
-    base = TASKS[task].from_pretrained(start)
+    base = TASKS[CLASSES].from_pretrained(start)
     model = PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
     ids = torch.from_numpy(job.train.views(np.array([5]))[0].copy()).long()[None]
     label = torch.tensor(job.train.labels_of(np.array([5])))

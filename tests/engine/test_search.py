@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from flatout.engine.benchmark import (
     rungs as rungs_module,
@@ -258,10 +259,8 @@ def test_a_host_that_slows_hides_no_gain(tmp_path):
     *_, last = like = [chosen.rate] + [
         trial.rate for trial in slowing.bench.results if trial.kind == "again"
     ]
-    assert (source["samples_per_s_low"], source["samples_per_s_high"]) == (
-        last,
-        chosen.rate,
-    )
+    assert source["samples_per_s_low"] == last
+    assert source["samples_per_s_high"] == chosen.rate
     assert rate == pytest.approx(median(like))
 
 
@@ -308,18 +307,8 @@ def test_processes_that_share_the_cores_are_not_bound_by_their_exchange(tmp_path
 def test_the_ladder_starts_at_conf_slow():
     stored = yaml.safe_load((PROJECT / "conf/slow/parameters.yml").read_text())
     base = parse_settings({"model": {"config": {"model_type": "bert"}}})
-    by_file = parse_settings(merged(base.model_dump(mode="json"), stored))
-    assert with_changes(base, SLOW) == by_file
-
-
-def merged(base: dict, over: dict) -> dict:
-    return {
-        **base,
-        **{
-            name: merged(base[name], value) if isinstance(value, dict) else value
-            for name, value in over.items()
-        },
-    }
+    by_file = OmegaConf.merge(base.model_dump(mode="json"), stored)
+    assert with_changes(base, SLOW) == parse_settings(OmegaConf.to_container(by_file))
 
 
 def climbed(folder, machine=None, kind=FormulaBench):
@@ -348,10 +337,8 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
     assert top.cumulative == pytest.approx(
         top.samples_per_s / steps["conf/slow"].samples_per_s
     )
-    assert (end.name, end.individual) == (
-        "all that was kept, compared with conf/slow",
-        None,
-    )
+    assert end.name == "all that was kept, compared with conf/slow"
+    assert end.individual is None
     assert end.cumulative == pytest.approx(top.cumulative)
     assert not steps["pad to the longest of the batch"].kept
 
@@ -398,22 +385,10 @@ def test_each_kept_optimisation_is_left_out_of_all_that_was_kept(tmp_path):
     assert packed.leave_one_out == pytest.approx(packed.individual)
     assert (fused.leave_one_out, fused.leave_one_out_note) == (pytest.approx(1.0), "")
     grouped = steps["sorted within the batch"]
-    assert (grouped.leave_one_out, grouped.leave_one_out_note) == (
-        None,
-        "not applicable: a later rung replaces it",
-    )
+    assert grouped.leave_one_out is None
+    assert grouped.leave_one_out_note == "not applicable: a later rung replaces it"
     dropped = steps["pad to the longest of the batch"]
     assert (dropped.leave_one_out, dropped.leave_one_out_note) == (None, "")
-
-
-def test_what_is_left_out_trains_with_the_configured_batch(tmp_path):
-    found = bench(tmp_path, mode="ladder")
-    found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
-    search = Search(found)
-    MODES["ladder"](search)
-    trials = [t for t in found.results if t.label.startswith(LEFT_OUT)]
-    assert {trial.global_batch_size for trial in trials} == {32}
-    assert "global batch 32" not in left_out(search)
 
 
 @dataclass
@@ -553,10 +528,8 @@ class LonelyBench(FormulaBench):
 def test_a_rung_stands_alone_where_two_cannot(kind, tmp_path):
     search = climbed(tmp_path, WORKERS_COST, kind=kind)
     slow, history, *_, end = search.ladder
-    assert (history.individual, history.note) == (
-        pytest.approx(1.0),
-        "one after the other",
-    )
+    assert history.individual == pytest.approx(1.0)
+    assert history.note == "one after the other"
     labels = ["conf/slow", history.name]
     labels += ["the reference, alone", f"{history.name}, alone"]
     found = [trial.label for trial in search.bench.results]
@@ -609,12 +582,12 @@ def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
 
 def test_the_ladder_ends_where_conf_slow_does_not_run(tmp_path):
     search = climbed(tmp_path, {"memory_tokens": 0})
-    assert [(s.name, s.status, s.kept) for s in search.ladder] == [
-        ("conf/slow", "oom", False)
-    ]
+    [only] = search.ladder
+    assert (only.name, only.status, only.kept) == ("conf/slow", "oom", False)
 
 
 def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
+    """What is left out trains with the configured batch."""
     found = bench(tmp_path, mode="ladder")
     found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
     marked = [rung.changes_optimisation for rung in rungs(found.settings)]
@@ -628,11 +601,12 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
         False,
     )
     assert same.cumulative == pytest.approx(larger.cumulative / larger.individual)
-    assert (end.name, end.changes_optimisation) == (
-        "all that was kept, compared with conf/slow",
-        True,
-    )
+    assert end.name == "all that was kept, compared with conf/slow"
+    assert end.changes_optimisation
     assert end.cumulative == pytest.approx(larger.cumulative)
+    trials = [t for t in found.results if t.label.startswith(LEFT_OUT)]
+    assert {trial.global_batch_size for trial in trials} == {32}
+    assert "global batch 32" not in left_out(search)
 
 
 @pytest.mark.parametrize(
