@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
+import transformers
 from tokenizers import decoders, pre_tokenizers, processors
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
@@ -170,6 +171,13 @@ def test_token_type_ids_are_made_only_if_transformers_returns_them(tmp_path):
     file = saved(tmp_path / "t", model)
     assert "token_type_ids" not in AutoTokenizer.from_pretrained(file.folder)("a", "b")
     assert not file.gives_type_ids
+    config = file.folder / "tokenizer_config.json"
+    unnamed = json.loads(config.read_text())
+    del unnamed["model_input_names"]
+    for kind in ("GPT2Tokenizer", "BertTokenizerFast", "TokenizersBackend"):
+        config.write_text(json.dumps(unnamed | {"tokenizer_class": kind}))
+        names = getattr(transformers, kind).model_input_names
+        assert TokenizerFile(file.folder).gives_type_ids == ("token_type_ids" in names)
 
 
 def test_transformers_reads_a_space_before_words_from_the_saved_tokenizer(tmp_path):

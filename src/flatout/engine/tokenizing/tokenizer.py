@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 FORMAT_VERSION = 2
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Tokenizer classes of transformers that return no token type ids."""
 ENDS_TEXTS = "flatout_ends_texts"
 """Config key of a saved tokenizer that adds no end token, because a prompt must not end
 with one. If the key is set, flatout itself adds an end token to training texts."""
@@ -68,9 +66,15 @@ class TokenizerFile:
     def gives_type_ids(self) -> bool:
         """Return whether transformers returns `token_type_ids` for a pair of texts."""
         names = self.config.get("model_input_names")
-        if names is not None:
-            return "token_type_ids" in names
-        return self.config.get("tokenizer_class") not in GENERIC_CLASSES
+        if names is None:
+            import transformers
+
+            generic = transformers.PreTrainedTokenizerFast
+            kind = getattr(
+                transformers, self.config.get("tokenizer_class", ""), generic
+            )
+            names = kind.model_input_names
+        return "token_type_ids" in names
 
     @property
     def chat_template(self) -> str | None:
