@@ -124,9 +124,8 @@ def test_odd_files_are_converted_or_told_of(raw):
         found.update(zip(data["source"], data["inputs"], strict=True))
     assert len(found) == 65
     pixels = {name: np.array(rows)[..., 0] for name, rows in found.items()}
-    np.testing.assert_array_equal(pixels["dark/deep.png"], grey)
-    np.testing.assert_array_equal(pixels["dark/palette.png"], grey)
-    np.testing.assert_array_equal(pixels["dark/moving.gif"], grey)
+    for name in ("deep.png", "palette.png", "moving.gif"):
+        np.testing.assert_array_equal(pixels[f"dark/{name}"], grey)
     np.testing.assert_array_equal(pixels["dark/turned.png"], np.rot90(grey, -1))
 
 
@@ -448,22 +447,17 @@ def test_a_checkpoint_from_elsewhere_standardises_as_its_processor_does(tmp_path
     """The image size is also stored, because configs of ResNets from the Hub lack
     it."""
     job = job_of(tmp_path, RESNET, max_steps=1)
-    sizes = {k: v for k, v in RESNET.items() if k != "model_type"}
-    plain = AutoModelForImageClassification.from_config(
-        AutoConfig.for_model("resnet", **sizes)
-    )
-    plain.save_pretrained(tmp_path / "plain")
+    folder, plain = tmp_path / "plain", AutoConfig.for_model(**RESNET)
+    AutoModelForImageClassification.from_config(plain).save_pretrained(folder)
     mean, deviation = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
     processor = BitImageProcessorPil(image_mean=mean, image_std=deviation)
-    processor.save_pretrained(tmp_path / "plain")
-    chosen = job.settings.model.model_copy(
-        update={"name_or_path": str(tmp_path / "plain")}
-    )
+    processor.save_pretrained(folder)
+    chosen = job.settings.model.model_copy(update={"name_or_path": str(folder)})
     config = build(chosen, job.task, None, 1, facts=job.train.facts).config
     assert config.image_mean == pytest.approx([255 * value for value in mean])
     assert config.image_std == pytest.approx([255 * value for value in deviation])
     assert config.image_size == 8
-    (tmp_path / "plain/preprocessor_config.json").unlink()
+    (folder / "preprocessor_config.json").unlink()
     config = build(chosen, job.task, None, 1, facts=job.train.facts).config
     assert config.image_mean == pytest.approx(job.train.facts.mean)
 
@@ -494,9 +488,8 @@ def test_grey_images_have_no_processor(tmp_path):
 
 def test_batchnorm_over_ranks_of_a_cpu_is_refused(tmp_path):
     job = job_of(tmp_path, RESNET)
-    runtime = replace(
-        set_up(job.settings.runtime), ranks=Ranks(world_size=2, local_world_size=2)
-    )
+    ranks = Ranks(world_size=2, local_world_size=2)
+    runtime = replace(set_up(job.settings.runtime), ranks=ranks)
     with pytest.raises(SettingsError, match="statistics ranks share only on GPUs"):
         resolve(job, runtime, build_model(job).config)
 
@@ -533,11 +526,10 @@ def test_rows_that_hold_files_train_as_rows_of_pixels_do(tmp_path):
     unchanged."""
     options = {"max_steps": 4, "crop_area": 0.5}
     pixels = job_of(tmp_path / "pixels", CONVNEXT, **options)
-    files = job_of(tmp_path / "files", CONVNEXT, keep="files", **options)
-    loaded = {"loader": {"num_workers": 2}}
-    by_workers = job_of(
-        tmp_path / "workers", CONVNEXT, keep="files", **options, **loaded
-    )
+    options |= {"keep": "files"}
+    files = job_of(tmp_path / "files", CONVNEXT, **options)
+    loader = {"num_workers": 2}
+    by_workers = job_of(tmp_path / "workers", CONVNEXT, loader=loader, **options)
     [first] = files.train.table.slice(0, 1).to_pylist()
     assert first["encoded"] == (tmp_path / "files/raw" / first["source"]).read_bytes()
     assert files.train.facts.as_dict() == pixels.train.facts.as_dict()

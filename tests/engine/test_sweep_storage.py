@@ -220,16 +220,12 @@ def test_a_second_command_on_the_same_file_is_refused(tmp_path):
 def test_a_dead_machines_trial_is_taken_over_once(tmp_path, monkeypatch):
     """Two machines use one server, from which the first is disconnected."""
     place = f"sqlite:///{tmp_path}/server.db"
-    names = dict(heartbeat_interval=1, grace_period=1)
+    beats = {"heartbeat_interval": 1, "grace_period": 1}
+    beats |= {"heartbeat_stale_trial_callback": requeue}
+    storages = [ServerStorage(place, **beats) for _ in range(2)]
     first, second = (
-        optuna.create_study(
-            storage=ServerStorage(
-                place, **names, heartbeat_stale_trial_callback=requeue
-            ),
-            study_name="s",
-            load_if_exists=True,
-        )
-        for _ in range(2)
+        optuna.create_study(storage=storage, study_name="s", load_if_exists=True)
+        for storage in storages
     )
     first.enqueue_trial({"x": 0.5}, user_attrs={PLACE: 1})
     begins, seen = threading.Event(), threading.Event()
