@@ -65,7 +65,7 @@ class Model:
         if "inputs" not in asked or len(about["inputs"]) > 1:
             raise ValueError(f"texts or inputs are needed, not {sorted(asked)}")
         (name, kind), rows = *about["inputs"].items(), asked["inputs"]
-        if isinstance(rows[0], dict):
+        if rows and isinstance(rows[0], dict):
             rows = [[row[column] for column in about["columns"]] for row in rows]
         given = np.array(rows)
         if name == "pixel_values":

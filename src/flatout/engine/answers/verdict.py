@@ -133,7 +133,7 @@ def compare(
         _change(plain, found),
     ]
     modules = _modules(plain, found, max(LEAST, TIMES * roundoff), times)
-    modules.sort(key=lambda c: (c.is_within, -c.error / c.tolerance))
+    modules.sort(key=_excess, reverse=True)
     faults = [*_gradient_faults(plain, found), *wrong(checks)]
     if bad := [check for check in modules if not check.is_within]:
         faults.append(
@@ -157,6 +157,11 @@ def _change(plain: PlainStep, found: Step) -> Check:
         change = after[name] - before
         values.append((weights - before, change, change + ROUNDOFF["fp32"] * before))
     return compared("change of weights", values, 1e-3)
+
+
+def _excess(check: Check) -> float:
+    """Return how many times its tolerance an error is. NaN counts as infinite."""
+    return math.inf if math.isnan(check.error) else check.error / check.tolerance
 
 
 def _modules(plain: PlainStep, found: Step, least: float, times: float) -> list[Check]:

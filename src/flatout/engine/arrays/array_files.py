@@ -204,17 +204,21 @@ def _arrays(file: Path) -> Iterator[Mapping[str, Any]]:
             with np.load(file, allow_pickle=False) as opened:
                 yield dict(opened)
         else:
-            import h5py
-
-            with h5py.File(file, "r") as opened:
+            with _h5py(file).File(file, "r") as opened:
                 yield {n: a for n, a in opened.items() if hasattr(a, "dtype")}
     except ArraysError:
         raise
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        raise ArraysError(f"{file} cannot be read: {error}") from error
+
+
+def _h5py(file: Path) -> Any:
+    try:
+        import h5py
     except ImportError as error:
         text = f"{file} requires h5py: pip install 'flatout[arrays]'"
         raise ArraysError(text) from error
-    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise ArraysError(f"{file} cannot be read: {error}") from error
+    return h5py
 
 
 def open_source(

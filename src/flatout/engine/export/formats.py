@@ -28,7 +28,6 @@ LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*"
 """Patterns of files in the model's folder that are not copied to the export."""
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 """ONNX Runtime sends usage data to Microsoft unless this variable is set."""
-STATISTICS = ("image_mean", "image_std")
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
 """A function from named input tensors to the output of `Forward`."""

@@ -8,7 +8,6 @@ rebuilt.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -60,7 +59,7 @@ class ContentKey:
         ]
 
 
-LONGEST_SHOWN = 100
+LONGEST_SHOWN, CHUNK_BYTES = 100, 1 << 24
 
 
 def _is_unreadable(then: str, now: str) -> bool:
@@ -76,8 +75,16 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 def file_hash(path: Path) -> str:
     """Return a file's xxh3 hash (32 hex digits). The hash detects accidental
     corruption, but not tampering."""
+    state = xxhash.xxh3_128()
+    add_bytes(state, path)
+    return state.hexdigest()
+
+
+def add_bytes(state: Any, path: Path) -> None:
+    """Update the hash `state` with the bytes of a file."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        while chunk := file.read(CHUNK_BYTES):
+            state.update(chunk)
 
 
 def arrow_digest(batches: Iterable[Any]) -> str:

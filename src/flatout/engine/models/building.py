@@ -34,6 +34,10 @@ from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task
 from flatout.engine.tokenizing.tokenizer_checks import usable_positions
 
+FAULTS = (ArithmeticError, KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""The errors of a model whose files or sizes are wrong. A size of 0, for example, leads
+to a division by zero. Other errors are bugs in the model's code."""
+
 
 class ModelError(ValueError):
     """Raised if a model cannot be built, loaded or used for the task."""
@@ -105,7 +109,7 @@ def _made(
             options |= {"trust_remote_code": True, "code_revision": settings.revision}
         with torch.device("meta") if empty else nullcontext():
             return auto.from_config(config, **options)
-    except Exception as error:  # wrong sizes fail in many ways, a 0 by a division
+    except FAULTS as error:
         raise ModelError(_load_fault(settings, error)) from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,12 +148,6 @@ def files_of(path: Path) -> list[Path]:
 def is_plain(path: Path) -> bool:
     """Return whether no part of the relative `path` starts with a dot or underscore."""
     return not any(part.startswith((".", "_")) for part in path.parts)
-
-
-def add_bytes(state: Any, file: Path) -> None:
-    """Update the hash `state` with the bytes of `file`."""
-    with readable(file), file.open("rb") as stream:
-        hashlib.file_digest(stream, lambda: state)
 
 
 @contextmanager

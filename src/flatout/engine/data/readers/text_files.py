@@ -16,11 +16,11 @@ from flatout.engine.data.readers.csv_reader import CsvReader
 from flatout.engine.data.readers.file_reader import (
     FileReader,
     Format,
-    add_bytes,
     files_of,
     readable,
 )
 from flatout.engine.data.readers.json_reader import JsonReader
+from flatout.engine.files.content_key import add_bytes
 
 READERS: dict[str, type[FileReader]] = {
     ".csv": CsvReader,
@@ -97,7 +97,7 @@ class TextFiles:
         for shard in self.files:
             with readable(shard):
                 state.update(f"\0{shard.name}\0{shard.stat().st_size}\0".encode())
-            add_bytes(state, shard)
+                add_bytes(state, shard)
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:

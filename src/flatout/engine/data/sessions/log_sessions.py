@@ -20,7 +20,7 @@ from flatout.engine.data.raw_texts import (
     RawBatch,
     RawTextsError,
 )
-from flatout.engine.data.readers.file_reader import add_bytes, files_of, readable
+from flatout.engine.data.readers.file_reader import files_of, readable
 from flatout.engine.data.readers.text_files import reader_of
 from flatout.engine.data.sessions.grouping import (
     ABNORMAL,
@@ -31,6 +31,7 @@ from flatout.engine.data.sessions.grouping import (
     group_lines,
     read_labels,
 )
+from flatout.engine.files.content_key import add_bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class LogSessions:
         for path in (self.path, self.abnormal, self.labels):
             for file in [] if path is None else _files(path):
                 state.update(f"\0{file.name}\0".encode())
-                add_bytes(state, file)
+                with readable(file):
+                    add_bytes(state, file)
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
