@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -306,9 +307,12 @@ def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
 
 def register_packed_attention() -> str:
     """Register PyTorch's flash attention for concatenated rows with transformers, and
-    return its name. Without a GPU, attention is computed row by row."""
+    return its name. It uses FlashAttention 4 if its package is installed. Without a
+    GPU, attention is computed row by row."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    if IS_CUDA and find_spec("flash_attn"):
+        torch.nn.attention.activate_flash_attention_impl("FA4")
     AttentionInterface.register("packed_rows", _packed_attention)
     AttentionMaskInterface.register("packed_rows", lambda *_, **__: None)
     return "packed_rows"
