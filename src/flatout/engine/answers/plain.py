@@ -7,9 +7,10 @@ optimisations. `Plain.described` describes the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatout.engine.batches.collation import Collator
 from flatout.engine.families import family_of
+from flatout.engine.machine.runtime import Runtime, exact_products
+from flatout.engine.models.model import TaskModel
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import Rows, SplitRows
 from flatout.engine.tasks import IGNORED, Task, has_custom_head
@@ -29,6 +32,10 @@ OF_ROWS = ("sequence-classification", "regression", "multi-label-classification"
 OF_NEXT = ("causal-lm", "next-key")
 OF_TOKENS = (*OF_NEXT, "token-classification", "masked-lm")
 """The token-level tasks that transformers also supports."""
+FP32 = torch.finfo(torch.float32).eps / 2
+"""The unit roundoff of fp32: half the distance from 1 to the next larger number."""
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -65,29 +72,26 @@ class Plain:
         kind = type(self.model).__name__
         if self._has_counterpart:
             return f"plain transformers ({kind}), rows without padding, losses of torch"
-        whole = "all rows at once" if self._needs_all else "rows without padding"
         return (
-            f"the module itself ({kind}) in fp32, {whole}, with the task's own loss: "
+            f"the module itself ({kind}) in fp32, with the task's own loss: "
             "transformers has no counterpart of this task and model"
         )
 
-    @property
-    def _needs_all(self) -> bool:
-        family = family_of(self.model.config)
-        return self.task.whole_batch or family.samples.batch_statistics
-
-    def parts(self, row_ids: Ints) -> Iterator[Part]:
-        """Yield the loss and logits of the rows `row_ids` (N,), in groups of a few
-        rows. Random choices, such as masks, are those of the first epoch."""
-        part = self._plain_part if self._has_counterpart else self._own_part
-        with sdpa_kernel(SDPBackend.MATH):
-            rows, ids = self.rows.sequences(row_ids)
-            for own in [ids] if self._needs_all else by_length(rows, ids):
-                yield part(rows, own)
+    def in_both_precisions(
+        self, runtime: Runtime, compute: Callable[[], Result]
+    ) -> tuple[Result, Result]:
+        """Return the results of `compute` in fp32, and in the precision of the run. If
+        that is fp32 too, the last bits of the weights are changed in between."""
+        with exact_products():
+            exact = compute()
+        if roundoff_of(runtime) == FP32:
+            _change_last_bits(self.model)
+        with runtime.autocast():
+            return exact, compute()
 
     def backward(self, row_ids: Ints) -> tuple[float, int, float]:
         """Compute the gradients of the loss summed over the rows `row_ids` (N,). Return
-        this loss, the number of targets, and the divisor."""
+        the mean loss, the number of targets, and the divisor of the mean."""
         self.model.zero_grad(set_to_none=True)
         loss, targets, divisor = 0.0, 0, 0.0
         for part in self.parts(row_ids):
@@ -95,7 +99,18 @@ class Plain:
                 part.loss.backward()  # type: ignore[no-untyped-call]
             loss, targets = loss + part.loss.item(), targets + part.targets
             divisor += part.divisor
-        return loss, targets, divisor or 1.0
+        return loss / (divisor or 1.0), targets, divisor or 1.0
+
+    def parts(self, row_ids: Ints) -> Iterator[Part]:
+        """Yield the loss and logits of the rows `row_ids` (N,), in groups of a few
+        rows. Random choices, such as masks, are those of the first epoch."""
+        part = self._plain_part if self._has_counterpart else self._own_part
+        rows, ids = self.rows.sequences(row_ids)
+        samples = family_of(self.model.config).samples
+        needs_all = self.task.whole_batch or samples.batch_statistics
+        with sdpa_kernel(SDPBackend.MATH):
+            for own in [ids] if needs_all else by_length(rows, ids):
+                yield part(rows, own)
 
     def _plain_part(self, rows: Rows, ids: Ints) -> Part:
         logits, labels = self._outputs(rows, ids)
@@ -105,20 +120,16 @@ class Plain:
             of = F.mse_loss if is_number else F.binary_cross_entropy_with_logits
             loss = of(logits.view_as(labels), labels, reduction="sum")
             return Part(ids, loss, len(labels), len(labels), logits)
-        weights = None
-        if options.class_weights is not None:
-            weights = torch.tensor(options.class_weights, device=logits.device)
+        classes = options.class_weights or [1.0] * logits.shape[-1]
+        weights = torch.tensor(classes, device=logits.device)
+        smoothing = options.label_smoothing
         losses = F.cross_entropy(
-            logits,
-            labels,
-            weights,
-            label_smoothing=options.label_smoothing,
-            reduction="none",
+            logits, labels, weights, label_smoothing=smoothing, reduction="none"
         )
         if options.focal_gamma:
             right = logits.softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
             losses = losses * (1 - right).clamp(min=1e-8) ** options.focal_gamma
-        divisor = len(labels) if weights is None else float(weights[labels].sum())
+        divisor = float(weights[labels].sum())
         return Part(ids, losses.sum(), len(labels), divisor, logits)
 
     def _outputs(self, rows: Rows, ids: Ints) -> tuple[Tensor, Tensor]:
@@ -140,8 +151,8 @@ class Plain:
         return logits[labels != IGNORED], labels[labels != IGNORED]
 
     def _tensor(self, rows: Rows, ids: Ints, column: str = "input_ids") -> Tensor:
-        found = np.stack([np.asarray(view) for view in rows.views(ids, column)])
-        return torch.from_numpy(found.astype(np.int64)).to(self.model.device)
+        found = np.stack(rows.views(ids, column)).astype(np.int64)
+        return torch.from_numpy(found).to(self.model.device)
 
     def _masked(self, rows: Rows, ids: Ints, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs (B, T) for masked-lm, i.e. `tokens` with masks, and the
@@ -149,41 +160,31 @@ class Plain:
         drawn = self.task.targets(rows, ids, 0, pools_last=False)
         inputs = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
         labels = torch.full_like(tokens, IGNORED)
-        for row, places in enumerate(map(torch.tensor, drawn.places)):
+        for row, places in enumerate(drawn.places):
             labels[row, places] = tokens[row, places]
         return inputs.to(tokens.device), labels
 
+    @cached_property
+    def _module(self) -> TaskModel:
+        """flatout's module without optimisations: the whole model computes its logits,
+        or a custom head computes them from the last hidden states."""
+        module = TaskModel(self.model, self.task, self.max_length, whole=True)
+        if has_custom_head(self.task):
+            module.head = self.task.head
+        return module.train(self.model.training)
+
     def _own_part(self, rows: Rows, ids: Ints) -> Part:
         """Compute the loss of the rows `ids` (B,) with flatout's own model and loss."""
-        task, family = self.task, family_of(self.model.config)
-        pad = task.vocabulary.pad_token_id if task.vocabulary else 0
+        task, vocabulary = self.task, self.task.vocabulary
+        pad = vocabulary.pad_token_id if vocabulary else 0
         layout = Layout(pad_token_id=pad, max_length=self.max_length)
-        micro = Collator(task, layout, family.causal).collate(rows, ids, 0)
+        collator = Collator(task, layout, self._module.family.causal)
+        micro = collator.collate(rows, ids, 0)
         batch = {name: t.to(self.model.device) for name, t in micro.items()}
-        logits, labels = self._own_logits(batch), batch["labels"]
-        targets, divisor = (
-            int(task.real(labels).sum()),
-            task.divisor(rows, ids, 0),
-        )
-        loss = task.loss(logits, labels)
-        return Part(ids, loss, targets, targets if divisor is None else divisor, logits)
-
-    def _own_logits(self, batch: dict[str, Tensor]) -> Tensor:
-        model, task = self.model, self.task
-        family = family_of(model.config)
-        if model.training:
-            batch = dict(family.samples.augment(model.config, batch))
-        inputs = family.inputs(model.config, batch, self.max_length)
-        one_a_row, index = task.head_kind.one_a_row, batch["target_index"]
-        if not has_custom_head(task):
-            logits: Tensor = model(**inputs).logits
-            return logits if one_a_row else logits.flatten(0, 1)[index]
-        hidden = model.base_model(**inputs).last_hidden_state
-        means = family.pools_mean(task.head_kind, model.config)
-        if task.pooling == "mean" or (task.pooling is None and means):
-            mask = batch["attention_mask"][..., None]
-            return task.head(model, (hidden * mask).sum(1) / mask.sum(1))
-        return task.head(model, hidden.flatten(0, 1)[index])
+        logits, labels = self._module.logits(batch), batch["labels"]
+        targets, divisor = int(task.real(labels).sum()), task.divisor(rows, ids, 0)
+        divisor = targets if divisor is None else divisor
+        return Part(ids, task.loss(logits, labels), targets, divisor, logits)
 
 
 def by_length(rows: Rows, ids: Ints) -> Iterator[Ints]:
@@ -192,3 +193,22 @@ def by_length(rows: Rows, ids: Ints) -> Iterator[Ints]:
     for length in np.unique(lengths).tolist():
         own = ids[lengths == length]
         yield from np.split(own, range(ROWS_AT_ONCE, len(own), ROWS_AT_ONCE))
+
+
+def roundoff_of(runtime: Runtime) -> float:
+    """Return the unit roundoff of matmuls in the run's precision. That of TF32, if it
+    is enabled, is the same as that of fp16."""
+    tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    dtype = runtime.compute_dtype
+    dtype = torch.float16 if tf32 and dtype == torch.float32 else dtype
+    return torch.finfo(dtype).eps / 2
+
+
+@torch.no_grad()
+def _change_last_bits(model: Any) -> None:
+    """Multiply each weight randomly by 1 plus or minus twice fp32's unit roundoff."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            signs = torch.randint(0, 2, parameter.shape).to(parameter.device) * 2 - 1
+            parameter.mul_(1 + signs * 2 * FP32)

@@ -48,7 +48,7 @@ def replay(
 def _replayed(plain: Plain, row: int) -> tuple[float, float]:
     loss, _, divisor = plain.backward(np.array([row]))
     grads = [p.grad for p in plain.model.parameters() if p.grad is not None]
-    return loss / divisor, float(get_total_norm(grads)) / divisor
+    return loss, float(get_total_norm(grads)) / divisor
 
 
 def _saved(folder: Path) -> dict[float, Path]:

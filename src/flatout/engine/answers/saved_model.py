@@ -9,17 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.engine.answers.plain import Plain
-from flatout.engine.answers.plain_step import roundoff_of
-from flatout.engine.answers.verdict import (
-    LEAST,
-    TIMES,
-    Verdict,
-    compared,
-    compared_loss,
-    wrong,
-)
-from flatout.engine.machine.runtime import exact_products
+from flatout.engine.answers.plain import Plain, roundoff_of
+from flatout.engine.answers.verdict import LEAST, TIMES, Verdict, compared, wrong
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
@@ -50,15 +41,14 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     runtime, loss = predictor.runtime, predictor.evaluate(rows).loss
     module, plain_task = plain.to(runtime.device).eval(), without_options(task)
     reference = Plain(module, plain_task, rows, predictor.max_length)
-    with exact_products():
-        theirs, answers = _outputs(reference)
-    with runtime.autocast():
-        rounded, near = _outputs(reference)
+    outputs = reference.in_both_precisions(runtime, lambda: _outputs(reference))
+    (theirs, answers), (rounded, near) = outputs
     roundoff = roundoff_of(runtime)
-    checks = [compared_loss((loss, theirs, rounded), roundoff)]
+    losses = [(loss, theirs, rounded)]
+    checks = [compared("loss", losses, max(LEAST / 10, roundoff))]
     if task.head_kind.one_a_row:
-        outputs, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
-        values = outputs - mean, answers - mean, near - mean
+        found, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
+        values = found - mean, answers - mean, near - mean
         checks.append(compared("outputs", [values], max(LEAST, TIMES * roundoff)))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "

@@ -13,7 +13,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from flatout.engine.answers.plain_step import PlainStep, Step, roundoff_of
+from flatout.engine.answers.plain import roundoff_of
+from flatout.engine.answers.plain_step import PlainStep, Step
 from flatout.engine.answers.verdict import TIMES, Verdict, compare
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.checkpoints.shards import whole_tensor
@@ -46,23 +47,23 @@ def verify_job(job: TrainJob) -> Verdict:
             "train.distributed.num_machines=1, without torchrun, accelerate or srun"
         )
     processes = resolve_processes(distributed)
-    if processes == 1:
-        verdict = verify(job, set_up(job.settings.runtime))
-        assert verdict is not None  # noqa: S101 - the only rank is the main one
-        return verdict
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
-        write_spec(job, processes, folder, work=f"{__name__}:{verify_rank.__name__}")
-        if error := Attempt(job, processes, folder).run():
-            raise error
+        if processes == 1:
+            verify_rank(job, set_up(job.settings.runtime), None, folder)
+        else:
+            work = f"{__name__}:{verify_rank.__name__}"
+            write_spec(job, processes, folder, work=work)
+            if error := Attempt(job, processes, folder).run():
+                raise error
         return TypeAdapter(Verdict).validate_json((folder / VERDICT).read_bytes())
 
 
 def verify_rank(
-    job: TrainJob, runtime: Runtime, group: ProcessGroup, folder: Path
+    job: TrainJob, runtime: Runtime, group: ProcessGroup | None, folder: Path
 ) -> None:
-    """Call `verify` in one of several ranks. The main rank writes the verdict to the
-    file VERDICT in `folder`."""
+    """Call `verify` in one of the ranks. The main rank writes the verdict to the file
+    VERDICT in `folder`."""
     if verdict := verify(job, runtime, group):
         (folder / VERDICT).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
 
@@ -75,21 +76,8 @@ def verify(
     files are written. Raises SettingsError if the plain step does not fit in memory,
     and any error with which the run fails to start."""
     job = without_dropout(job)
-    plain = fault = None
-    if runtime.ranks.is_main:
-        try:
-            with heartbeat.phase("evaluate"):
-                plain = PlainStep(job, runtime)
-        except RuntimeError as error:  # starting the run may raise a clearer error
-            fault = error
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
-    if fault is not None:
-        if not is_out_of_memory(fault):
-            raise fault
-        raise SettingsError(
-            "verify: the plain step in fp32 does not fit this device's memory; verify "
-            "with a smaller train.global_batch_size or tokenize.max_length"
-        ) from fault
+    plain = _plain_step(job, runtime) if runtime.ranks.is_main else None
     found = own_step(trainer, group)
     if plain is None:
         return None
@@ -100,23 +88,26 @@ def verify(
     return Verdict(step, plain.described, *judged)
 
 
+def _plain_step(job: TrainJob, runtime: Runtime) -> PlainStep:
+    try:
+        with heartbeat.phase("evaluate"):
+            return PlainStep(job, runtime)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise SettingsError(
+            "verify: the plain step in fp32 does not fit this device's memory; verify "
+            "with a smaller train.global_batch_size or tokenize.max_length"
+        ) from error
+
+
 def without_dropout(job: TrainJob) -> TrainJob:
     """Return a copy of `job` that uses no dropout and does not resume a checkpoint."""
-    config = build_model(job, empty=True).config.to_dict()
-    off = {
-        name: 0.0
-        for name, value in config.items()
-        if "drop" in name and isinstance(value, float) and value
-    }
-    model = job.settings.model
+    model, config = job.settings.model, build_model(job, empty=True).config.to_dict()
+    rates = {n for n, v in config.items() if "drop" in n and isinstance(v, float)}
     key = "config" if model.name_or_path is None else "overrides"
-    return job.changed(
-        {
-            f"model.{key}": {**getattr(model, key), **off},
-            "model.lora.dropout": 0.0,
-            "train.resume": "never",
-        }
-    )
+    off = {f"model.{key}": getattr(model, key) | dict.fromkeys(rates, 0.0)}
+    return job.changed({**off, "model.lora.dropout": 0.0, "train.resume": "never"})
 
 
 class NotedUpdater(Updater):
