@@ -77,6 +77,13 @@ def made(tmp_path):
     return project
 
 
+def test_the_log_names_the_data(tmp_path, caplog):
+    project = Project(tmp_path / "data", write(tmp_path / "numbers.csv", "one"))
+    with caplog.at_level(logging.INFO, "flatout"):
+        project.run(split)
+    assert caplog.messages[0] == "raw_texts: numbers.csv"
+
+
 def tokenize_and_train():
     """Return pipelines that tokenize the existing rows and train."""
     return tokenize() + train()

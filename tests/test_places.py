@@ -64,7 +64,8 @@ def test_relative_paths_of_parameters_start_at_the_project(tmp_path, monkeypatch
     assert found.paths.checkpoints == str(project / "kept")
     assert found.paths.metrics == "/at/its/place.jsonl"
     assert found.sweep.storage == "postgresql://host/sweeps"
-    assert found.benchmark.folder.startswith(str(project))
+    for group in (found.benchmark, found.export, found.mine):
+        assert group.folder.startswith(str(project))
     hub = {"model": {"name_or_path": "bert-base-uncased"}}
     assert (
         with_absolute_paths(parse_settings(hub)).model.name_or_path

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from flatout.engine.batches.buffers import in_one_buffer, places
 from flatout.engine.batches.collation import StepRows, StepRun
@@ -11,6 +12,7 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.flops import AttentionPairs
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.rows.arrays import ArrayRows
+from flatout.engine.rows.layout import Layout
 from flatout.engine.rows.tokens import TokenRows, TokenRowsError
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import IGNORED
@@ -76,6 +78,34 @@ def test_packing_to_few_shapes():
     assert batch["target_index"].tolist() == [0, 3, 8] + [0] * 5
 
 
+@given(
+    st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=9), max_size=8),
+    st.booleans(),
+    st.integers(1, 12),
+    st.integers(1, 5),
+)
+def test_rows_come_out_of_a_layout_as_they_went_in(
+    rows, packed, multiple, row_multiple
+):
+    layout = Layout(
+        packed, pad_multiple=multiple, row_multiple=row_multiple, max_length=9
+    )
+    laid = layout.lay_out(rows, {})
+    flat, starts = laid.fields["input_ids"].ravel(), laid.starts.tolist()
+    found = [flat[n : n + len(r)].tolist() for n, r in zip(starts, rows, strict=True)]
+    assert found == rows
+    assert flat.sum() == sum(map(sum, rows))  # the rest is padding
+    assert flat.size == layout.num_padded_tokens(np.array([*map(len, rows)], int))
+    if packed:
+        bounds = laid.fields["cu_seqlens"].tolist()
+        assert bounds[: len(rows)] == starts and bounds[-1] == flat.size
+        assert max(np.diff(bounds)) <= 9 and (len(bounds) - 1) % row_multiple == 0
+    else:
+        assert (laid.fields["attention_mask"].sum(1)[: len(rows)]).tolist() == [
+            len(row) for row in rows
+        ]
+
+
 def test_decoders_classify_from_the_last_token():
     assert collate(pools_last=True)["target_index"].tolist() == [2, 9, 11]
     assert collate(packed=True, pools_last=True)["target_index"].tolist() == [
@@ -91,12 +121,12 @@ def test_a_text_that_ends_with_the_padding_token_is_read_as_transformers_reads_i
 ):
     """The token is also the end token. One text consists of it alone."""
     task, ends = "sequence-classification", [[2, 7, 3, 0], [5, 0, 0], [2, 8], [0, 0]]
-    model = task_model("llama", task, PACKED if packed else "sdpa").eval()
+    model = task_model("gpt2", task, PACKED if packed else "sdpa").eval()
     data = rows_of(task, ends)
     batch = collator_of(task, packed=packed, pools_last=True).collate(
         data, np.arange(4), epoch=0
     )
-    plain = built("llama", task).eval()
+    plain = built("gpt2", task).eval()
     with torch.no_grad():
         found = model.logits(batch)
         expected = [plain(input_ids=torch.tensor([ids])).logits for ids in ends]

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch._dynamo.callback import callback_handler
@@ -11,6 +13,8 @@ from flatout.engine.batches.collation import StepRows
 from flatout.engine.batches.loader import StepLoader, resolve_workers
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import LoaderSettings, RuntimeSettings
+from flatout.engine.rows.arrays import ArrayRows
+from flatout.engine.rows.rows import array_of
 from flatout.engine.train.recording.timing import CompileClock
 from tests.engine.families import step_rows
 
@@ -116,6 +120,17 @@ def test_only_small_batches_come_together():
     for size, steps in ((rows, 2), (rows - 1, 3), (2**20, 1)):
         batches = replace(data.batches, batch_size=size)
         assert loader.run_steps(replace(data, batches=batches)) == steps
+
+
+def test_batches_of_large_samples_come_together_less_often():
+    """A sample has 100 x 100 bytes, with 40 more for its only position."""
+    pixels = array_of(np.zeros((4, 100, 100), np.uint8))
+    rows = ArrayRows(pa.table({"inputs": pixels, "labels": [0, 1, 0, 1]}))
+    data = step_rows("bert", "sequence-classification", "packed")
+    size = 2**20 // (3 * 10_040)
+    for more, steps in ((0, 3), (1, 2)):
+        batches = replace(data.batches, batch_size=size + more)
+        assert loader.run_steps(replace(data, rows=rows, batches=batches)) == steps
 
 
 def test_memory_for_batches_that_are_ready_suffices():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flatout.engine.families import Family
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import HeadKind, Task, task_class
 from flatout.engine.tasks.sequence_classification import SequenceClassification
@@ -76,6 +77,7 @@ def test_a_method_may_have_other_names_for_its_arguments():
     assert task_class("tests.engine.test_tasks.OtherNames") is OtherNames
 
 
-def test_a_task_has_few_members():
-    members = [n for n in vars(Task) if not n.startswith("_")]
-    assert len(members) <= 34
+@pytest.mark.parametrize(("base", "most"), [(Task, 34), (Family, 24)])
+def test_a_task_and_a_family_have_few_members(base, most):
+    members = [n for n in vars(base) if not n.startswith("_")]
+    assert len(members) <= most

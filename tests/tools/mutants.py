@@ -37,7 +37,10 @@ SHAPES = ("test_bf16_on_cpus.py", "test_distributed.py::test_every_row")
 RUNS = ("test_resume.py", "test_recorder.py", "test_faults.py::test_memory_that")
 TOLD = ("test_recorder.py", "test_progress.py")
 MODULES = {
-    "train/step": (*PLAIN, "test_resume.py", "test_recorder.py", "test_audit.py"),
+    "train/step": (
+        *(*PLAIN, "test_resume.py", "test_recorder.py", "test_audit.py"),
+        "test_embedding.py",
+    ),
     "train/optimizer": (
         *(*PLAIN, "test_resume.py", "test_optimizers.py"),
         *("test_own_parts.py", "test_schedule.py"),
@@ -49,6 +52,7 @@ MODULES = {
     ),
     "train/evaluate": (
         *(*PLAIN, "test_evaluate.py", "test_embedding.py", "test_metrics.py"),
+        "test_own_parts.py",
     ),
     "batches/collation": (
         *(*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),

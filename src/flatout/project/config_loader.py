@@ -18,8 +18,10 @@ from flatout.engine.parameters import (
     Settings,
     SettingsError,
     SettingsModel,
+    in_role,
     parse_settings,
 )
+from flatout.engine.parameters.common import PATH
 from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
@@ -28,12 +30,6 @@ WRITERS = {"tuned": "benchmark", "best": "sweep"}
 
 PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
-
-PATHS = (
-    *("split.drop_rows", "train.skip_rows"),
-    *("sweep.folder", "sweep.storage", "benchmark.folder"),
-)
-"""Parameters that are paths, in addition to those in the group `paths`."""
 SETTINGS_OF_TRAINING = ("slow", *WRITERS, *SITUATIONS)
 """Environments that set training options but neither the data nor the model."""
 
@@ -253,8 +249,7 @@ def with_absolute_paths(settings: Settings) -> Settings:
     """
     if Path(project_path()) == Path.cwd():
         return settings
-    named = (*PATHS, *(f"paths.{name}" for name in type(settings.paths).model_fields))
-    places = ((path, attrgetter(path)(settings)) for path in named)
+    places = ((path, attrgetter(path)(settings)) for path in in_role(PATH))
     changed = {
         path: project_path(place)
         for path, place in places

@@ -43,6 +43,8 @@ MACHINE = "machine"
 """Role of a parameter that can differ between machines of the same run."""
 UNTIMED = "untimed"
 """Role of a parameter that has no effect on the time of a step."""
+PATH = "path"
+"""Role of a parameter that can be a path, relative to the project."""
 
 
 def parameter(

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from flatout.engine.parameters.common import (
     EXECUTION,
     MACHINE,
+    PATH,
     Auto,
     Count,
     RowNumbers,
@@ -83,7 +84,7 @@ class SplitSettings(SettingsModel):
     keep_duplicates: bool = False
     """Keep rows with the same text as an earlier row, which are common in logs. The
     same text can then be in two splits, unless all of its rows belong to one group."""
-    drop_rows: RowNumbers = []
+    drop_rows: RowNumbers = parameter([], PATH)
     """Raw rows to leave out, given as row numbers or as the file suspect_rows.parquet
     of an audit. Rows in this file are matched by their texts."""
     fractions: Fractions = Fractions()
@@ -195,7 +196,7 @@ class MineSettings(SettingsModel):
     text_column: str = "text"
     """Column of the texts in `mine_corpus`. Ignored if the corpus comes from the
     `split` pipeline."""
-    folder: str = "data/07_model_output/mine_vectors"
+    folder: str = parameter("data/07_model_output/mine_vectors", PATH)
     """Folder for the vectors. Later runs with the same model reuse the vectors."""
 
     @model_validator(mode="after")
@@ -213,7 +214,7 @@ class ExportSettings(SettingsModel):
     )
     """Formats to export, measure and compare. `compiled` can take minutes to
     compile."""
-    folder: str = "data/06_models/export"
+    folder: str = parameter("data/06_models/export", PATH)
     """Folder that contains one subfolder for each format."""
 
 

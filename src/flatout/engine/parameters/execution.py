@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from flatout.engine.parameters.common import (
     EXECUTION,
     MACHINE,
+    PATH,
     UNTIMED,
     Auto,
     Count,
@@ -141,13 +142,13 @@ class DistributedSettings(SettingsModel):
 class PathSettings(SettingsModel):
     """Files and folders of a training run. Their paths do not affect the model."""
 
-    checkpoints: str = "data/06_models/checkpoints"
+    checkpoints: str = parameter("data/06_models/checkpoints", PATH)
     """Folder for checkpoints."""
-    metrics: str = "data/08_reporting/train_metrics.jsonl"
+    metrics: str = parameter("data/08_reporting/train_metrics.jsonl", PATH)
     """File to which each logging step appends a JSON object."""
-    tuned: str | None = None
+    tuned: str | None = parameter(None, PATH)
     """File that the benchmark writes for `--env=tuned`. If null, it is `conf/tuned`."""
-    best: str | None = None
+    best: str | None = parameter(None, PATH)
     """File that the sweep writes for `--env=best`. If null, it is `conf/best`."""
 
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from flatout.engine.parameters.common import (
     EXECUTION,
     MACHINE,
+    PATH,
     Auto,
     Count,
     CountOrZero,
@@ -100,7 +101,7 @@ class BenchmarkSettings(SettingsModel):
     """Record torch.profiler traces of the best trial."""
     resume: bool = True
     """Continue a stopped search instead of repeating its trials."""
-    folder: str = "data/08_reporting/benchmark_logs"
+    folder: str = parameter("data/08_reporting/benchmark_logs", PATH)
     """Folder for the specification, log and result of each trial, by mode."""
 
 
@@ -131,7 +132,7 @@ class SweepSettings(SettingsModel):
     """Training with many combinations of settings, given by paths such as
     train.epochs."""
 
-    storage: str = "data/08_reporting/sweep.db"
+    storage: str = parameter("data/08_reporting/sweep.db", PATH)
     """Storage of the queued trials: a SQLite file for a single command, or a database
     server for several machines, such as `postgresql://user@host/name`."""
     study: str = "sweep"
@@ -168,7 +169,7 @@ class SweepSettings(SettingsModel):
     trial_timeout_s: float | None = Field(None, gt=0)
     """Maximum duration of a trial in seconds. A longer trial is stopped; the others
     continue."""
-    folder: str = "data/08_reporting/sweep_logs"
+    folder: str = parameter("data/08_reporting/sweep_logs", PATH)
     """Folder with a subfolder per trial for its request, log, checkpoints and
     result."""
 

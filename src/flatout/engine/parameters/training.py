@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from flatout.engine.parameters.common import (
     EXECUTION,
     MACHINE,
+    PATH,
     UNTIMED,
     Auto,
     Count,
@@ -135,7 +136,7 @@ class TrainSettings(SlowHabits):
     """Number of passes over the train rows, e.g. 0.5. Ignored if `max_steps` is set."""
     max_steps: int | None = parameter(None, UNTIMED, ge=1)
     """Number of optimizer steps. If null, `epochs` determines the number."""
-    skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED)
+    skip_rows: RowNumbers = parameter([], EXECUTION, UNTIMED, PATH)
     """Training rows to leave out: row numbers, or a file of them (text with one number
     per line, or Parquet with a column `row`). Global batches that contain them become
     smaller. If the list changes before a run resumes, the change applies to the

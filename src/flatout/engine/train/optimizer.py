@@ -153,7 +153,7 @@ def check_schedule(settings: TrainSettings, total_steps: int) -> None:
     fails or returns an invalid value."""
     if is_own(settings.schedule):
         every = max(1, -(-total_steps // STEPS_TRIED))
-        for step in sorted({*range(0, total_steps, every), max(0, total_steps - 1)}):
+        for step in sorted({*range(0, total_steps, every), total_steps - 1}):
             own_share(settings, step, total_steps)
 
 

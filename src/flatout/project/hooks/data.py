@@ -60,9 +60,11 @@ class DataHooks:
 
     @hook_impl
     def before_node_run(self, inputs: dict[str, Any]) -> None:
-        """Record the state of the raw data if the node reads this data."""
+        """If the node reads the raw data, log its name and record its state."""
         if self._raw in inputs:
             self._origin = origin_of(self._catalog, self._raw, fetched=True)
+            if self._origin:
+                logger.info("%s: %s", self._raw, self._origin["name"])
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:

@@ -111,7 +111,7 @@ class Recorder:
         best = state["best"]  # old checkpoints also have a confusion matrix
         self.best = Evaluation(best["loss"], best["metrics"]) if best else None
         self.best_folder = state["best_folder"]
-        self.evaluations_without_best = state.get("evaluations_without_best", 0)
+        self.evaluations_without_best = state["evaluations_without_best"]
         self.initial_loss = state["initial_loss"]
         self._steps_since_log = state["steps_since_log"]
         self._elapsed_before_s = state["elapsed_s"]
