@@ -42,13 +42,12 @@ def replay(
     folder = saved[min(saved, key=lambda at: (abs(at - step), at))]
     model = _loaded(job, folder).to(runtime.device).eval()
     plain = Plain(model, job.task, job.train, job.settings.max_length)
-    return folder.name, [_replayed(plain, row) for row in rows]
-
-
-def _replayed(plain: Plain, row: int) -> tuple[float, float]:
-    loss, _, divisor = plain.backward(np.array([row]))
-    grads = [p.grad for p in plain.model.parameters() if p.grad is not None]
-    return loss, float(get_total_norm(grads)) / divisor
+    figures = []
+    for row in rows:
+        loss, _, divisor = plain.backward(np.array([row]))
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        figures.append((loss, float(get_total_norm(grads)) / divisor))
+    return folder.name, figures
 
 
 def _saved(folder: Path) -> dict[float, Path]:
@@ -65,11 +64,10 @@ def _loaded(job: TrainJob, folder: Path) -> Any:
     """Build the model of the run, including adapters and frozen parts, and load the
     weights from `folder`. Raises SettingsError if `folder` has weights that the model
     lacks."""
-    model = seeded_model(job)
+    model, trusted = seeded_model(job), job.settings.model.trust_remote_code
     if (folder / "config.json").is_file():
-        trusted = job.settings.model.trust_remote_code
-        found = load_pretrained(folder, trust_remote_code=trusted, merge=False)
-        weights = found.state_dict()
+        saved = load_pretrained(folder, trust_remote_code=trusted, merge=False)
+        weights = saved.state_dict()
     else:
         stored = load_whole(folder, MODEL)
         weights = {name.removeprefix("model."): value for name, value in stored.items()}

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from flatout.engine.answers.replay import replay
 from flatout.engine.checkpoints.checkpoint_folder import FINISHED, RESULT
 from flatout.engine.checkpoints.resume import differing, find_checkpoint
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
-from flatout.engine.tasks import RankedRows
 from flatout.engine.train.recording.metrics_file import read_points
 from flatout.engine.train.setup.identity import SKIPPED, result_identity
 from flatout.engine.train.setup.job import TrainJob, cut, decoder, printable
@@ -69,37 +67,22 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
     return [step for step in steps if step <= total]
 
 
-def _last_identity(folder: Path) -> dict[str, Any]:
-    for path in (folder / RESULT, folder / FINISHED):
-        if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))["identity"]
-            return {SKIPPED: [], **found}
-    # A checkpoint does not record which rows were skipped.
-    checkpoint = find_checkpoint("auto", folder)
-    return checkpoint.manifest.identity if checkpoint else {}
-
-
 def largest_rise(metrics_file: Path) -> tuple[range, str]:
     """Find the two successive points in `metrics_file` between which the training loss
     rises most. Return the steps after the first point, up to and including the second
     one, and a description. Raises SettingsError if the loss never rises."""
     found = [(p["step"], p["metrics"]) for p in read_points(metrics_file)]
     losses = {step: m["train_loss"] for step, m in found if "train_loss" in m}
-    rises = {
-        pair: math.inf if math.isnan(rise) else rise
-        for pair in pairwise(sorted(losses))
-        if not (rise := losses[pair[1]] - losses[pair[0]]) <= 0
-    }
-    if not rises:
+    steps = sorted(losses)
+    rises = np.nan_to_num(np.diff([losses[step] for step in steps]), nan=np.inf)
+    if not (rises > 0).any():
         raise SettingsError(
             f"--spike: {metrics_file} has no loss that rises between two points; train "
             "first, or set train.log_every to fewer steps"
         )
-    here, step = max(rises, key=lambda pair: (rises[pair], pair))
-    description = (
-        f"loss {losses[here]:.4f} at step {here}, {losses[step]:.4f} at step {step}"
-    )
-    return range(here + 1, step + 1), description
+    here, step = steps[rises.argmax() :][:2]
+    told = f"loss {losses[here]:.4f} at step {here}, {losses[step]:.4f} at step {step}"
+    return range(here + 1, step + 1), told
 
 
 def row_lines(
@@ -110,32 +93,36 @@ def row_lines(
     with recomputed losses and gradient norms if `replays` is true. Raises SettingsError
     if there is nothing to show, or if losses of the last run are needed but it used
     different rows."""
-    note = _other_rows(job, refused=replays or (step is None and row is None))
-    head, rows, at = _select_rows(job, step, row)
-    columns, figures = f"{'row':>9} {'step':>7} {'length':>6}", {}
+    notes = []
+    if found := _other_rows(job):
+        if replays or (step is None and row is None):
+            raise SettingsError(
+                f"the run in {job.work_folder} had other rows in its steps (then -> "
+                f"now): {found}. Set these back, and make the same rows again (kedro "
+                "run --pipelines=split,tokenize)"
+            )
+        notes = [f"These are not the rows of the last run: {found}"]
+    head, table, at = _select_rows(job, step, row)
+    table["length"] = job.train.lengths(table["row"].to_numpy())
     if replays:
-        runtime, numbers = set_up(job.settings.runtime), [number for number, _ in rows]
-        name, found = replay(job, runtime, numbers, at)
-        losses = dict(zip(numbers, found, strict=True))
-        rows.sort(key=lambda pair: -losses[pair[0]][0])
-        figures = {n: f" {own[0]:9.4f} {own[1]:9.3g}" for n, own in losses.items()}
-        columns += f" {'loss':>9} {'gradient':>9}"
-        note.append(f"losses by the weights in {name}")
-    decode = decoder(job)
-    lines = [
-        f"{number:9} {at or '':>7} {job.train.lengths(np.array([number]))[0]:6}"
-        f"{figures.get(number, '')}  {_text(job, number, decode)}"
-        for number, at in rows[:most]
-    ]
-    more = [f"and {len(rows) - most} more (--most)"] if len(rows) > most else []
-    return [head, *note, f"{columns}  text", *lines, *more]
+        runtime, numbers = set_up(job.settings.runtime), table["row"].tolist()
+        name, figures = replay(job, runtime, numbers, at)
+        table[["loss", "gradient"]] = figures
+        table = table.sort_values("loss", ascending=False, kind="stable")
+        notes.append(f"losses by the weights in {name}")
+    shown, decode = table.head(most), decoder(job)
+    lines = shown.to_string(index=False, float_format="{:.4g}".format).splitlines()
+    texts = ["text", *(_text(job, number, decode) for number in shown["row"])]
+    lines = [f"{line}  {text}" for line, text in zip(lines, texts, strict=True)]
+    more = [f"and {len(table) - most} more (--most)"] if len(table) > most else []
+    return [head, *notes, *lines, *more]
 
 
 def _select_rows(
     job: TrainJob, step: int | None, row: int | None
-) -> tuple[str, list[tuple[int, int]], int]:
-    """Return a headline, pairs (row, step), and the step whose weights are used for a
-    replay. If `row` is given, the step in its pair is 0."""
+) -> tuple[str, pd.DataFrame, int]:
+    """Return a headline, a table of the rows with their steps, and the step whose
+    weights are used for a replay."""
     if row is not None:
         steps = steps_of_row(job, row)
         shown = f"steps {', '.join(map(str, steps))}"
@@ -144,42 +131,37 @@ def _select_rows(
         elif not steps:
             shown = f"no step: the run ends at step {job.total_steps}, before it"
         head = f"row {row} is trained in {shown}"
-        return head, [(row, 0)], max(steps, default=0)
-    if step is not None:
-        rows = rows_of_steps(job, [step])
-        return f"step {step}: {len(rows)} rows", rows, step
-    steps_of_rise, rise = largest_rise(job.metrics_file)
-    rows = rows_of_steps(job, steps_of_rise)
-    return f"{rise}: {len(rows)} rows", rows, steps_of_rise[0] - 1
+        return head, pd.DataFrame({"row": [row]}), max(steps, default=0)
+    if step is None:
+        chosen, head = largest_rise(job.metrics_file)
+    else:
+        chosen, head = range(step, step + 1), f"step {step}"
+    rows = rows_of_steps(job, chosen)
+    table = pd.DataFrame(rows, columns=["row", "step"])
+    return f"{head}: {len(rows)} rows", table, chosen[0] - 1
 
 
-def _other_rows(job: TrainJob, *, refused: bool) -> list[str]:
-    """Return a note on the settings of the last run in the job's folder that gave its
-    steps other rows. Raises SettingsError instead if `refused` is true."""
-    now, before = result_identity(job), _last_identity(job.work_folder)
-    names = [name for name in DECIDE if name in before]
-    pair = {n: before[n] for n in names}, {n: now.get(n, []) for n in names}
-    found = "; ".join(differing(*pair))
-    if found and refused:
-        raise SettingsError(
-            f"the run in {job.work_folder} had other rows in its steps (then -> now): "
-            f"{found}. Set these back, and make the same rows again (kedro run "
-            "--pipelines=split,tokenize)"
-        )
-    return [f"These are not the rows of the last run: {found}"] if found else []
+def _other_rows(job: TrainJob) -> str:
+    """Return the settings of the last run in the job's folder that gave its steps other
+    rows, or an empty text."""
+    results = [job.work_folder / name for name in (RESULT, FINISHED)]
+    if path := next(filter(Path.is_file, results), None):
+        before = {SKIPPED: [], **json.loads(path.read_text("utf-8"))["identity"]}
+    else:  # a checkpoint does not record which rows were skipped
+        checkpoint = find_checkpoint("auto", job.work_folder)
+        before = checkpoint.manifest.identity if checkpoint else {}
+    now = {SKIPPED: [], **result_identity(job)}
+    names = before.keys() & {*DECIDE}
+    return "; ".join(differing(*({n: own[n] for n in names} for own in (before, now))))
 
 
 def _text(job: TrainJob, row: int, decode: Callable[..., str]) -> str:
     """Return the start of a row's text, preceded by its label if it has one."""
     text = cut(printable(job.train.readable(row, decode)), SHOWN)
-    rows, names = job.train, job.label_names
-    if not rows.has_labels or rows.has_token_labels:
+    if not job.train.has_labels or job.train.has_token_labels:
         return text
-    label = rows.labels_of(np.array([row]))[0]
-    if isinstance(job.task, RankedRows):
-        label = label[0]  # the second value is the query number
-    if label.ndim:
-        shown = " ".join(n for n, on in zip(names, label, strict=False) if on)
-    else:
-        shown = names[int(label)] if names else f"{float(label):g}"
-    return f"[{shown}] {text}" if shown else text
+    label, names = job.train.labels_of(np.array([row]))[0], np.array(job.label_names)
+    shown = [f"{label.ravel()[0]:g}"]  # a ranked row also has the number of its query
+    if len(names):
+        shown = np.atleast_1d(names[label > 0 if label.ndim else label]).tolist()
+    return f"[{' '.join(shown)}] {text}"
