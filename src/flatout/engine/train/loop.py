@@ -131,7 +131,7 @@ def start_or_resume(
     )
     trainer.model.train()
     if trainer.stepper.audit is not None:
-        trainer.stepper.audit.reset()
+        trainer.stepper.audit.sums.zero_()  # passes that measure memory add to them
     recorder.start(start_step, loader)
     recorder.metrics.note_resolved(start_step, resolved_parameters(trainer))
     return loader

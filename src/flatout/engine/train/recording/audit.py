@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -53,54 +54,45 @@ class RowAudit:
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         # The last element collects the padding of micro-batches.
-        sums = torch.zeros(4, num_rows + 1, device=device)
-        self.seen, self.right, self.margin, self.steady = sums
-        self.sums = sums
-        # -1 marks rows that have not been seen yet. It differs from every class number.
-        self.likely = torch.full((num_rows + 1,), -1, device=device)
-
-    def reset(self) -> None:
-        """Set all statistics to zero. This must be done before the first step, because
-        passes that measure memory update the statistics too."""
-        self.sums.zero_()
-        self.likely.fill_(-1)
+        self.sums = torch.zeros(5, num_rows + 1, device=device)
+        self.seen, self.right, self.margin, self.steady, self.likely = self.sums
+        """The number of passes, of correct predictions, the sum of the margins, the
+        number of passes that predicted the same class as the pass before, and the last
+        predicted class plus 1 (0 before the first pass)."""
 
     def add(self, rows: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Update the statistics of the rows `rows` (K,), given logits (K, classes) and
         labels (K,). The row number of padding is `num_rows`."""
-        rows, labels = rows[: len(logits)], labels[: len(logits)].clamp(min=0)
-        found = logits.float()
-        own = found.gather(1, labels[:, None])
-        others = found.scatter(1, labels[:, None], -torch.inf)
-        highest, likely = found.max(1).values, found.argmax(1)
-        margin = own[:, 0] - others.max(1).values
-        ones = torch.ones_like(highest)
-        self.steady.index_add_(0, rows, (self.likely[rows] == likely).float())
-        self.seen.index_add_(0, rows, ones)
-        self.right.index_add_(0, rows, (likely == labels).float())
-        self.margin.index_add_(0, rows, margin)
-        self.likely.index_copy_(0, rows, likely)
+        rows, labels = rows[: len(logits)], labels[: len(logits)].clamp(min=0)[:, None]
+        own = logits.float().gather(1, labels)
+        margin = own - logits.float().scatter(1, labels, -torch.inf).amax(1, True)
+        likely = logits.argmax(1)
+        right, steady = likely == labels[:, 0], likely + 1 == self.likely[rows]
+        found = torch.ones_like(margin[:, 0]), right, margin[:, 0], steady
+        self.sums[:4].index_add_(1, rows, torch.stack([one.float() for one in found]))
+        self.likely.index_copy_(0, rows, likely + 1.0)
 
-    def gathered(self, world_size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the sums (4, rows) over all ranks, and each row's last predicted class
-        (rows,) from the rank that saw it most often. All ranks must call this."""
-        sums, likely = self.sums[:, :-1].clone(), self.likely[:-1].clone()
+    def gathered(self, world_size: int) -> npt.NDArray[Any]:
+        """Return the statistics (5, rows) over all ranks. The last predicted class is
+        that of the rank that saw the row most often. All ranks must call this."""
+        sums = self.sums[:, :-1].clone()
         if world_size > 1:
-            most = sums[0].clone()
+            most, likely = sums[0].clone(), sums[4].clone()
             torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-            likely[sums[0] < most] = -1
+            likely[sums[0] < most] = 0
             torch.distributed.all_reduce(likely, op=torch.distributed.ReduceOp.MAX)
             torch.distributed.all_reduce(sums)
-        return sums.cpu().numpy(), likely.cpu().numpy()
+            sums[4] = likely
+        return sums.cpu().numpy()
 
 
 def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
     """Write a table of suspect rows, and a page with the most suspect ones, next to the
     metrics file. All ranks must call this."""
-    sums, likely = audit.gathered(world_size)
+    sums = audit.gathered(world_size)
     if not main:
         return
-    table = suspect_rows(job, sums, likely)
+    table = suspect_rows(job, sums)
     path = job.metrics_file.with_name(FILE_NAME)
     write_file(path, lambda hidden: pq.write_table(table, hidden))
     found = f"{table.num_rows} of {len(job.train)} train rows are suspect"
@@ -118,8 +110,7 @@ def _page(table: Any, found: str) -> str:
     names = [name for name in table.column_names if name != TEXT_HASH]
     rows = [[row[name] for name in names] for row in table.to_pylist()]
     lines = [names, ["---"] * len(names), *rows]
-    cells = ([_cell(value) for value in line] for line in lines)
-    body = "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    body = "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
     return f"# Suspect rows\n\n{found}; the worst {len(rows)}:\n\n{body}"
 
 
@@ -128,42 +119,34 @@ def _cell(value: Any) -> str:
     return cut(printable(text).replace("|", "\\|"), CHARACTERS)
 
 
-def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
-    """Return a table of the suspect rows. `sums` (4, rows) and `likely` (rows,) are the
-    results of `RowAudit.gathered`."""
-    seen, right, margin, steady = sums
+def suspect_rows(job: TrainJob, sums: Any) -> Any:
+    """Return a table of the suspect rows, given the statistics `sums` (5, rows)."""
+    seen, right, margin, steady, likely = sums
     labels = job.train.labels_of(np.arange(len(job.train)))
-    passes = np.maximum(seen, 1)
-    score, share = -margin / passes, right / passes
-    kinds = np.full(len(labels), "", dtype=object)
-    wrong = (seen > 0) & (likely != labels)
-    kinds[(seen > 0) & (share > 0) & (share < 1) & wrong] = AMBIGUOUS
-    kinds[(seen > 0) & (share == 0)] = NEVER_LEARNT
+    likely, passes = likely.astype(np.int64) - 1, np.maximum(seen, 1)
+    score, wrong = -margin / passes, (seen > 0) & (likely != labels)
     # The model prefers another class, mostly the same one in every epoch.
-    kinds[wrong & (score > 0) & (share <= 0.5) & (steady >= passes / 2)] = MISLABELLED
-    kinds[_twice(job, labels)] = TWICE
+    mislabelled = wrong & (score > 0) & (right <= passes / 2) & (steady >= passes / 2)
+    twice = pd.Series(labels).groupby(row_hashes(job.train)).transform("nunique") > 1
+    never = (seen > 0) & (right == 0)
+    kinds = np.select(
+        [twice, mislabelled, never, wrong],
+        [TWICE, MISLABELLED, NEVER_LEARNT, AMBIGUOUS],
+        default="",
+    )
     rows = np.flatnonzero(kinds != "")
     rows = rows[np.argsort(-score[rows], kind="stable")]
-    decode, names = decoder(job), (*job.label_names, None)  # -1 gives None
+    decode, names = decoder(job), np.array([*job.label_names, None])  # -1 gives None
+    texts = [job.train.readable(row, decode) for row in rows.tolist()]
     columns = {
         "row": rows,
         "kind": pa.array(kinds[rows], pa.string()),
-        "text": pa.array([job.train.readable(r, decode) for r in rows.tolist()]),
-        "label": pa.array([names[n] for n in labels[rows]], pa.string()),
-        "likely_label": pa.array([names[n] for n in likely[rows]], pa.string()),
+        "text": pa.array(texts, pa.string()),
+        "label": pa.array(names[labels[rows]], pa.string()),
+        "likely_label": pa.array(names[likely[rows]], pa.string()),
         "score": score[rows],
         "passes": seen[rows].astype(np.int64),
     }
     if TEXT_HASH in job.train.column_names:
         columns[TEXT_HASH] = job.train.table.column(TEXT_HASH).take(pa.array(rows))
     return pa.table(columns)
-
-
-def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:
-    """Return a boolean array (rows,) that is true for rows whose input also occurs with
-    another label."""
-    hashes = np.unique(row_hashes(job.train), return_inverse=True)[1]
-    classes = labels.max() + 1
-    pairs = np.unique(hashes * classes + labels) // classes
-    found: npt.NDArray[np.bool_] = (np.bincount(pairs) > 1)[hashes]
-    return found
