@@ -218,12 +218,12 @@ def test_trials_that_differ_in_little_are_told_apart():
     loader |= {"loader_samples_per_s": 900.0, "reserved_memory_gib": None}
     one = show_benchmark(pd.DataFrame([configured]), SUMMARY, LADDER)
     assert "| trial | label | kind | batch | strategy |" in one
-    assert "| samples/s | GPU % | GiB | status |" in one
+    assert "| samples/s | GPU % | memory GiB | status |" in one
     trials = pd.DataFrame([configured, several, loader])
     shown = show_benchmark(trials, SUMMARY, LADDER)
     assert "| 001 | as configured | end_to_end | 1 | 8 | packed |" in shown
     assert "| 002 |  | end_to_end | 2 | 8 | packed |" in shown
-    assert "| samples/s | loader/s | GPU % | GiB | status |" in shown
+    assert "| samples/s | loader/s | GPU % | memory GiB | status |" in shown
     assert "|  | 900 | 92 |  | ok |" in shown
 
 

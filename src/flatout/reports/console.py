@@ -17,20 +17,15 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
-from flatout.reports.report import findings_text
+from flatout.reports.report import TRIALS, findings_text
 
 logger = logging.getLogger(__name__)
 
 PHASES = (
-    ("I/O", "io_ms", "ms"),
-    ("forward", "forward_ms", "ms"),
-    ("backward", "backward_ms", "ms"),
-    ("optimizer", "optimizer_ms", "ms"),
-    ("total", "total_ms", "ms"),
-    ("GPU", "gpu_util_pct", "%"),
-    ("memory", "reserved_memory_gib", "GiB"),
+    *("I/O ms", "forward ms", "backward ms", "optimizer ms", "total ms"),
+    *("GPU %", "memory GiB"),
 )
-"""The columns in a trial's line, in order."""
+"""The headings of the figures in a trial's line, in order."""
 
 
 def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
@@ -67,8 +62,8 @@ def trial_line(trial: TrialResult) -> str:
     figures = f"{rate:,.1f} samples/s" if rate else ""
     if trial.times_below is not None:
         figures += f", {trial.times_below:.2f}x the reference"
-    found = [(name, getattr(trial, column), unit) for name, column, unit in PHASES]
-    phases = ", ".join(f"{n} {v:,.1f} {unit}" for n, v, unit in found if v is not None)
+    found = [(*head.split(), getattr(trial, TRIALS[head])) for head in PHASES]
+    phases = ", ".join(f"{n} {v:,.1f} {unit}" for n, unit, v in found if v is not None)
     figures = "; ".join(filter(None, (figures, phases)))
     settings = (
         f"batch {trial.global_batch_size}",

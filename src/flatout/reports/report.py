@@ -36,17 +36,19 @@ TRIALS = {
     "I/O ms": "io_ms",
     "forward ms": "forward_ms",
     "backward ms": "backward_ms",
-    "optim. ms": "optimizer_ms",
+    "optimizer ms": "optimizer_ms",
     "total ms": "total_ms",
     "samples/s": "samples_per_s",
     "loader/s": "loader_samples_per_s",
     "GPU %": "gpu_util_pct",
-    "GiB": "reserved_memory_gib",
+    "memory GiB": "reserved_memory_gib",
     "status": "status",
     "note": "note",
 }
+"""Maps headings to the columns of a trial. A heading ends with the unit, if there is
+one."""
 SETTINGS = ("batch", "strategy", "budget", "workers", "type")
-MEASURED = ("samples/s", "GPU %", "GiB")
+MEASURED = ("samples/s", "GPU %", "memory GiB")
 PICKS = {
     **{"pick": "pick", "trial": "trial_id"},
     **{head: TRIALS[head] for head in (*SETTINGS, *MEASURED)},
