@@ -8,19 +8,19 @@ Other load on the machine slows down both, so the ratio hardly changes.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 from torch import nn
 
+from flatout.engine.checkpoints.resume import differing
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.guard import TrackedRun, differences
 from flatout.engine.launch.launch import run_job
@@ -30,7 +30,6 @@ from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.common import by_path
 from flatout.engine.train.loop import TrainResult
 from flatout.engine.train.recording.metrics_file import read_points
-from flatout.engine.train.recording.summary import versions
 from flatout.engine.train.setup.job import TrainJob
 
 RUNS = 3
@@ -46,8 +45,7 @@ UNCOMPARED = ("runtime.seed", "train.resume")
 WINDOW, WORK = "gate_window_s", "gate_work_s"
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(BaseModel, ser_json_inf_nan="constants"):
     """The step count, throughput, losses, settings and versions of one gate's runs."""
 
     steps: PositiveInt
@@ -63,7 +61,7 @@ class Measured:
     def read(cls, path: Path) -> Measured:
         """Read a baseline file. Raises SettingsError if it is missing or invalid."""
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
+            return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             raise SettingsError(
                 f"--baseline: {path} cannot be read ({' '.join(str(error).split())}): "
@@ -71,8 +69,7 @@ class Measured:
             ) from error
 
     def write(self, path: Path) -> None:
-        text = json.dumps(asdict(self), indent=1, sort_keys=True)
-        write_text(path, f"{text}\n")
+        write_text(path, f"{self.model_dump_json(indent=1)}\n")
 
 
 class Yardstick:
@@ -80,12 +77,9 @@ class Yardstick:
     fixed workload that it runs after the window."""
 
     def __init__(self) -> None:
-        width = 128
         with torch.random.fork_rng(devices=[]):
-            self._model = nn.Sequential(
-                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-            )
-        self._rows = torch.ones(1024, width)
+            parts = nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)
+        self._model, self._rows = nn.Sequential(*parts), torch.ones(1024, 128)
         self._begin_s: float | None = None
 
     def __call__(
@@ -105,19 +99,22 @@ class Yardstick:
 def measure(job: TrainJob, steps: int) -> Measured:
     """Train `job` for `steps` steps, RUNS times with different seeds, and return the
     throughput and validation loss of each run."""
-    found = [_trained(job, steps, number) for number in range(RUNS)]
-    report = found[0][0].report
+    results, rates = zip(*(_trained(job, steps, n) for n in range(RUNS)), strict=True)
+    report, driver = results[0].report, query_driver()
     groups = job.settings.model_dump(mode="json", include={"runtime", "model", "train"})
-    params = {n: str(v) for n, v in by_path(groups) if n not in UNCOMPARED}
-    driver = query_driver()
-    tags = {f"version.{name}": version for name, version in versions().items()} | {
-        "version.driver": driver.version if driver else "none",
+    tags = {
         "device": report.device,
         "world_size": str(report.world_size),
         "token_key": job.data_key,
+        "version.driver": driver.version if driver else "none",
     }
-    losses = [result.report.validation_loss for result, _ in found]
-    return Measured(steps, [rate for _, rate in found], losses, params, tags)
+    return Measured(
+        steps=steps,
+        rates=rates,
+        losses=[result.report.validation_loss for result in results],
+        params={n: str(v) for n, v in by_path(groups) if n not in UNCOMPARED},
+        tags=tags | {f"version.{n}": v for n, v in report.versions.items()},
+    )
 
 
 def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float]:
@@ -140,10 +137,8 @@ def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float
 
 
 def _rate(result: TrainResult, points: Path, every: int) -> float:
-    found = (point["metrics"] for point in read_points(points))
-    windows = [p for p in found if WINDOW in p]
-    rates = [p.samples_per_s for p in result.history]
-    rates = [rate for rate in rates if not math.isnan(rate)]
+    windows = [p["metrics"] for p in read_points(points) if WINDOW in p["metrics"]]
+    rates = [p.samples_per_s for p in result.history if not math.isnan(p.samples_per_s)]
     if not (rates and windows):
         raise SettingsError("--steps: too few for a window after the warm-up; take 100")
     if nvidia_gpu_count():
@@ -155,9 +150,11 @@ def _rate(result: TrainResult, points: Path, every: int) -> float:
 def check_comparable(now: Measured, before: Measured) -> None:
     """Raise SettingsError if `now` and `before` (the baseline) differ in the device,
     the number of ranks, the dataset or the step count."""
-    pairs = {n: (before.tags.get(n), now.tags.get(n)) for n in COMPARABLE}
-    pairs = {"--steps": (str(before.steps), str(now.steps)), **pairs}
-    if other := [f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b]:
+    facts = [
+        {"--steps": m.steps, **{n: m.tags.get(n) for n in COMPARABLE}}
+        for m in (before, now)
+    ]
+    if other := differing(*facts):
         raise SettingsError(
             f"the baseline was not measured like this run (then -> now): "
             f"{'; '.join(other)}. Set these back, or make a baseline here with --write"
