@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from huggingface_hub import HfApi, ModelCard
 from mlflow import MlflowClient
+from scipy.stats import bootstrap
 
 from flatout.datasets import TransformersModel
 from flatout.engine.export import hub
@@ -76,24 +77,26 @@ def server(monkeypatch):
 
 def test_the_card_tells_what_is_known(data, tmp_path):
     folder = data / "06_models/model"
-    hub.write_card(folder, "a/b", data / "08_reporting", "kedro run --env=x")
+    command = ["kedro", "run", "--params=a=b c,source=sql://ann:s3cret@host/x"]
+    hub.write_card(folder, "a/b", data / "08_reporting", command)
     card = ModelCard.load(folder / "README.md")
     assert card.data.pipeline_tag == "text-classification"
     assert (card.data.library_name, card.data.tags) == ("transformers", ["flatout"])
-    ends = np.sqrt(0.7 * 0.3 / 100) * 1.96
+    known = bootstrap((np.arange(100) >= 30,), np.mean, random_state=0)
     line = next(line for line in card.text.splitlines() if "| accuracy" in line)
-    low, high = map(float, line.split("|")[3].split(" to "))
-    assert (low, high) == pytest.approx((0.7 - ends, 0.7 + ends), abs=0.02)
+    half = float(line.split("±")[1].strip(" |"))
+    assert half == pytest.approx(1.96 * known.standard_error, rel=0.05)
     for text in (
-        *("sequence-classification, with a model of type bert", "kedro run --env=x"),
+        "sequence-classification, with a model of type bert",
+        "kedro run '--params=a=b c,source=sql://ann:***@host/x'",
         *("48 train rows, key `k3y`", "| f1_macro | 0.6000 |  |", "temperature 1.7"),
-        *('{"b": 0.3}', "calibration_error 0.0200", "samples_per_s 1,234.5"),
-        '{"torch": "2.13"}',
+        *("{'b': 0.3}", "| calibration_error | 0.0200 |", "samples_per_s 1,234.5"),
+        "{'torch': '2.13'}",
     ):
         assert text in card.text
     own = "# my own words\n"
     (folder / "README.md").write_text(own)
-    hub.write_card(folder, "a/b", data / "08_reporting", "kedro run")
+    hub.write_card(folder, "a/b", data / "08_reporting", ["kedro", "run"])
     assert (folder / "README.md").read_text() == own
     (folder / "README.md").unlink()
 
@@ -123,10 +126,21 @@ def test_reports_of_an_earlier_model_are_left_out(data):
     config = folder / "config.json"
     before = config.stat().st_mtime_ns
     os.utime(config, ns=(before + 10**12, before + 10**12))
-    hub.write_card(folder, "a/b", data / "08_reporting", "kedro run")
+    hub.write_card(folder, "a/b", data / "08_reporting", ["kedro", "run"])
     assert "accuracy" not in (folder / "README.md").read_text()
     os.utime(config, ns=(before, before))
     (folder / "README.md").unlink()
+
+
+def test_only_models_of_flatout_get_a_card(tmp_path):
+    with pytest.raises(ModelError, match=r"has no model to push: train one"):
+        hub.write_card(tmp_path, "a/b", tmp_path, ["kedro", "run"])
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ModelError, match="another tool: push it with `hf upload`"):
+        hub.write_card(tmp_path, "a/b", tmp_path, ["kedro", "run"])
+    entry = TransformersModel(filepath=str(tmp_path))
+    write_own_card(entry, "a/b", parse_settings({}))
+    assert not (tmp_path / "README.md").exists()
 
 
 def test_a_repository_is_private_complete_and_not_overwritten(data, server):

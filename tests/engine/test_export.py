@@ -347,7 +347,7 @@ def test_a_picked_format_is_fast_and_not_worse():
     assert exporting._pick(lines, "loss")["pick"] == "onnx_int8"
     lines[2] |= {"change_high": 0.01}
     assert exporting._pick(lines, "accuracy")["pick"] == "onnx_int8"
-    lines[2] |= {"change_low": None}
+    lines[2] |= {"change_low": None, "change_high": None}
     assert exporting._pick(lines, "accuracy")["pick"] == "onnx"
     unknown = [line(name, 10.0, *3 * [float("nan")]) for name in ("pytorch", "onnx")]
     assert exporting._pick(unknown, "accuracy")["pick"] == "pytorch"

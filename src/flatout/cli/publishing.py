@@ -35,9 +35,9 @@ def push(
         reporting = Path(loader_of(context).settings.paths.metrics).parent
         folder = context.catalog["model"].path
         given = [f"{name}={value}" for name, value in by_path(params)]
-        command = ["kedro run", *([f"--env={env}"] if env else [])]
+        command = ["kedro", "run", *([f"--env={env}"] if env else [])]
         command += [f"--params={','.join(given)}"] if given else []
-        write_card(folder, repository, reporting, " ".join(command))
+        write_card(folder, repository, reporting, command)
         if dry_run:
             for name, path in files_of(folder).items():
                 click.echo(f"{path.stat().st_size:>13,} {name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import xxhash
 from flatout.datasets import TransformersModel
 from flatout.engine.parameters import Settings, in_role, is_in
 from flatout.engine.parameters.common import EXECUTION, by_path
-from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.record import SavedModel, newest_ns
 
 logger = logging.getLogger(__name__)
@@ -58,13 +56,15 @@ def write_own_card(entry: Any, name: str, settings: Settings) -> None:
     """Write a model card with the title `name` if the model of the catalog entry
     `entry` was trained by flatout. If the folder is not writable, only a warning is
     logged."""
-    from flatout.engine.export.hub import is_own, write_card
+    from flatout.engine.export.hub import write_card
+    from flatout.engine.models.building import ModelError
 
-    if isinstance(entry, TransformersModel) and is_own(entry.path):
-        command = without_password(shlex.join(["kedro", *sys.argv[1:]]))
+    if isinstance(entry, TransformersModel):
         reporting = Path(settings.paths.metrics).parent
         try:
-            write_card(entry.path, name, reporting, command)
+            write_card(entry.path, name, reporting, ["kedro", *sys.argv[1:]])
+        except ModelError:  # another tool's model gets no card
+            return
         except OSError as error:  # a shared or read-only folder
             logger.warning("%s has no model card: %s", entry.path, error)
 

@@ -24,11 +24,9 @@ def assign_folds(
     hashes = (facts.near if facts.groups is None else facts.groups)[used]
     units, first, unit, sizes = np.unique(hashes, True, True, True)
     labels = facts.labels[used][first]
-    order = np.lexsort((scrambled(units, seed), sizes, labels))
-    folded = np.empty(len(units), np.int8)
-    folded[order] = np.arange(len(units)) % folds
+    ranks = np.argsort(np.lexsort((scrambled(units, seed), sizes, labels)))
     found = np.full(len(codes), -1, np.int8)
-    found[used] = folded[unit]
+    found[used] = (ranks % folds)[unit]
     return found
 
 

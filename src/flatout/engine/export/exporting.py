@@ -40,14 +40,12 @@ def export(found: SplitPredictions) -> dict[str, Any]:
     def fill(name: str, folder: Path) -> None:
         exported.save(name, folder)
         size = sum(file.stat().st_size for file in folder.iterdir())
-        line = measure.line(name, partial(load, name, folder), size)
         exported.describe(name, folder)
-        lines.append(line)
+        lines.append(measure.line(name, partial(load, name, folder), size))
 
     clear_leftovers(Path(wanted.folder))
     for name in wanted.formats:
-        fault = _fault(Path(wanted.folder, name), partial(fill, name))
-        if fault:
+        if fault := _fault(Path(wanted.folder, name), partial(fill, name)):
             logger.warning("%s: %s", name, fault)
             lines.append({"format": name, "fault": fault})
         else:
@@ -89,12 +87,11 @@ def _pick(lines: list[Line], figure: str) -> dict[str, str]:
     """Return the fastest format at batch size 1, and the reason. `lines` are the
     measurements, PyTorch first. Formats are left out if the whole confidence interval
     of the change of their metric is on the worse side of zero."""
-    sign = -1 if figure == LOSS else 1
+    sign, end = (-1, "change_low") if figure == LOSS else (1, "change_high")
 
     def is_good(line: Line) -> bool:
-        ends = [line["change_low"], line["change_high"]]
-        known = [line["change"]] if None in ends else ends
-        return max(sign * end for end in known) >= 0
+        change = line["change"] if line[end] is None else line[end]
+        return bool(sign * change >= 0)
 
     worse = [line["format"] for line in lines[1:] if not is_good(line)]
     good = (line for line in lines if line["format"] not in worse)

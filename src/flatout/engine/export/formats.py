@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from scipy.special import expit
 from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
 from torch.nn.functional import normalize
 
 from flatout.engine.families._family import row_means
@@ -26,8 +27,6 @@ from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 OUTPUT, ONNX, PROGRAM, ABOUT = "output", "model.onnx", "model.pt2", "export.json"
 LEFT = ("*.safetensors*", "*.bin", "README.md", CALIBRATION, FACTS, HASHES, ".*")
 """Patterns of files in the model's folder that are not copied to the export."""
-NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
-"""ONNX Runtime sends usage data to Microsoft unless this variable is set."""
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Tensor]
 """A function from named input tensors to the output of `Forward`."""
@@ -38,8 +37,8 @@ about = json.load(open("export.json"))"""
 TEXTS = """from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(".", model_max_length=about["max_length"])
 rows = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="np")"""
-TWO_TEXTS = '["a text", "another text"]'
 FORMS = {
+    "text": '["a text", "another text"]',
     "ranking": '["a query"] * 2, ["a passage", "another passage"]',
     "words": '[["two", "words"], ["one"]], is_split_into_words=True',
 }
@@ -57,10 +56,8 @@ torch.set_grad_enabled(False)
 run = torch.export.load("model.pt2").module()
 outputs = run({name: torch.tensor(rows[name]) for name in about["inputs"]}).numpy()"""
 COMPILE = "\nrun = torch.compile(run, dynamic=True)\noutputs"
-RUNS = {
-    "torch_export": RUN_PROGRAM,
-    "compiled": RUN_PROGRAM.replace("\noutputs", COMPILE),
-}
+RUN_COMPILED = RUN_PROGRAM.replace("\noutputs", COMPILE)
+RUNS = {"torch_export": RUN_PROGRAM, "compiled": RUN_COMPILED}
 ANSWERS = {
     "classes": """shares = softmax(outputs / about["temperature"], axis=-1)
 best = (shares - about["thresholds"]).argmax(-1)
@@ -111,27 +108,20 @@ class Exported:
     sequence lengths. `predictor` runs the same model."""
 
     def __init__(self, forward: Forward, example: Inputs, predictor: Any) -> None:
-        set_defaults(NO_TELEMETRY)
+        # ONNX Runtime sends usage data to Microsoft unless this variable is set.
+        set_defaults({"ORT_DISABLE_TELEMETRY": "1"})
         self._forward, self._example, self._predictor = forward, example, predictor
 
     @cached_property
-    def _program(self) -> torch.export.ExportedProgram:
-        axes = {
-            n: dict.fromkeys(range(1 if n in SAMPLES else 2), torch.export.Dim.DYNAMIC)
-            for n in self._example
-        }
-        return torch.export.export(
-            self._forward, (self._example,), dynamic_shapes=(axes,), strict=False
-        )
+    def _program(self) -> ExportedProgram:
+        free, example = Dim.DYNAMIC, self._example
+        axes = {n: {0: free} if n in SAMPLES else {0: free, 1: free} for n in example}
+        return export(self._forward, (example,), dynamic_shapes=(axes,))
 
     @cached_property
     def _onnx(self) -> Any:
-        return torch.onnx.export(
-            self._program,
-            verbose=False,
-            input_names=[*self._example],
-            output_names=[OUTPUT],
-        )
+        names: Any = {"input_names": [*self._example], "output_names": [OUTPUT]}
+        return torch.onnx.export(self._program, verbose=False, **names)
 
     def save(self, name: str, folder: Path) -> None:
         """Write the model in the format `name` to `folder`."""
@@ -151,7 +141,7 @@ class Exported:
     @cached_property
     def about(self) -> dict[str, Any]:
         """The data that a program needs to use the exported model."""
-        predictor, config = self._predictor, self._forward.model.config
+        predictor, config = self._predictor, self._forward.model.config.to_dict()
         task, labels = predictor.task, predictor.label_names
         kind = "classes" if isinstance(task, CrossEntropy) else "numbers"
         kind = "scores" if isinstance(task, RankedRows) else kind
@@ -172,10 +162,8 @@ class Exported:
             "thresholds": thresholds,
             "max_length": predictor.max_length,
             "shape": predictor.shape,
-            "columns": list(getattr(config, "input_names", ())),
-            "statistics": [
-                getattr(config, f"image_{n}", None) for n in ("mean", "std")
-            ],
+            "columns": list(config.get("input_names", ())),
+            "statistics": [config.get("image_mean"), config.get("image_std")],
         }
 
     def describe(self, name: str, folder: Path) -> None:
@@ -192,7 +180,7 @@ class Exported:
 
     def _code(self, name: str) -> str:
         """Return Python code, to be run in the exported folder of the format `name`."""
-        form = FORMS.get(self._predictor.task.texts.form, TWO_TEXTS)
+        form = FORMS.get(self._predictor.task.texts.form, FORMS["text"])
         texts = TEXTS.replace("TEXTS", form)
         rows = next((SAMPLES[n] for n in self._example if n in SAMPLES), texts)
         run, answers = RUNS.get(name, RUN_ONNX), ANSWERS[self.about["kind"]]

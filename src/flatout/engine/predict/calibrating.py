@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from flatout.engine.files.calibration import (
-    CALIBRATION,
-    Calibration,
-    check_rows,
-    requested,
-)
+from flatout.engine.files import calibration
+from flatout.engine.files.calibration import Calibration
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import SettingsError
 from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import Calibrated, calibration_faults
-from flatout.engine.tasks._shared.reliability import (
-    MOST_SCALED,
-    best_threshold,
-    fitted_temperature,
-    outcomes,
-)
+from flatout.engine.tasks._shared import reliability
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +25,9 @@ def calibrate(found: SplitPredictions) -> None:
     the model's folder, unless it has values fitted with the same model, rows and
     settings. Raises SettingsError or ModelError if the model cannot be calibrated, or
     if only thresholds are requested and the folder has a temperature."""
-    if not requested(found.settings):
+    if not calibration.requested(found.settings):
         return
-    check_rows(len(found.tokens), found.settings)
+    calibration.check_rows(len(found.tokens), found.settings)
     folder = Path(found.model.config.name_or_path)
     if not folder.is_dir():
         raise ModelError(
@@ -50,13 +40,13 @@ def calibrate(found: SplitPredictions) -> None:
         raise SettingsError(
             f"model.label_threshold: auto, but {folder} has a fitted temperature, on "
             "which thresholds depend: set evaluate.calibrate: true to fit both, or "
-            f"delete {folder / CALIBRATION}"
+            f"delete {folder / calibration.CALIBRATION}"
         )
     if known.key != key:
-        replace(_fitted(found), key=key).save(folder)
+        _fitted(found, key).save(folder)
 
 
-def _fitted(found: SplitPredictions) -> Calibration:
+def _fitted(found: SplitPredictions, key: str) -> Calibration:
     predictor, rows, _ = found.opened
     task, thresholds = predictor.task, {}
     if not isinstance(task, Calibrated):
@@ -69,23 +59,19 @@ def _fitted(found: SplitPredictions) -> Calibration:
         )
     logits, labels = predictor.logits(rows), rows.labels_of(np.arange(len(rows)))
     calibrates = found.settings.evaluate.calibrate
-    temperature = fitted_temperature(logits, labels) if calibrates else 1.0
-    if temperature in (MOST_SCALED, 1 / MOST_SCALED):
+    temperature = reliability.fitted_temperature(logits, labels) if calibrates else 1.0
+    if temperature in (reliability.MOST_SCALED, 1 / reliability.MOST_SCALED):
         logger.warning(
             "the temperature has reached its bound: the model is right on all "
             "validation rows, or no better than chance"
         )
-    shares, hits = outcomes(logits / temperature, labels)
+    shares, hits = reliability.outcomes(logits / temperature, labels)
     columns = zip(task.thresholded, shares.T, hits.T, strict=True) if picks else ()
     for name, *column in columns:
-        if (best := best_threshold(*column)) is None:
+        if (best := reliability.best_threshold(*column)) is None:
             told = "no validation row has the label %r: its threshold is 0.5"
             logger.warning(told, name)
         thresholds[name] = 0.5 if best is None else best
-    logger.info(
-        "calibrated on %s validation rows: temperature %.4g, thresholds %s",
-        f"{len(rows):,}",
-        temperature,
-        thresholds or None,
-    )
-    return Calibration(temperature, thresholds or None)
+    told = "calibrated on %d validation rows: temperature %.4g, thresholds %s"
+    logger.info(told, len(rows), temperature, thresholds or None)
+    return Calibration(temperature, thresholds or None, key)

@@ -14,16 +14,10 @@ from flatout.pipelines.sweep.nodes import compare_settings, run_sweep
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
     """Return the pipeline for rows of the kind `rows` (a value of `train.rows`)."""
     kind = "rows" if rows == "tokens" else rows
-    inputs = {
-        **inputs_of(rows),
-        **{f"{split}_folds": f"{split}_{kind}" for split in SPLITS},
-        **parameters(*GROUPS, "split"),
-    }
-    trials = "crossvalidation_trials"
+    folds = {f"{split}_folds": f"{split}_{kind}" for split in SPLITS}
+    inputs = {**inputs_of(rows), **folds, **parameters(*GROUPS, "split")}
+    trials, table = "crossvalidation_trials", "crossvalidation"
     compared = {"trials": trials, **COMPARED}
-    return Pipeline(
-        [
-            Node(run_sweep, inputs, trials, name="cross_validate"),
-            Node(compare_settings, compared, "crossvalidation", name="compare_folds"),
-        ]
-    )
+    train = Node(run_sweep, inputs, trials, name="cross_validate")
+    compare = Node(compare_settings, compared, table, name="compare_folds")
+    return Pipeline([train, compare])
