@@ -11,8 +11,8 @@ from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.doctor import as_json, data
 from flatout.doctor.finding import examine
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import write_whole
 from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
 from flatout.engine.tokenizing.token_recipes import token_options

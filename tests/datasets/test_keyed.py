@@ -22,8 +22,8 @@ from flatout.datasets import (
 )
 from flatout.engine.files import atomic_write
 from flatout.engine.files.arrow_folder import ArrowRecipe
-from flatout.engine.files.atomic_folder import is_current
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import is_current
 from tests.projects import interrupted
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])

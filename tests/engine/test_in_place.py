@@ -7,13 +7,13 @@ import pytest
 from kedro.io import DatasetError
 
 from flatout.datasets.transformers_model import TransformersModel
-from flatout.engine.files.atomic_folder import is_current, write_whole
 from flatout.engine.files.atomic_write import (
     child,
     clear_leftovers,
     write_folder,
 )
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import is_current, write_whole
 
 OLD, NEW = ContentKey({"text": "old"}), ContentKey({"text": "new"})
 

@@ -22,8 +22,8 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 from flatout.engine.checkpoints.checkpoint_mirror import OWNER
 from flatout.engine.files import mirror as store
 from flatout.engine.files.arrow_folder import write_recipe
-from flatout.engine.files.atomic_folder import stored_facts
 from flatout.engine.files.content_key import file_hash
+from flatout.engine.files.keyed_folder import stored_facts
 from flatout.engine.files.mirror import COMPLETE, Mirror, MirrorError
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.signals import Interrupted

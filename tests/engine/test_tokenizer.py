@@ -9,7 +9,7 @@ import transformers
 from tokenizers import decoders, pre_tokenizers, processors
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
-from flatout.engine.files.atomic_folder import write_whole
+from flatout.engine.files.keyed_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import TaskError, make_task

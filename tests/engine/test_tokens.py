@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
-from flatout.engine.files.atomic_folder import stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import stored_facts, stored_key
 from flatout.engine.parameters import SettingsError
 from flatout.engine.rows.rows import open_rows
 from flatout.engine.rows.token_facts import TokenFacts

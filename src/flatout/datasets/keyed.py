@@ -13,9 +13,9 @@ from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset, dataset_errors
 from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
-from flatout.engine.files.atomic_folder import is_current, stored_key, write_whole
 from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import is_current, stored_key, write_whole
 
 logger = logging.getLogger(__name__)
 

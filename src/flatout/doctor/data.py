@@ -11,7 +11,7 @@ from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.engine.data.columns import Columns, all_numbers
 from flatout.engine.data.raw_texts import RawTextsError, named_row, open_raw_texts
 from flatout.engine.data.rows import CheckedBatch, check_batch
-from flatout.engine.files.atomic_folder import stored_key
+from flatout.engine.files.keyed_folder import stored_key
 from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
 from flatout.engine.tasks import columns_of

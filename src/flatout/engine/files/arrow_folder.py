@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import write_whole
 from flatout.engine.files.mirror import Mirror, MirrorError
 
 logger = logging.getLogger(__name__)

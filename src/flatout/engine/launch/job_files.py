@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.files.atomic_folder import stored_key
 from flatout.engine.files.content_key import arrow_digest
+from flatout.engine.files.keyed_folder import stored_key
 from flatout.engine.parameters import Settings
 from flatout.engine.rows.rows import SplitRows, open_rows
 from flatout.engine.rows.vocabulary import Vocabulary

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.files.atomic_folder import note_facts, stored_facts
+from flatout.engine.files.keyed_folder import note_facts, stored_facts
 from flatout.engine.rows.layout import Ints, LaidOut, Layout
 from flatout.engine.rows.token_facts import TokenFacts
 

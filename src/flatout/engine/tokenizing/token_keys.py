@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.files.arrow_folder import without_indices
-from flatout.engine.files.atomic_folder import stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey, arrow_digest
+from flatout.engine.files.keyed_folder import stored_facts, stored_key
 from flatout.engine.parameters import Settings
 from flatout.engine.tokenizing.token_recipes import token_options
 from flatout.engine.tokenizing.tokenizer import FILES, TokenizerFile

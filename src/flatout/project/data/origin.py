@@ -24,8 +24,8 @@ from flatout.engine.data.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS, open_raw_texts
 from flatout.engine.data.readers.remote_files import shown
 from flatout.engine.data.split_recipes import ROWS_DIGEST, split_options
-from flatout.engine.files.atomic_folder import note_facts, stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import note_facts, stored_facts, stored_key
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import columns_of
