@@ -248,6 +248,7 @@ MORE = {
     "causal-lm, bf16": {"task": "causal-lm", "family": "mistral", **BF16},
     "grouped, bf16": {"batching": "grouped", **BF16},
     "regression, bf16": {"task": "regression", **BF16},
+    "clipped": {"max_grad_norm": 0.05},
     "sgd": {"optimizer": "sgd", "max_grad_norm": 0.1},
     "adafactor": {"optimizer": "adafactor"},
     "recomputed layers": {"gradient_checkpointing": True},

@@ -85,7 +85,10 @@ class Plain:
         with exact_products():
             exact = compute()
         if roundoff_of(runtime) == FP32:
-            _change_last_bits(self.model)
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    signs = torch.randn_like(parameter).sign()
+                    parameter.mul_(1 + 2 * FP32 * signs)
         with runtime.autocast():
             return exact, compute()
 
@@ -202,13 +205,3 @@ def roundoff_of(runtime: Runtime) -> float:
     dtype = runtime.compute_dtype
     dtype = torch.float16 if tf32 and dtype == torch.float32 else dtype
     return torch.finfo(dtype).eps / 2
-
-
-@torch.no_grad()
-def _change_last_bits(model: Any) -> None:
-    """Multiply each weight randomly by 1 plus or minus twice fp32's unit roundoff."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for parameter in model.parameters():
-            signs = torch.randint(0, 2, parameter.shape).to(parameter.device) * 2 - 1
-            parameter.mul_(1 + signs * 2 * FP32)

@@ -15,6 +15,7 @@ from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
 from flatout.engine.predict.predictor import Predictor
+from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import without_options
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -42,35 +43,28 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     module, plain_task = plain.to(runtime.device).eval(), without_options(task)
     reference = Plain(module, plain_task, rows, predictor.max_length)
     outputs = reference.in_both_precisions(runtime, lambda: _outputs(reference))
-    (theirs, answers), (rounded, near) = outputs
+    (theirs, answers, ids), (rounded, near, _) = outputs
     roundoff = roundoff_of(runtime)
     losses = [(loss, theirs, rounded)]
     checks = [compared("loss", losses, max(LEAST / 10, roundoff))]
     if task.head_kind.one_a_row:
-        found, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
+        found, mean = torch.from_numpy(predictor.logits(rows)[ids]), answers.mean()
         values = found - mean, answers - mean, near - mean
         checks.append(compared("outputs", [values], max(LEAST, TIMES * roundoff)))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
         f"{runtime.precision}, {predictor.strategy}"
     )
-    return Verdict(
-        step,
-        reference.described,
-        checks,
-        wrong(checks),
-        subject="the predictions are those",
-    )
+    subject = "the predictions are those"
+    return Verdict(step, reference.described, checks, wrong(checks), subject=subject)
 
 
 @torch.no_grad()
-def _outputs(plain: Plain) -> tuple[float, Tensor]:
-    """Return the mean loss and the outputs (K, ...). If there is one output per row,
-    they are in row order."""
+def _outputs(plain: Plain) -> tuple[float, Tensor, Ints]:
+    """Return the mean loss, the outputs (K, ...), and the row numbers of the outputs if
+    there is one per row."""
     parts = list(plain.parts(np.arange(len(plain.rows))))
     loss = sum(part.loss.item() for part in parts)
     logits = torch.cat([part.logits.float().cpu() for part in parts])
-    order = np.concatenate([part.row_ids for part in parts]).argsort()
-    if len(order) == len(logits):  # one output per row
-        logits = logits[torch.from_numpy(order)]
-    return loss / max(1, sum(part.targets for part in parts)), logits
+    ids = np.concatenate([part.row_ids for part in parts])
+    return loss / max(1, sum(part.targets for part in parts)), logits, ids
