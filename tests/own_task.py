@@ -15,16 +15,13 @@ class TwoNumbers(Task):
     label_shape = (2,)
 
     def label_fault(self, labels):
-        """Reject lists that do not contain exactly two numbers."""
         sizes = pc.unique(pc.list_value_length(labels)).to_pylist()
         return None if sizes == [2] else f"lists of {sizes} numbers, not of 2"
 
     def token_label_type(self):
-        """Store lists of length 2, which can be read without a copy."""
         return pa.list_(pa.float64(), 2)
 
     def config_keys(self):
-        """Give the model two outputs."""
         return {"num_labels": 2, "problem_type": "regression"}
 
     def loss(self, logits, labels):
@@ -42,11 +39,9 @@ class TwoNumbers(Task):
         }
 
     def answer_fields(self):
-        """Return the columns of a prediction."""
         return [pa.field("first", pa.float32()), pa.field("second", pa.float32())]
 
     def answers(self, logits):
-        """Return the columns for logits (N, 2)."""
         return {"first": logits[:, 0], "second": logits[:, 1]}
 
 

@@ -87,7 +87,7 @@ def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
     resolved = resolve(job, fp32, lstm)
     assert (resolved.strategy, resolved.cuda_graphs) == ("grouped", True)
     assert not resolved.compile
-    planner = make_planner(job.settings, fp32, resolved)
+    planner = make_planner(job, fp32, resolved)
     lengths = np.array([24] * 2 + [3] * 60)
     assert len(planner.plan(lengths)[0]) == 1
     assert make_collator(job, fp32, resolved, lstm).layout.every_place

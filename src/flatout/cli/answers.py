@@ -13,6 +13,7 @@ from kedro.framework.context import KedroContext
 from flatout.cli.groups import PARAMS, context_of, flatout, plain_errors
 from flatout.engine.machine import environment
 from flatout.engine.parameters import Settings
+from flatout.engine.rows import row_kind
 from flatout.pipelines import SPLITS, inputs_of
 from flatout.pipelines.train import GROUPS
 from flatout.project.command_line import CommandError
@@ -30,7 +31,7 @@ def load_inputs(context: KedroContext) -> dict[str, Any]:
     yet."""
     settings, catalog = loader_of(context).settings, context.catalog
     environment.apply(settings.runtime)
-    rows = settings.train.rows
+    rows = row_kind(settings.train.rows).kind
     entries = inputs_of(rows)
     for entry in entries.values():
         if not catalog.exists(entry):

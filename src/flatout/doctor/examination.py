@@ -20,6 +20,7 @@ from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.models.memory import GIB, estimate, guessed_tokens
 from flatout.engine.parameters import Settings
+from flatout.engine.rows import max_length
 from flatout.project.command_line import check_environment
 from flatout.project.config_loader import loader_of
 from flatout.project.data.outputs import local_paths
@@ -102,7 +103,7 @@ class ExaminedProject:
 
         train, count = self.settings.train, processes_here(self.settings)
         workers = resolve_workers(train.loader, self.torch.gpus > 0, count)
-        batch = train.global_batch_size, self.settings.max_length
+        batch = train.global_batch_size, max_length(self.settings)
         needed = count * shared_memory_bytes(train.loader, workers, *batch)
         return checks.shared_memory(environment.free_shared_memory_bytes(), needed)
 
@@ -143,4 +144,4 @@ class ExaminedProject:
         fitting = guessed_tokens(self.settings, config, size, shards) if gpu else None
         if fitting is None:
             return budget
-        return min(budget, max(fitting, self.settings.max_length))
+        return min(budget, max(fitting, max_length(self.settings)))

@@ -8,6 +8,7 @@ from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
 from flatout.engine.parameters import Settings
+from flatout.engine.rows import row_kind
 from flatout.pipelines import boxed
 
 OF_ROWS = (
@@ -23,8 +24,9 @@ OF_SESSIONS = "next-key"
 
 def raw_entry(settings: Settings) -> str:
     """Return the name of the catalog entry with the raw data for this configuration."""
-    if settings.train.rows != "tokens":
-        return f"raw_{settings.train.rows}"
+    kind = row_kind(settings.train.rows).kind
+    if kind != "tokens":
+        return f"raw_{kind}"
     return "raw_sessions" if settings.model.task == OF_SESSIONS else "raw_texts"
 
 
@@ -35,8 +37,9 @@ def short_names(pipeline: Pipeline) -> set[str]:
 
 def fit_pipelines(settings: Settings) -> None:
     """Make the registered pipelines read rows of the configured kind. If the parameter
-    `pipelines` is set, the default pipeline is the sum of these pipelines."""
-    kind, raw = settings.train.rows, raw_entry(settings)
+    `pipelines` is set, the default pipeline is the sum of these pipelines. Raises
+    SettingsError if there are no rows of this kind."""
+    kind, raw = row_kind(settings.train.rows).kind, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         _fit(name, rows=kind)
     if kind == "tokens":

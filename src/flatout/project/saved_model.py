@@ -13,6 +13,7 @@ import xxhash
 from flatout.datasets import TransformersModel
 from flatout.engine.parameters import Settings, in_role, is_in
 from flatout.engine.parameters.common import EXECUTION, by_path
+from flatout.engine.rows import row_kind
 from flatout.tracking.record import SavedModel, newest_ns
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def saved_model(
         folder = spare / "model"
         for part in parts:
             part.save_pretrained(folder)
-    is_text = settings.train.rows == "tokens"
+    is_text = row_kind(settings.train.rows).kind == "tokens"
     return SavedModel(
         folder=str(folder),
         saved_ns=newest_ns(folder),

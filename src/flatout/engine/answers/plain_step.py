@@ -46,7 +46,7 @@ class PlainStep:
         named = self._model.named_parameters()
         self.trained = {name for name, p in named if p.requires_grad}
         module = deepcopy(self._model).to(runtime.device).train()
-        plain = Plain(module, job.task, job.train, job.settings.max_length)
+        plain = Plain(module, job.task, job.train, job.max_length)
         self.described = plain.described
         steps = plain.in_both_precisions(runtime, lambda: self._step(plain))
         self.exact, self.rounded = steps

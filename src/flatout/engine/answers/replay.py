@@ -41,7 +41,7 @@ def replay(
         )
     folder = saved[min(saved, key=lambda at: (abs(at - step), at))]
     model = _loaded(job, folder).to(runtime.device).eval()
-    plain = Plain(model, job.task, job.train, job.settings.max_length)
+    plain = Plain(model, job.task, job.train, job.max_length)
     figures = []
     for row in rows:
         loss, _, divisor = plain.backward(np.array([row]))

@@ -25,7 +25,7 @@ from flatout.engine.parameters import (
     SettingsError,
     SplitSettings,
 )
-from flatout.engine.rows.encoded_images import EncodedFacts
+from flatout.engine.rows.arrays import ArrayFacts
 from flatout.engine.tasks import make_task
 
 FORMAT_VERSION = 5
@@ -57,7 +57,7 @@ class SamplesRecipe(PlanRecipe, ArrowRecipe):
     def batches(self) -> Iterator[Any]:
         """Yield the rows as RecordBatches, in order. Raises SplitError or ArraysError
         if the samples cannot be used."""
-        facts = EncodedFacts(names=self.names)
+        facts = ArrayFacts(names=self.names)
         for batch in self.plan.rows(self.split):
             facts.add(batch)
             yield batch

@@ -8,6 +8,7 @@ from typing import Any
 
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import Settings, TrainSettings
+from flatout.engine.rows import row_kind
 
 BATCH = "train.global_batch_size"
 SLOW: dict[str, Any] = {
@@ -56,7 +57,7 @@ def rungs(settings: Settings) -> list[Rung]:
         *_own_rungs(gpu),
         *_batch_rungs(settings, SLOW[BATCH], gpu),
     ]
-    cut = settings.train.rows == "tokens"
+    cut = not row_kind(settings.train.rows).one_shape
     return [
         rung
         for rung in found

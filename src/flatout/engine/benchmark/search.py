@@ -149,7 +149,7 @@ def _combinations(bench: Bench) -> list[Changes]:
     }
     if options.precisions == ["auto"]:  # keep the configured precision
         del axes["runtime.precision"]
-    if bench.settings.train.rows != "tokens":  # all rows have one shape: no padding
+    if bench.rows.one_shape:  # no padding
         del axes["train.batching"]
     axes = {name: values for name, values in axes.items() if values}
     combinations = (dict(zip(axes, v, strict=True)) for v in product(*axes.values()))

@@ -101,8 +101,7 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
     """Yield each step setting with the values to try in order. Once a value brings no
     gain, the caller skips the remaining values of that setting."""
     configured = first.strategy
-    one_shape = bench.settings.train.rows != "tokens"
-    for strategy in () if one_shape else bench.options.strategies:
+    for strategy in () if bench.rows.one_shape else bench.options.strategies:
         if strategy != configured:
             yield "train.batching", [strategy]
     if len(bench.options.precisions) > 1:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from flatout.engine.files.content_key import arrow_digest
 from flatout.engine.files.keyed_folder import stored_key
 from flatout.engine.parameters import Settings
+from flatout.engine.rows import row_kind
 from flatout.engine.rows.rows import SplitRows, open_rows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.train.setup.job import TrainJob
@@ -44,6 +45,7 @@ class JobFiles:
         )
 
     def open(self, settings: Settings, work_folder: Path) -> TrainJob:
+        row_kind(settings.train.rows)  # registers a custom class
         vocabulary = None
         if stored := self.vocabulary:  # JSON stores tuples as lists
             special = tuple(stored["special_token_ids"])

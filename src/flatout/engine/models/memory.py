@@ -11,6 +11,7 @@ from typing import Any
 from flatout.engine.families import families, import_own
 from flatout.engine.models.adapters import add_adapter, freeze
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
+from flatout.engine.rows import max_length, row_kind
 from flatout.engine.tasks import make_task, task_class
 
 ACTIVATION_BYTES = 125
@@ -116,7 +117,7 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
     train = settings.train
     model = without_weights(config, settings.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    tokens = min(budget, train.global_batch_size * settings.max_length)
+    tokens = min(budget, train.global_batch_size * max_length(settings))
     hidden = config.hidden_size
     names = ("intermediate_size", "n_inner", "hidden_dim")
     known = (getattr(config, name, None) for name in names)
@@ -143,7 +144,7 @@ def guessed_tokens(
 ) -> int | None:
     """Return how many tokens per micro-batch fit in `room` bytes according to
     `estimate`, or None if the config lacks a size or rows do not consist of tokens."""
-    if settings.train.rows != "tokens":
+    if row_kind(settings.train.rows).one_shape:
         return None
     try:
         found = estimate(settings, config, 1, shards)

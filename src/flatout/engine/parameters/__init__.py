@@ -96,11 +96,6 @@ class Settings(SettingsModel):
     guard: GuardSettings = parameter(GuardSettings(), EXECUTION, UNTIMED)
     paths: PathSettings = parameter(PathSettings(), EXECUTION, UNTIMED)
 
-    @property
-    def max_length(self) -> int:
-        """The maximum length of a row in tokens, or 1 for samples of a fixed shape."""
-        return self.tokenize.max_length if self.train.rows == "tokens" else 1
-
 
 def parse_settings(parameters: Mapping[str, Any]) -> Settings:
     """Validate all `parameters`. Raises a SettingsError that lists every problem.

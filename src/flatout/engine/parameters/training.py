@@ -120,9 +120,10 @@ class ModelSettings(SettingsModel):
 class TrainSettings(SlowHabits):
     """Settings of the training, the optimizer, and the execution of steps."""
 
-    rows: Literal["tokens", "arrays", "images"] = "tokens"
-    """Kind of samples: tokens of texts, numeric arrays, or images. Catalog entry names
-    contain this value, for example `train_images`."""
+    rows: str = "tokens"
+    """Kind of samples: `tokens` of texts, numeric `arrays`, `images`, or the dotted
+    path of a custom class. Catalog entry names contain the kind, for example
+    `train_images`."""
     batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
     """How micro-batches are formed. `auto` uses `packed` if possible, or else
     `grouped`."""

@@ -35,8 +35,8 @@ from flatout.engine.predict.texts import (
     text_windows,
     window_schema,
 )
-from flatout.engine.rows.arrays import ArrayRows
-from flatout.engine.rows.rows import SplitRows, array_of
+from flatout.engine.rows import KINDS
+from flatout.engine.rows.rows import SplitRows, array_of, rows_from_dataset, rows_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
@@ -199,8 +199,13 @@ def predict_samples(
     model: Any, path: Path, kind: str, settings: Settings
 ) -> Predictions:
     """Return the predictions of `model` for the samples in `path`. `kind` is a value of
-    `train.rows`. Raises ModelError or SettingsError if they do not fit."""
-    predictor, own = Predictor(model, None, settings), getattr(settings, kind)
+    `train.rows`. For a custom kind, `path` is a `datasets.Dataset` with its columns.
+    Raises ModelError or SettingsError if they do not fit."""
+    predictor = Predictor(model, None, settings)
+    if kind not in KINDS:
+        windows = partial(_stored_windows, rows_from_dataset(path), predictor)
+        return Predictions(windows, PLACES, predictor)
+    own = getattr(settings, kind)
     if kind == "images":
         height, _, channels = shape_of(model.config)
         own = own.model_copy(update={"size": height, "channels": channels})
@@ -226,6 +231,16 @@ def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
         yield table, _rows(predictor, window.values[usable]) if usable.any() else None
 
 
+def _stored_windows(rows: SplitRows, predictor: Predictor) -> Iterator[Window]:
+    size, schema = predictor.settings.window_rows, pa.schema([*PLACES, REASON])
+    starts = partial(iter, range(0, len(rows), size))
+    for start in windows_of(predictor.settings.shard, starts):
+        part, numbers = rows.table.slice(start, size), range(len(rows))[start:][:size]
+        places = [{"source": rows.readable(n, str), "row": n} for n in numbers]
+        usable = _unlabelled(predictor, part)
+        yield pa.Table.from_pylist(places, schema=schema), usable
+
+
 def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, Any]:
     """Return the predictions for `samples` (N, ...) as columns by name. The samples
     must have the shape that the model expects."""
@@ -234,9 +249,13 @@ def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, 
     )
 
 
-def _rows(predictor: Predictor, samples: npt.NDArray[Any]) -> ArrayRows:
+def _rows(predictor: Predictor, samples: npt.NDArray[Any]) -> SplitRows:
+    return _unlabelled(predictor, pa.table({"inputs": array_of(samples)}))
+
+
+def _unlabelled(predictor: Predictor, table: pa.Table) -> SplitRows:
+    """Return the rows of `table` with labels that are not read."""
     task = predictor.task
-    unread = np.zeros((len(samples), *task.label_shape), task.label_dtype)
-    return ArrayRows(
-        pa.table({"inputs": array_of(samples), "labels": array_of(unread)})
-    )
+    unread = np.zeros((len(table), *task.label_shape), task.label_dtype)
+    columns = {name: table.column(name) for name in table.column_names}
+    return rows_of(pa.table({**columns, "labels": array_of(unread)}))

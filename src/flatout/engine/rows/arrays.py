@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from flatout.engine.rows.layout import Ints, LaidOut, LateArray, Layout
-from flatout.engine.rows.rows import SplitRows, values_in
+from flatout.engine.rows.rows import SplitRows, rows_of, values_in
 from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
@@ -43,7 +44,8 @@ class ArrayFacts(TokenFacts):
     def add(self, batch: Any) -> None:
         if not batch.num_rows:
             return
-        values = self._inputs(batch)
+        rows = rows_of(pa.Table.from_batches([batch]))
+        values = np.stack(rows.views(np.arange(len(rows))))
         self.shape = list(values.shape[1:])
         pixels = values.dtype == np.uint8 and len(self.shape) == IMAGE_DIMENSIONS
         features = self.shape[-1] if pixels else values[0].size
@@ -56,10 +58,6 @@ class ArrayFacts(TokenFacts):
         self.num_tokens += batch.num_rows
         self.longest = 1
         self._count_labels(batch)
-
-    def _inputs(self, batch: Any) -> Any:
-        """Return the samples (N, ...) of a record batch."""
-        return values_in(batch.column("inputs"))
 
     def _values_each(self, rows: int) -> int:
         """Return how many values of `rows` rows contribute to each mean."""
@@ -94,17 +92,21 @@ BYTES_ONE_BY_ONE = 2**12
 class _Chunk:
     """The values and labels of a record batch, as views (N, ...) into its buffers."""
 
-    values: npt.NDArray[Any]
+    values: Any
     labels: npt.NDArray[Any] | None
+    size: int
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self.size
 
 
 class ArrayRows(SplitRows):
-    """Rows with a column `inputs` and optional `labels`, one target per row."""
+    """Rows with a column `inputs` and optional `labels`, one target per row. Subclasses
+    can store samples in another form, from which `inputs` computes those of a batch."""
 
+    kind = "arrays"
     column = INPUTS
+    one_shape = True
     facts_class = ArrayFacts
     facts: ArrayFacts  # type: ignore[assignment]
 
@@ -112,20 +114,29 @@ class ArrayRows(SplitRows):
     def _chunks(self) -> list[_Chunk]:
         return [
             _Chunk(
-                self._values(batch),
+                self.stored(batch),
                 values_in(batch.column("labels")) if self.has_labels else None,
+                batch.num_rows,
             )
             for batch in self.table.to_batches()
         ]
 
-    def _values(self, batch: Any) -> Any:
-        """Return the values (N, ...) of a record batch, without a copy."""
-        return values_in(batch.column(INPUTS))
+    def stored(self, batch: Any) -> Any:
+        """Return the values of a record batch that `inputs` needs, without a copy."""
+        return values_in(batch.column(self.column))
+
+    def inputs(self, stored: Any, rows: Ints) -> npt.NDArray[Any]:
+        """Return the samples (n, ...) of the rows `rows` (n,) of a record batch.
+        `stored` is the result of the method `stored` for this batch."""
+        return stored[rows]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _first(self) -> npt.NDArray[Any]:
+        return self._stacked(np.zeros(1, np.int64))[0]
 
     @property
     def row_bytes(self) -> int:
-        like = self._chunks[0].values
-        return int(np.prod(like.shape[1:])) * np.dtype(like.dtype).itemsize
+        return self._first.nbytes
 
     def lengths(self, rows: Ints) -> Ints:
         return np.ones(len(rows), dtype=np.int64)
@@ -135,7 +146,7 @@ class ArrayRows(SplitRows):
 
     def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
         """Return the samples (N, ...) of `rows` (N,)."""
-        return self._gather(rows, lambda chunk, at: chunk.values[at])
+        return self._gather(rows, lambda chunk, at: self.inputs(chunk.values, at))
 
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
@@ -144,9 +155,8 @@ class ArrayRows(SplitRows):
         written directly to the batch's buffer. If B is 0, there is one row of zeros."""
         found: Any = None if values is None else np.asarray(values)
         if found is None:
-            like = self._chunks[0].values
-            shape = (max(1, len(rows)), *like.shape[1:])
-            found = LateArray(shape, like.dtype, lambda out: self._write(rows, out))
+            shape, dtype = (max(1, len(rows)), *self._first.shape), self._first.dtype
+            found = LateArray(shape, dtype, lambda out: self._write(rows, out))
         return LaidOut({INPUTS: found}, np.arange(len(rows)))
 
     def _write(self, rows: Ints, out: npt.NDArray[Any]) -> None:
@@ -162,11 +172,14 @@ class ArrayRows(SplitRows):
                 self._write_part(self._chunks[chunk].values, local[places], out, places)
 
     def _write_part(
-        self, values: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
+        self, stored: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
     ) -> None:
-        """Copy `values[rows]` to `out[places]`, for `rows` (n,) and `places` (n,)."""
+        """Write the samples `rows` (n,) of a record batch to `out[places]`."""
+        if type(self).inputs is not ArrayRows.inputs:
+            out[places] = self.inputs(stored, rows)
+            return
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
-            out[place] = values[row]
+            out[place] = stored[row]
 
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
         if SOURCE not in self.column_names:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
@@ -19,46 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.machine.environment import usable_cores
-from flatout.engine.rows.arrays import ArrayFacts, ArrayRows
-from flatout.engine.rows.decoding import Decoder
+from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.rows.layout import Ints
 
 ENCODED = "encoded"
 ROWS_AT_ONCE = 256
 """The maximum number of files in memory at a time while rows are written."""
-
-
-@dataclass(frozen=True)
-class EncodedColumn:
-    """A column of encoded images, indexed like an array (N, size, size, channels)."""
-
-    encoded: Any
-    shape: tuple[int, ...]
-    dtype: npt.DTypeLike = np.uint8
-
-    @classmethod
-    def of(cls, batch: Any) -> EncodedColumn:
-        size, channels = (batch.column(n)[0].as_py() for n in ("size", "channels"))
-        return cls(batch.column(ENCODED), (batch.num_rows, size, size, channels))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: Ints) -> npt.NDArray[np.uint8]:
-        """Return the decoded images `rows` (n,) as an array (n, size, size, channels).
-        Raises BadImage if an image cannot be decoded."""
-        pixels = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        self.write(rows, pixels, np.arange(len(rows)))
-        return pixels
-
-    def write(self, rows: Ints, out: npt.NDArray[np.uint8], places: Ints) -> None:
-        """Decode the images `rows` (n,) and write their pixels to `out[places]`. Raises
-        BadImage if an image cannot be decoded."""
-        decoder = Decoder(self.shape[1], self.shape[3])
-        files = [io.BytesIO(self.encoded[row].as_buffer()) for row in rows.tolist()]
-        decoded = _each(decoder, files)
-        for place, one in zip(places.tolist(), decoded, strict=True):
-            out[place] = one
 
 
 def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
@@ -70,29 +35,34 @@ def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
         yield from pool.map(work, items)
 
 
-class EncodedFacts(ArrayFacts):
-    """Statistics of a split with encoded images, computed from the decoded pixels."""
-
-    def _inputs(self, batch: Any) -> Any:
-        if ENCODED not in batch.schema.names:
-            return super()._inputs(batch)
-        return EncodedColumn.of(batch)[np.arange(batch.num_rows)]
-
-
 class EncodedImages(ArrayRows):
-    """Rows with the columns `encoded`, `size`, `channels` and optional `labels`."""
+    """Rows with the columns `encoded`, `size`, `channels` and optional `labels`. Raises
+    BadImage if an image cannot be decoded."""
 
+    kind = "images"
     column = ENCODED
-    facts_class = EncodedFacts
     decodes = True
 
-    def _values(self, batch: Any) -> Any:
-        return EncodedColumn.of(batch)
+    def stored(self, batch: Any) -> Any:
+        size, channels = (batch.column(n)[0].as_py() for n in ("size", "channels"))
+        return batch.column(ENCODED), size, channels
+
+    def inputs(self, stored: Any, rows: Ints) -> npt.NDArray[np.uint8]:
+        _, size, channels = stored
+        pixels = np.empty((len(rows), size, size, channels), np.uint8)
+        self._write_part(stored, rows, pixels, np.arange(len(rows)))
+        return pixels
 
     def _write_part(
-        self, values: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
+        self, stored: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
     ) -> None:
-        values.write(rows, out, places)
+        from flatout.engine.rows.decoding import Decoder  # needs Pillow
+
+        encoded, size, channels = stored
+        files = [io.BytesIO(encoded[row].as_buffer()) for row in rows.tolist()]
+        decoded = _each(Decoder(size, channels), files)
+        for place, one in zip(places.tolist(), decoded, strict=True):
+            out[place] = one
 
 
 def with_files(

@@ -1,7 +1,6 @@
 """The rows of a split in Arrow buffers, and their interface for batching and training.
 
 Each kind of rows (tokens, arrays, images) is a subclass of `SplitRows` in its own file.
-KINDS lists these classes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,14 +21,6 @@ from flatout.engine.rows.layout import Ints, LaidOut, Layout
 from flatout.engine.rows.token_facts import TokenFacts
 
 logger = logging.getLogger(__name__)
-
-KINDS = {
-    "input_ids": "flatout.engine.rows.tokens:TokenRows",
-    "inputs": "flatout.engine.rows.arrays:ArrayRows",
-    "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
-}
-"""The module and class of each kind of rows, keyed by the column with the samples."""
-
 
 LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 
@@ -85,11 +75,28 @@ class Rows(ABC):
 class SplitRows(Rows):
     """Base class of the rows of a split. Unpickled rows open their files again."""
 
+    known: ClassVar[list[type[SplitRows]]] = []
+    """The subclasses, beginning with the latest."""
+    kind: ClassVar[str]
+    """The name of this kind of rows in catalog entries, such as `train_<kind>`."""
     column: ClassVar[str]
-    """The column that contains the samples."""
+    """The column that contains the samples. No other kind has a column of this name."""
+    one_shape: ClassVar[bool] = False
+    """Whether all samples have the same shape, so that batches need no padding."""
     facts_class: ClassVar[type[TokenFacts]] = TokenFacts
     decodes: ClassVar[bool] = False
     """Whether rows must be decoded when a batch is built, which needs CPU time."""
+
+    def __init_subclass__(cls) -> None:
+        """Register the class. Raises TypeError if another has its kind or column."""
+        for other in SplitRows.known:
+            is_same = str(other) == str(cls)  # the module was imported again
+            if not is_same and (cls.kind == other.kind or cls.column == other.column):
+                raise TypeError(
+                    f"{cls.__name__}: its kind {cls.kind!r} or its column "
+                    f"{cls.column!r} is that of {other.__name__}: choose other names"
+                )
+        SplitRows.known.insert(0, cls)
 
     def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
         """`folder` contains the files of the rows, or is None for rows in memory.
@@ -113,7 +120,7 @@ class SplitRows(Rows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.folder is not None:
-            return open_rows, (self.folder,)
+            return open_rows, (self.folder, type(self))
         return type(self), (self.table,)
 
     def __len__(self) -> int:
@@ -184,16 +191,17 @@ class SplitRows(Rows):
         return facts
 
 
-def open_rows(folder: Path) -> SplitRows:
-    """Memory-map the Arrow files in `folder`, which `save_to_disk` has written. Raises
-    TokenRowsError if there are no files or the rows cannot be used."""
+def open_rows(folder: Path, kind: type[SplitRows] | None = None) -> SplitRows:
+    """Memory-map the Arrow files in `folder`, which `save_to_disk` has written. `kind`
+    defaults to the class that the columns determine. Raises TokenRowsError if there are
+    no files or the rows cannot be used."""
     files = sorted(folder.glob("*.arrow"))
     if not files:
         raise TokenRowsError(
             f"no Arrow file in {folder}: run the pipeline that makes it first"
         )
     tables = [pa.ipc.open_stream(pa.memory_map(str(f))).read_all() for f in files]
-    return _rows_of(pa.concat_tables(tables), folder)
+    return (kind or rows_of)(pa.concat_tables(tables), folder)
 
 
 def rows_from_dataset(dataset: Any) -> SplitRows:
@@ -202,16 +210,18 @@ def rows_from_dataset(dataset: Any) -> SplitRows:
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     if dataset._indices is not None:  # rows were selected or shuffled
         dataset, files = dataset.flatten_indices(), []
-    return _rows_of(dataset.data.table, files[0].parent if files else None)
+    return rows_of(dataset.data.table, files[0].parent if files else None)
 
 
-def _rows_of(table: pa.Table, folder: Path | None) -> SplitRows:
-    for column, path in KINDS.items():
-        if column in table.column_names:
-            module, _, name = path.partition(":")
-            return getattr(import_module(module), name)(table, folder)
+def rows_of(table: pa.Table, folder: Path | None = None) -> SplitRows:
+    """Return the rows of `table`, whose columns determine their kind. Raises
+    TokenRowsError if the rows cannot be used."""
+    for kind in SplitRows.known:
+        if kind.column in table.column_names:
+            return kind(table, folder)
+    columns = ", ".join(kind.column for kind in SplitRows.known)
     raise TokenRowsError(
-        f"rows need one of the columns {', '.join(KINDS)}; found {table.column_names}"
+        f"rows need one of the columns {columns}; found {table.column_names}"
     )
 
 
@@ -223,11 +233,14 @@ def _has_nulls(array: Any) -> bool:
 
 def values_in(array: Any) -> npt.NDArray[Any]:
     """Return the values of an Arrow array as a NumPy array. Nested fixed-size lists
-    have the shape (N, ...), and plain values have the shape (N,)."""
+    have the shape (N, ...), and plain values have the shape (N,). Raises TokenRowsError
+    if lists do not have a fixed size."""
     shape = [len(array)]
     while pa.types.is_fixed_size_list(array.type):
         shape.append(array.type.list_size)
         array = array.flatten()
+    if isinstance(array, LISTS):
+        raise TokenRowsError(f"{array.type}: store lists of a fixed size (array_of)")
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values.reshape(shape)
 

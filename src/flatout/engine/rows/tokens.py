@@ -58,6 +58,7 @@ class TokenRows(_Tokens, SplitRows):
     """Rows with `input_ids` (lists of integers) and optional labels per row or
     token."""
 
+    kind = "tokens"
     column = "input_ids"
 
     @property

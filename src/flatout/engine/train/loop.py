@@ -232,7 +232,7 @@ def evaluate_split(
 
     def found(budget: int) -> Evaluation:
         resolved = replace(trainer.resolved, token_budget=budget)
-        planner = make_planner(job.settings, runtime, resolved)
+        planner = make_planner(job, runtime, resolved)
         collator = make_collator(job, runtime, resolved, model.model.config)
         # Code compiled for training cannot be reused, and recompiling takes too long.
         with torch.compiler.set_stance("force_eager"):

@@ -28,6 +28,7 @@ from flatout.engine.files.content_key import ContentKey
 from flatout.engine.files.keyed_folder import note_facts, stored_facts, stored_key
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.faults import first_line
+from flatout.engine.rows import KINDS, row_kind
 from flatout.engine.tasks import columns_of
 from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 
@@ -53,7 +54,7 @@ def stale_fault(
     catalog: DataCatalog, settings: Settings, pipeline: Pipeline
 ) -> str | None:
     """Return why the rows of a training run are outdated, or None if they are not."""
-    kind, inputs = settings.train.rows, pipeline.inputs()
+    kind, inputs = row_kind(settings.train.rows).kind, pipeline.inputs()
     if not TRAINING_NODES & short_names(pipeline):
         return None
     if f"train_{kind}" in inputs:
@@ -67,8 +68,8 @@ def data_fault(
     """Return the reason why the training rows do not match the raw data, or None if
     they match or if the rows or the raw data are not on this machine. If `notes` is
     True, the new times of files that were touched but not changed are stored."""
-    if settings.train.rows != "tokens":
-        return samples_fault(catalog, settings)
+    if (kind := row_kind(settings.train.rows).kind) != "tokens":
+        return samples_fault(catalog, settings, kind) if kind in KINDS else None
     if any(_is_stale(catalog, split) for split in SPLITS):
         return (
             "the tokens were created from different rows than the last split: run "
@@ -77,13 +78,12 @@ def data_fault(
     return rows_fault(catalog, settings, notes=notes)
 
 
-def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Return why stored arrays or images do not match the raw files, or None if they
-    match or if the raw files are not on this machine."""
+def samples_fault(catalog: DataCatalog, settings: Settings, kind: str) -> str | None:
+    """Return why stored rows of this `kind` (arrays or images) do not match the raw
+    files, or None if they match or if the raw files are not on this machine."""
     from flatout.engine.arrays.array_files import open_source
     from flatout.engine.arrays.recipes import changes_since
 
-    kind = settings.train.rows
     folders = [_folder(catalog, f"{split}_{kind}") for split in SPLITS]
     keys = [key for folder in folders if folder and (key := stored_key(folder))]
     try:

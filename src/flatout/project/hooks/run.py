@@ -10,6 +10,7 @@ from kedro.framework.project import settings as of_kedro
 
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.parameters import Settings
+from flatout.engine.rows import row_kind
 from flatout.places import use_project
 from flatout.project.config_loader import ProjectConfigLoader, loader_of
 from flatout.project.mlflow_options import MlflowOptions, mlflow_options
@@ -40,6 +41,11 @@ class Run:
         self.options = mlflow_options(context)
         self.data = Path(context.project_path, self.settings.data_dir or "data")
         self.tracked, self.reused = None, False
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind of rows in catalog entries, such as `train_<kind>`."""
+        return row_kind(self.settings.train.rows).kind
 
     @property
     def is_main(self) -> bool:

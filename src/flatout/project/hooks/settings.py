@@ -49,7 +49,7 @@ class SettingsHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        settings, kind = self._run.settings, self._run.settings.train.rows
+        settings, kind = self._run.settings, self._run.kind
         if node.short_name == "train_model" and f"validation_{kind}" in inputs:
             check_rows(len(inputs[f"validation_{kind}"]), settings)
         if node.short_name == "train_model" and settings.tuned:

@@ -70,7 +70,7 @@ class TrackingHooks:
         if node.short_name in TRAINING_NODES:
             from flatout.engine.tokenizing.token_keys import token_key
 
-            rows = inputs[f"train_{self._run.settings.train.rows}"]
+            rows = inputs[f"train_{self._run.kind}"]
             folder.record.tags["token_key"] = token_key(rows)
         if node.short_name == "train_model":
             self._guard.start(folder)
@@ -87,10 +87,10 @@ class TrackingHooks:
         """Record the node's results before the catalog saves them."""
         run = self._run
         if is_training := node.short_name == "train_model":
-            report, rows = outputs["train_report"], run.settings.train.rows
+            report = outputs["train_report"]
             run.reused = not was_trained_now(run.checkpoints)
             if run.settings.tracking.log_model:
-                self._trained = inputs[f"test_{rows}"], report
+                self._trained = inputs[f"test_{run.kind}"], report
         if (folder := run.tracked) is None:
             return
         outcomes.record_node_outputs(folder.record, outputs)

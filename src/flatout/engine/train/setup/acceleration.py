@@ -67,7 +67,7 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
         earlier = Choice(kept["compile"], kept["cuda_graphs"], kept["reason"])
     elif checkpoint:
         done = checkpoint.manifest.step
-    if runtime.is_cuda and job.settings.train.rows != "tokens":
+    if runtime.is_cuda and job.train.one_shape:
         flops = ModelFlops.of(model).over(tokens=1, targets=1, attention_pairs=0)
     return Planned(
         steps=max(1, job.total_steps - done),

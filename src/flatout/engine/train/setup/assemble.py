@@ -183,9 +183,9 @@ def _task_model(
     """Wrap `model` for its task. If `synced` is true, BatchNorm computes statistics
     over the samples of all ranks."""
     model = _with_attention(model, resolved.attention, runtime)
-    longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
+    longest = job.max_length if resolved.attention == attention.ROWS else 0
     choose_flash_kernel(model.config, runtime.device, longest)
-    task_model = TaskModel(model, job.task, job.settings.max_length)
+    task_model = TaskModel(model, job.task, job.max_length)
     if task_model.family.samples.batch_statistics and synced:
         nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
     task_model.fused_head = _fused_head(task_model, runtime)
@@ -283,7 +283,7 @@ def build_model(job: TrainJob, *, empty: bool = False) -> Any:
         settings.model,
         job.task,
         job.vocabulary,
-        settings.max_length,
+        job.max_length,
         empty=empty,
         facts=job.train.facts,
     )

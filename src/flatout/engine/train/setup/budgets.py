@@ -74,7 +74,7 @@ def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
     if family_of(config).samples.batch_statistics:
         return _whole_step_samples(job, runtime)
     if strategy == "fixed":
-        longest = job.settings.max_length
+        longest = job.max_length
     if train.token_budget != "auto":
         if train.token_budget < longest:
             raise SettingsError(

@@ -61,7 +61,7 @@ def _own_code(settings: Settings) -> dict[str, str]:
     """Return digests of the modules with custom code, except PyTorch's own."""
     train, model = settings.train, settings.model
     own_parts = (train.optimizer, train.schedule, train.compute_metrics)
-    named = (*own_parts, model.task, model.family)
+    named = (*own_parts, train.rows, model.task, model.family)
     modules = {p.rpartition(".")[0] for p in named if p is not None and is_own(p)}
     own = {m: source_of(m) for m in modules if m.partition(".")[0] != "torch"}
     return {f"code of {m}": digest_of([file]) for m, file in own.items() if file}

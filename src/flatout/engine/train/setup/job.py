@@ -16,6 +16,7 @@ from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.parameters.faults import first_line
+from flatout.engine.rows import max_length
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.rows.vocabulary import Vocabulary
@@ -76,6 +77,10 @@ class TrainJob:
         total = batches.total_steps(train.epochs, train.max_steps)
         check_skipped(skipped, batches, total)
         return replace(batches, skipped=tuple(skipped.tolist()))
+
+    @property
+    def max_length(self) -> int:
+        return max_length(self.settings)
 
     @property
     def splits(self) -> dict[str, SplitRows]:

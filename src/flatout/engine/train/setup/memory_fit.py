@@ -71,7 +71,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
     """Return the limits for the number of tokens per micro-batch of one rank."""
     ranks, longest = stepper.runtime.ranks.world_size, job.train.facts.longest
     if resolved.strategy == "fixed":
-        longest = job.settings.max_length
+        longest = job.max_length
     sample = longest * job.train.facts.most_sequences
     whole = -(-job.settings.train.global_batch_size // ranks) * sample
     return Bounds(longest, max(longest, min(resolved.token_budget, whole)))
@@ -109,8 +109,8 @@ class Passes:
         stepper: Stepper,
     ) -> None:
         self._model, self._stepper = model, stepper
-        runtime, settings = stepper.runtime, job.settings
-        planner = replace(make_planner(settings, runtime, resolved), world_size=1)
+        runtime = stepper.runtime
+        planner = replace(make_planner(job, runtime, resolved), world_size=1)
         collator = make_collator(job, runtime, resolved, model.model.config)
         unused = GlobalBatches(len(job.train), 1, seed=0)
         self._data = StepRows(job.train, unused, planner, collator)

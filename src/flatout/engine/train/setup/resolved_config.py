@@ -92,7 +92,7 @@ def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | 
     """Return the batching strategy. If rows should be packed but cannot, the strategy
     is `grouped`, and the reason is returned too."""
     wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
-    if job.settings.train.rows != "tokens":  # all rows have the same length
+    if job.train.one_shape:  # all rows have the same length
         return "fixed", None
     if wanted not in ("auto", "packed"):
         return wanted, None

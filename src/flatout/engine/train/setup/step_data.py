@@ -10,7 +10,6 @@ from flatout.engine.batches.global_batches import Planner
 from flatout.engine.families import family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import AttentionPairs
-from flatout.engine.parameters import Settings
 from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.acceleration import graph_multiple
 from flatout.engine.train.setup.job import TrainJob
@@ -24,7 +23,7 @@ def step_rows(
 ) -> StepRows:
     """Return the dataset from which this rank reads the batch of each step."""
     settings = job.settings
-    planner = make_planner(settings, runtime, resolved)
+    planner = make_planner(job, runtime, resolved)
     collator = make_collator(job, runtime, resolved, config)
     collator = replace(collator, names_rows=settings.train.audit)
     usual = job.task.texts.causal or family_of(config).causal
@@ -35,16 +34,14 @@ def step_rows(
     )
 
 
-def make_planner(
-    settings: Settings, runtime: Runtime, resolved: ResolvedConfig
-) -> Planner:
+def make_planner(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> Planner:
     overhead = resolved.overhead_tokens
     if resolved.cuda_graphs:  # each division of a batch would need its own graph
         overhead = resolved.token_budget
     return Planner(
         strategy=resolved.strategy,  # type: ignore[arg-type]
         token_budget=resolved.token_budget,
-        max_length=settings.max_length,
+        max_length=job.max_length,
         world_size=runtime.ranks.world_size,
         overhead_tokens=overhead,
         launch_tokens=resolved.launch_tokens,
@@ -54,7 +51,7 @@ def make_planner(
 def make_collator(
     job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
 ) -> Collator:
-    max_length = job.settings.max_length
+    max_length = job.max_length
     multiple = (
         graph_multiple(job, runtime) if resolved.cuda_graphs else GPU_PAD_MULTIPLE
     )
@@ -78,5 +75,5 @@ def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> 
         return 64
     batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
     rows = batch if ranks == 1 else min(batch, -(-5 * batch // (4 * ranks)))
-    filler = -(-graph_multiple(job, runtime) // job.settings.max_length)
+    filler = -(-graph_multiple(job, runtime) // job.max_length)
     return rows + filler
