@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from flatout.datasets import TransformersModel
-from flatout.engine.answers.replay import replay
+from flatout.engine.answers.row_steps import replay
 from flatout.engine.answers.step_check import verify
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
 from flatout.engine.launch.launch import run_job

@@ -33,17 +33,17 @@ Value = Tensor | float
 
 @dataclass(frozen=True)
 class Check:
-    """The comparison of a value of the run (`found`) with the reference (`plain`)."""
+    """The comparison of a value of the run with the reference, a line of the table."""
 
     name: str
-    found: str
+    flatout: str
     plain: str
     error: float
-    tolerance: float
+    tolerated: float
 
     @property
     def is_within(self) -> bool:
-        return self.error <= self.tolerance  # False for NaN
+        return self.error <= self.tolerated  # False for NaN
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,12 @@ class Verdict:
             more = len(self.faults) - 1
             others = f" (and {more} more above)" if more else ""
             end = f"NOT sound, {self.faults[0]}{others}"
-        table = pd.DataFrame(
-            {
-                "flatout": [check.found for check in self.checks],
-                "plain": [check.plain for check in self.checks],
-                "error": [f"{check.error:.1e}" for check in self.checks],
-                "tolerated": [f"{check.tolerance:.1e}" for check in self.checks],
-                "": ["ok" if check.is_within else "WRONG" for check in self.checks],
-            },
-            index=[check.name for check in self.checks],
-        )
+        outcome = {True: "ok", False: "WRONG"}
+        rows = [vars(check) | {"": outcome[check.is_within]} for check in self.checks]
+        table = pd.DataFrame(rows).set_index("name").rename_axis(None)
+        lines = table.to_string(float_format="{:.1e}".format).splitlines()
         head = [self.step, f"compared with {self.reference}"]
-        rest = [*self.notes, *self.faults[1:], f"Verdict: {end}."]
-        return head + table.to_string().splitlines() + rest
+        return [*head, *lines, *self.notes, *self.faults[1:], f"Verdict: {end}."]
 
 
 def compared(
@@ -118,7 +111,7 @@ def compare(
         compared("change of weights", list(plain.changes(found)), 1e-3),
     ]
     modules = list(_modules(plain, found, max(LEAST, TIMES * roundoff), times))
-    modules.sort(key=lambda c: (math.isnan(c.error), c.error / c.tolerance))
+    modules.sort(key=lambda c: (math.isnan(c.error), c.error / c.tolerated))
     worst = modules[::-1][:SHOWN]
     faults = [*_gradient_faults(plain, found), *wrong(checks)]
     if bad := sum(not check.is_within for check in modules):
@@ -131,7 +124,7 @@ def compare(
 
 def wrong(checks: list[Check]) -> list[str]:
     bad = (check for check in checks if not check.is_within)
-    return [f"{c.name} is {c.found}, plain {c.plain}" for c in bad]
+    return [f"{c.name} is {c.flatout}, plain {c.plain}" for c in bad]
 
 
 def _modules(
@@ -149,7 +142,7 @@ def _notes(plain: PlainStep, modules: list[Check]) -> Iterator[str]:
     """Describe gradients in which no error can be detected, because they are zero or
     consist mostly of rounding errors. An example is the first matrix of an adapter,
     whose gradient is zero while the second matrix is zero."""
-    if unsure := [c.name.partition(" ")[2] for c in modules if c.tolerance > UNSURE]:
+    if unsure := [c.name.partition(" ")[2] for c in modules if c.tolerated > UNSURE]:
         yield (
             f"a fault would not be seen in {len(unsure)} of {len(modules)} modules, "
             f"whose gradients are mostly rounding: {some_of(unsure)}"
