@@ -7,6 +7,7 @@ import shutil
 import socket
 import sqlite3
 import subprocess
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -402,6 +403,27 @@ def test_a_locked_store_costs_seconds_and_no_point(
     lock.close()
     assert "sent to" in follow.sync(parent_of(points))[0]
     assert [step for step, *_ in history(store, id_of(folder))] == [1]
+
+
+@pytest.mark.process
+def test_a_store_that_responds_again_gets_the_whole_time(
+    store, tmp_path, points, monkeypatch
+):
+    """The fault is from an earlier delivery, and the last one takes longer than the
+    limit for stores that fail."""
+    folder = begin(points, record(store, tmp_path))
+    append(points, 1)
+    sender = MlflowSender(folder)
+    sender.sent.fault = "refused"
+    sender.save()
+    slow = ["sleep", str(program.FAILING_LIMIT_S + 1)]
+    monkeypatch.setattr(program, "start", lambda *_: subprocess.Popen(slow))
+    runs = program.Program(folder, {})
+    later = threading.Timer(0.5, sender.send, [sender.client()])
+    later.start()
+    assert runs.finish() == ["the last points and reports of this run"]
+    later.join()
+    assert runs._process.returncode == 0
 
 
 @pytest.mark.process

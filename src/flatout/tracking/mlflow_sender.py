@@ -58,6 +58,7 @@ class MlflowSender:
             for metrics in self._metric_batches(tail):
                 client.log_batch(run_id, metrics=metrics)
                 self.sent.steps |= {metric.key: metric.step for metric in metrics}
+                self.sent.fault = None  # the run waits longer if the store responds
                 self.save()
         self._send_params_and_tags(client, run_id)  # the points may contain tags
         if self._record.model and not self.sent.model:

@@ -48,13 +48,15 @@ class Program:
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
         """Wait up to `limit_s` seconds for MLflow to receive all data of the finished
         run. Return a list of the data that it has not received."""
-        end_s, fails = time.monotonic() + limit_s, False
-        while self._process.poll() is None and time.monotonic() < end_s:
-            if not fails and (fails := bool(self._sent().fault)):
-                end_s = min(end_s, time.monotonic() + FAILING_LIMIT_S)
+        begin_s = responded_s = time.monotonic()
+        while self._process.poll() is None:
+            now_s = time.monotonic()
+            if not self._sent().fault:
+                responded_s = now_s
+            if now_s > begin_s + limit_s or now_s > responded_s + FAILING_LIMIT_S:
+                self._process.kill()
+                break
             time.sleep(POLL_S)
-        if self._process.poll() is None:
-            self._process.kill()
         self._process.wait()
         if missing := self._missing_parts():
             self._warn_missing(missing)
