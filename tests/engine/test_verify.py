@@ -318,7 +318,7 @@ def test_two_ranks_are_compared_with_one_process(tmp_path):
 def test_the_verdict_shows_both_sides_and_what_is_tolerated(tmp_path):
     lines = verify(job(tmp_path), CPU).lines()
     assert lines[1].startswith("compared with plain transformers (BertForSequenceC")
-    assert lines[-1].startswith("Verdict: sound, the step is that of plain PyTorch")
+    assert lines[-1].startswith("Verdict: sound, equal to plain PyTorch but for")
     assert sum(line.strip().startswith("gradient ") for line in lines) == 5
     own = verify(job(tmp_path, "next-key", "log_key_lstm"), CPU).lines()
     assert "the module itself (LogKeyLstmForCausalLM) in fp32" in own[1]
@@ -353,7 +353,7 @@ def test_predictions_of_a_saved_model(tmp_path, monkeypatch, task):
         verify_model(tmp_path, rows, settings)
     verdict = verify_model(folder, rows, settings)
     assert verdict.is_sound, verdict.lines()
-    assert "the predictions are those of plain" in verdict.lines()[-1]
+    assert "sound, equal to plain PyTorch" in verdict.lines()[-1]
     round_the_head(monkeypatch)
     unmask_padding(monkeypatch)
     assert verify_model(folder, rows, settings).is_sound == (task != CLASSES)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.answers.plain import Plain, roundoff_of
-from flatout.engine.answers.verdict import LEAST, TIMES, Verdict, compared, wrong
+from flatout.engine.answers.verdict import Verdict, compared, tolerances, wrong
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
@@ -44,19 +44,17 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     reference = Plain(module, plain_task, rows, predictor.max_length)
     outputs = reference.in_both_precisions(runtime, lambda: _outputs(reference))
     (theirs, answers, ids), (rounded, near, _) = outputs
-    roundoff = roundoff_of(runtime)
-    losses = [(loss, theirs, rounded)]
-    checks = [compared("loss", losses, max(LEAST / 10, roundoff))]
+    for_loss, for_outputs = tolerances(roundoff_of(runtime))
+    checks = [compared("loss", [(loss, theirs, rounded)], for_loss)]
     if task.head_kind.one_a_row:
         found, mean = torch.from_numpy(predictor.logits(rows)[ids]), answers.mean()
         values = found - mean, answers - mean, near - mean
-        checks.append(compared("outputs", [values], max(LEAST, TIMES * roundoff)))
+        checks.append(compared("outputs", [values], for_outputs))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
         f"{runtime.precision}, {predictor.strategy}"
     )
-    subject = "the predictions are those"
-    return Verdict(step, reference.described, checks, wrong(checks), subject=subject)
+    return Verdict(step, reference.described, checks, wrong(checks))
 
 
 @torch.no_grad()

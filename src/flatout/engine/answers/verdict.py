@@ -14,19 +14,15 @@ from torch import Tensor
 from flatout.engine.answers.plain_step import PlainStep, Step
 from flatout.engine.parameters.faults import some_of
 
-LEAST = 1e-4
-"""The smallest relative tolerance for gradients and outputs, whose sums may be computed
-in another order. The smallest tolerance for a loss is a tenth of this value."""
 TIMES = 4
-"""The factor by which an error may exceed the unit roundoff, or the rounding error of
-the reference."""
+"""An error may exceed the unit roundoff, or the reference's rounding error, by this
+factor."""
 SMALL = 1e-3
-"""The error of a module's gradient is divided by the norm of the gradient, or by this
-fraction of the total gradient norm if that is larger."""
+"""The smallest gradient norm by which an error is divided, as a fraction of the norm of
+the gradients of all modules."""
 SHOWN = 5
 UNSURE = 0.5
-"""The highest tolerance at which a check is meaningful. With a higher tolerance, a
-wrong gradient would not be detected."""
+"""With a higher tolerance, a wrong gradient would not be detected."""
 
 Value = Tensor | float
 
@@ -55,7 +51,6 @@ class Verdict:
     checks: list[Check]
     faults: list[str]
     notes: list[str] = field(default_factory=list)
-    subject: str = "the step is that"
 
     @property
     def is_sound(self) -> bool:
@@ -63,7 +58,7 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """Return the verdict as lines of text for a console."""
-        end = f"sound, {self.subject} of plain PyTorch but for rounding"
+        end = "sound, equal to plain PyTorch but for rounding"
         if self.faults:
             more = len(self.faults) - 1
             others = f" (and {more} more above)" if more else ""
@@ -74,6 +69,12 @@ class Verdict:
         lines = table.to_string(float_format="{:.1e}".format).splitlines()
         head = [self.step, f"compared with {self.reference}"]
         return [*head, *lines, *self.notes, *self.faults[1:], f"Verdict: {end}."]
+
+
+def tolerances(roundoff: float) -> tuple[float, float]:
+    """Return the smallest relative tolerance for a loss, and for gradients or outputs,
+    given the unit roundoff. Sums may be computed in another order."""
+    return max(1e-5, roundoff), max(1e-4, TIMES * roundoff)
 
 
 def compared(
@@ -101,16 +102,16 @@ def compare(
 ) -> tuple[list[Check], list[str], list[str]]:
     """Compare the step `found` with the reference `plain`. Return the checks, the
     problems, and notes."""
-    exact, least = plain.exact, max(LEAST / 10, roundoff)
-    losses = [(found.loss, exact.loss, plain.rounded.loss)]
-    expected, counts = exact.targets[0], sorted({*found.targets})
+    losses = [(found.loss, plain.exact.loss, plain.rounded.loss)]
+    for_loss, for_gradients = tolerances(roundoff)
+    expected, counts = plain.exact.targets[0], sorted({*found.targets})
     apart = max(abs(count - expected) for count in counts)
     checks = [
-        compared("loss", losses, least, times=times),
+        compared("loss", losses, for_loss, times=times),
         Check("targets", " and ".join(map(str, counts)), str(expected), apart, 0),
         compared("change of weights", list(plain.changes(found)), 1e-3),
     ]
-    modules = list(_modules(plain, found, max(LEAST, TIMES * roundoff), times))
+    modules = list(_modules(plain, found, for_gradients, times))
     modules.sort(key=lambda c: (math.isnan(c.error), c.error / c.tolerated))
     worst = modules[::-1][:SHOWN]
     faults = [*_gradient_faults(plain, found), *wrong(checks)]
