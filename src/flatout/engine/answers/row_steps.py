@@ -30,13 +30,7 @@ from flatout.engine.train.setup.assemble import seeded_model
 from flatout.engine.train.setup.identity import SKIPPED, result_identity
 from flatout.engine.train.setup.job import TrainJob, cut, decoder, printable
 
-DECIDE = (
-    "token rows",
-    "train rows",
-    "runtime.seed",
-    "train.global_batch_size",
-    SKIPPED,
-)
+KEYS = {"token rows", "train rows", "runtime.seed", "train.global_batch_size", SKIPPED}
 """The keys of a run's identity that determine which rows a step trains on."""
 SHOWN = 60
 """The number of characters to print of each text."""
@@ -157,7 +151,7 @@ def _other_rows(job: TrainJob) -> str:
         checkpoint = find_checkpoint("auto", job.work_folder)
         before = checkpoint.manifest.identity if checkpoint else {}
     now = {SKIPPED: [], **result_identity(job)}
-    names = before.keys() & {*DECIDE}
+    names = before.keys() & KEYS
     return "; ".join(differing(*({n: own[n] for n in names} for own in (before, now))))
 
 
@@ -185,7 +179,9 @@ def replay(
             f"--replay: a row of {job.settings.model.task} has no separate loss, "
             "because it is compared with the others of its batch; leave --replay out"
         )
-    saved = _saved(job.work_folder)
+    kept = job.work_folder
+    paths = [*kept.glob("best-*"), *step_folders(kept), *kept.glob("last")]
+    saved = {float(path.name.partition("-")[2] or "inf"): path for path in paths}
     if not saved:
         raise SettingsError(
             f"--replay: {job.work_folder} has no checkpoint and no model: train first, "
@@ -200,16 +196,6 @@ def replay(
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         figures.append((loss, float(get_total_norm(grads)) / divisor))
     return folder.name, figures
-
-
-def _saved(folder: Path) -> dict[float, Path]:
-    """Return the folders of all checkpoints and saved models, with their steps as keys.
-    The key of the final model is infinity."""
-    numbered = [*folder.glob("best-*"), *step_folders(folder)]
-    found = {float(path.name.partition("-")[2]): path for path in numbered}
-    if (folder / "last" / "config.json").is_file():
-        found[math.inf] = folder / "last"
-    return found
 
 
 def _loaded(job: TrainJob, folder: Path) -> Any:

@@ -42,8 +42,8 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     runtime, loss = predictor.runtime, predictor.evaluate(rows).loss
     module, plain_task = plain.to(runtime.device).eval(), without_options(task)
     reference = Plain(module, plain_task, rows, predictor.max_length)
-    outputs = reference.in_both_precisions(runtime, lambda: _outputs(reference))
-    (theirs, answers, ids), (rounded, near, _) = outputs
+    both = reference.in_both_precisions(runtime, lambda: _outputs(reference))
+    (theirs, answers, ids), (rounded, near, _) = both
     for_loss, for_outputs = tolerances(roundoff_of(runtime))
     checks = [compared("loss", [(loss, theirs, rounded)], for_loss)]
     if task.head_kind.one_a_row:
@@ -59,10 +59,12 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
 
 @torch.no_grad()
 def _outputs(plain: Plain) -> tuple[float, Tensor, Ints]:
-    """Return the mean loss, the outputs (K, ...), and the row numbers of the outputs if
-    there is one per row."""
-    parts = list(plain.parts(np.arange(len(plain.rows))))
-    loss = sum(part.loss.item() for part in parts)
-    logits = torch.cat([part.logits.float().cpu() for part in parts])
-    ids = np.concatenate([part.row_ids for part in parts])
-    return loss / max(1, sum(part.targets for part in parts)), logits, ids
+    """Return the mean loss, the outputs (rows, ...) if there is one per row, and their
+    row numbers. The logits of all tokens may not fit in memory."""
+    loss, targets, outputs, ids = 0.0, 0, [], []
+    kept = None if plain.task.head_kind.one_a_row else 0
+    for part in plain.parts(np.arange(len(plain.rows))):
+        loss, targets = loss + part.loss.item(), targets + part.targets
+        outputs.append(part.logits[:kept].float().cpu())
+        ids.append(part.row_ids)
+    return loss / max(1, targets), torch.cat(outputs), np.concatenate(ids)
