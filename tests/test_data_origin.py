@@ -15,7 +15,7 @@ from kedro.runner import SequentialRunner
 from kedro_datasets.pandas import CSVDataset
 
 from flatout.datasets import DocstringCorpus, TextFiles
-from flatout.doctor.data import tokens as doctor_on_tokens
+from flatout.doctor.data import rows as doctor_on_rows
 from flatout.engine.parameters import parse_settings
 from flatout.engine.tokenizing.token_keys import StaleTokensError
 from flatout.pipelines.benchmark import create_pipeline as benchmark
@@ -97,10 +97,10 @@ def test_another_file_is_refused(made, tmp_path, pipeline):
         "the rows were made from numbers.csv, and raw_texts is now reviews.csv with "
         "other contents or another name: run kedro run, or set raw_texts back"
     )
-    found = doctor_on_tokens(project.catalog, project.settings)
+    found = doctor_on_rows(project.catalog, project.settings)
     assert (found.status, found.finding) == ("warn", project.refusal(pipeline))
     project.run(split, tokenize, pipeline)
-    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+    assert doctor_on_rows(project.catalog, project.settings).status == "ok"
 
 
 def test_a_file_without_the_columns_is_refused(made, tmp_path):
@@ -175,7 +175,7 @@ def test_equal_content_is_trained_on(made, tmp_path, caplog, change):
         data = tmp_path / "copy"
     project = Project(data, raw)
     before = {f: f.read_bytes() for f in data.rglob("*") if f.is_file()}
-    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+    assert doctor_on_rows(project.catalog, project.settings).status == "ok"
     assert before == {f: f.read_bytes() for f in data.rglob("*") if f.is_file()}
     caplog.clear()
     with caplog.at_level(logging.INFO, "flatout"):
@@ -195,7 +195,7 @@ def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "flatout"):
         project.run(train)
     assert "are not here: the tokens are used unchecked" in caplog.text
-    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+    assert doctor_on_rows(project.catalog, project.settings).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
 def test_raw_data_that_cannot_be_had_is_only_noted(made, tmp_path, entry, caplog):
     project = Project(tmp_path / "data", entry)
     project.run(train)
-    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+    assert doctor_on_rows(project.catalog, project.settings).status == "ok"
 
 
 def test_entries_of_other_kinds_are_compared(tmp_path):

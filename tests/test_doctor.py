@@ -38,6 +38,14 @@ def test_a_row_a_check_as_json(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_samples_are_no_texts(tmp_path, kind):
+    said = ran("doctor", f"--env={kind}", "--json", f"--params=data_dir={tmp_path}")
+    found = {row["check"]: row for row in json.loads(said.splitlines()[-1])}
+    assert not {"data", "labels", "tokens"} & found.keys()
+    assert found[kind]["finding"] == "none yet: kedro run creates them"
+
+
 def test_a_fail_is_exit_code_1_and_a_table(tmp_path):
     done = kedro(
         "flatout",
@@ -153,9 +161,9 @@ def test_tokens_made_with_other_parameters(tmp_path: Path):
     then = Settings(tokenize={"max_length": 320})
     key = ContentKey(token_options(then.model, then.tokenize))
     write_whole(tmp_path, key, lambda _: {})
-    found = data.tokens(catalog, then).finding
+    found = data.rows(catalog, then).finding
     assert found == "they match the parameters and the data"
-    found = data.tokens(catalog, Settings(tokenize={"max_length": 128}))
+    found = data.rows(catalog, Settings(tokenize={"max_length": 128}))
     assert (found.status, found.finding, found.fix) == (
         "warn",
         "made with other parameters (then -> now): tokenize.max_length: 320 -> 128",

@@ -14,6 +14,7 @@ from flatout.engine.data.rows import CheckedBatch, check_batch
 from flatout.engine.files.keyed_folder import stored_key
 from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
+from flatout.engine.rows import row_kind
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options
 from flatout.project.data.origin import data_fault
@@ -90,19 +91,20 @@ def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Find
     return Finding("labels", "warn", text, fix)
 
 
-def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
-    """Return a finding that states whether the token rows on disk were created with the
-    current parameters and data."""
-    source = catalog.get("train_tokens")
+def rows(catalog: DataCatalog, settings: Settings) -> Finding:
+    """Return a finding that states whether the tokens or other rows on disk were
+    created with the current parameters and data."""
+    kind = row_kind(settings.train.rows).kind
+    source = catalog[f"train_{kind}"]
     if not source.exists():
-        return Finding("tokens", "ok", "none yet: kedro run creates them")
+        return Finding(kind, "ok", "none yet: kedro run creates them")
     key = stored_key(source.path) if isinstance(source, KeyedArrowDataset) else None
     if key is None:
-        return Finding("tokens", "ok", "present, without a key: used as they are")
-    if changes := changed_options(key, settings):
+        return Finding(kind, "ok", "present, without a key: used as they are")
+    if kind == "tokens" and (changes := changed_options(key, settings)):
         text = "made with other parameters (then -> now): " + "; ".join(changes)
         fix = "kedro run --pipelines=split,tokenize, or set the parameters back"
-        return Finding("tokens", "warn", text, fix)
+        return Finding(kind, "warn", text, fix)
     if fault := data_fault(catalog, settings, notes=False):
-        return Finding("tokens", "warn", fault)
-    return Finding("tokens", "ok", "they match the parameters and the data")
+        return Finding(kind, "warn", fault)
+    return Finding(kind, "ok", "they match the parameters and the data")

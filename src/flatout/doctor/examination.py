@@ -20,7 +20,7 @@ from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.machine.driver import Driver, query_driver
 from flatout.engine.models.memory import GIB, estimate, guessed_tokens
 from flatout.engine.parameters import Settings
-from flatout.engine.rows import max_length
+from flatout.engine.rows import max_length, row_kind
 from flatout.project.command_line import check_environment
 from flatout.project.config_loader import loader_of
 from flatout.project.data.outputs import local_paths
@@ -71,9 +71,10 @@ class ExaminedProject:
         }
         if (context := self._context) is None:
             return found
+        if row_kind(settings.train.rows).kind == "tokens":
+            found["data"] = lambda: data.raw_rows(context.catalog, settings)
         return found | {
-            "data": lambda: data.raw_rows(context.catalog, settings),
-            "tokens": lambda: data.tokens(context.catalog, settings),
+            "rows": lambda: data.rows(context.catalog, settings),
             "model": lambda: model.checkpoint(settings.model, self._config),
             "memory": self._memory,
         }
