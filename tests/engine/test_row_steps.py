@@ -23,6 +23,7 @@ from flatout.engine.launch.results import load_finished_result
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.setup.identity import identity
 from flatout.engine.train.step import Stepper
+from tests.engine.families import CONFIGS
 from tests.engine.runs import CPU, NO_DROPOUT, crashed, make_job, metrics_of
 from tests.make import task_job
 
@@ -105,6 +106,21 @@ def test_the_rows_behind_the_largest_rise(tmp_path):
     job.metrics_file.unlink()
     with pytest.raises(SettingsError, match="has no loss that rises"):
         largest_rise(job.metrics_file)
+
+
+@pytest.mark.parametrize(
+    ("task", "label"),
+    [
+        ("multi-label-classification", "a b"),
+        ("regression", "8.42857"),
+        ("reranking", "1"),
+    ],
+)
+def test_labels_are_shown_before_the_text(tmp_path, task, label):
+    config = {"model_type": "bert", **CONFIGS["bert"]}
+    job = task_job(tmp_path, task, config)
+    told = row_lines(job, step=None, row=59, replays=False, most=1)
+    assert f" [{label}] 1 97 70 " in told[-1]
 
 
 def test_questions_about_what_is_not_there(tmp_path):

@@ -256,6 +256,7 @@ MORE = {
     "DeepLog": {"task": "next-key", "family": "log_key_lstm"},
     "DeepLog, bf16": {"task": "next-key", "family": "log_key_lstm", **BF16},
     "ELMo": {"task": "bidirectional-lm", "family": "bilm"},
+    "reranking": {"task": "reranking"},
 }
 
 
