@@ -131,14 +131,9 @@ class Coarse(torch.optim.Optimizer):
 def nothing(params, lr):
     return None
 
-def forgets(params, lr):
-    return torch.optim.SGD(params[:1], lr=lr)
-
-def without_rate(params, lr):
-    made = torch.optim.SGD(params, lr=lr)
-    for group in made.param_groups:
-        del group["lr"]
-    return made
+class Searches(torch.optim.SGD):
+    def step(self, closure):
+        pass
 
 number = 3
 """
@@ -319,15 +314,14 @@ def test_a_run_is_the_same_run_by_name_and_source_but_for_callbacks(parts, tmp_p
 BAD = {
     "optimizer": {
         "nowhere.at.All": "cannot be imported",
-        "odd_parts.more.number": "cannot be called: it is 3",
-        "odd_parts.more.negative": "cannot be called: missing a required argument",
-        "odd_parts.more.nothing": "gives no optimizer with param_groups",
-        "odd_parts.more.forgets": "has other parameters in its param_groups",
-        "odd_parts.more.without_rate": "has no lr in its param_groups",
-        "torch.optim.LBFGS": "does not accept the model's parameters in 2 groups",
+        "odd_parts.more.number": "'int' object is not callable",
+        "odd_parts.more.negative": "unexpected keyword argument 'lr'",
+        "odd_parts.more.nothing": "'NoneType' object has no attribute 'step'",
+        "odd_parts.more.Searches": "missing a required argument: 'closure'",
+        "torch.optim.LBFGS": "cannot optimise the model's parameters in 2 groups",
     },
     "schedule": {
-        "odd_parts.more.one_argument": "cannot be called: too many positional",
+        "odd_parts.more.one_argument": "takes 1 positional argument but 2 were given",
         "odd_parts.more.negative": r"negative\(0, 12\) gives -1",
         "odd_parts.more.grows_late": r"grows_late\(9, 12\) gives None",
         "odd_parts.more.fails_late": r"fails_late\(11, 12\) fails: ZeroDivision",
@@ -335,7 +329,7 @@ BAD = {
     "compute_metrics": {
         "odd_parts.nothing.at_all": "cannot be imported",
         "odd_parts.more.negative2": "cannot be imported",
-        "odd_parts.more.one_argument": "cannot be called: too many positional",
+        "odd_parts.more.one_argument": "takes 1 positional argument but 2 were given",
         "odd_parts.more.no_dict": "returns float, not a dict of numbers",
         "odd_parts.more.text": "returns 'grade': 'good': give a number",
         "odd_parts.more.taken": "returns accuracy, which is a metric of flatout's",
@@ -345,8 +339,8 @@ BAD = {
     "callbacks": {
         "my_ev": "it names no module.: give the dotted path",
         "odd_parts.more.one_argument": "cannot be called: too many positional",
-        "odd_parts.more.Unmade": "cannot be created: no such device",
-        "odd_parts.more.Silent": "its objects cannot be called",
+        "odd_parts.more.Unmade": "cannot be called: no such device",
+        "odd_parts.more.Silent": "is not a callable object",
     },
 }
 

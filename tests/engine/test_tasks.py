@@ -60,8 +60,8 @@ BAD = {
     "tests.engine.test_tasks.OldNames": "OldNames.head is head_kind now",
     "tests.engine.test_tasks.OldTexts": r"joins_texts is texts = Texts\(joined=",
     "tests.engine.test_tasks.HalfATask": "has no loss; add it to the class",
-    "tests.engine.test_tasks.OldJudge": r"OldJudge\.judge\(logits, labels\) cannot be "
-    "called: missing a required argument: 'decode'",
+    "tests.engine.test_tasks.OldJudge": r"OldJudge\.judge cannot be called with "
+    r"\(logits, labels\): missing a required argument: 'decode'",
     "tests.engine.test_tasks.TextsMethod": r"TextsMethod\.texts is a method: set it to "
     "a value, as Task does",
 }

@@ -7,9 +7,11 @@ only when the task is used. The `split` pipeline uses tasks without importing to
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
+from types import FunctionType
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +25,7 @@ from flatout.engine.parameters import (
     near_or_all,
     refusal,
 )
-from flatout.engine.parameters.own_parts import override_faults, own_part
+from flatout.engine.parameters.own_parts import own_part
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks._labels import (
     Calibrated as Calibrated,
@@ -155,6 +157,24 @@ def _own_class(path: str) -> type[Task]:
             raise SettingsError(f"model.task: {path}.{name} is {now} now")
     if missing := ", ".join(sorted(found.__abstractmethods__)):
         raise SettingsError(f"model.task: {path} has no {missing}; add it to the class")
-    for fault in override_faults(found, Task):
-        raise SettingsError(f"model.task: {path}.{fault}")
+    for name, base in vars(Task).items():
+        if fault := _override_fault(inspect.getattr_static(found, name), base):
+            raise SettingsError(f"model.task: {path}.{name} {fault}")
     return found
+
+
+def _override_fault(own: Any, base: Any) -> str:
+    """Return why the member `own` of a custom task cannot override `base`, if it is a
+    method: methods such as `judge` are called only after the training."""
+    if own is base or not isinstance(own, (FunctionType, staticmethod)):
+        return ""
+    if not callable(base):
+        return f"is a method: set it to a value, as Task does ({base!r})"
+    found = [*inspect.signature(base).parameters.values()][1:]
+    named = {p.name: p for p in found if p.kind is p.KEYWORD_ONLY}
+    others = [p for p in found if p.name not in named]
+    try:
+        inspect.signature(own.__get__(Task, Task)).bind(*others, **named)
+    except TypeError as error:
+        return f"cannot be called with ({', '.join(p.name for p in found)}): {error}"
+    return ""

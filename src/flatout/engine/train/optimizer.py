@@ -51,39 +51,21 @@ def build_optimizer(
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
     """Create the custom optimizer set in `train.optimizer`. Raises SettingsError if its
-    constructor fails or the object lacks what an optimizer needs."""
+    constructor fails or its `step` needs an argument."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
-    given = {id(p) for group in groups for p in group["params"]}
     try:
         made: torch.optim.Optimizer = make(
             groups, lr=settings.peak_learning_rate, **options
         )
+        inspect.signature(made.step).bind()
     except Exception as error:
         raise SettingsError(
-            f"train.optimizer: {path} does not accept the model's parameters in "
+            f"train.optimizer: {path} cannot optimise the model's parameters in "
             f"{len(groups)} groups ({error}): check train.optimizer_options, or name "
-            "another optimizer"
+            "another optimizer, whose step needs no closure"
         ) from error
-    if fault := _optimizer_fault(made, given):
-        raise SettingsError(f"train.optimizer: {path} {fault}")
     return made
-
-
-def _optimizer_fault(made: Any, given: set[int]) -> str:
-    groups = getattr(made, "param_groups", None)
-    needed = ("step", "zero_grad", "state")
-    if not groups or not all(hasattr(made, name) for name in needed):
-        return "gives no optimizer with param_groups, state, step and zero_grad"
-    if {id(p) for group in groups for p in group["params"]} != given:
-        return "has other parameters in its param_groups than it was given"
-    if not all("lr" in group for group in groups):
-        return "has no lr in its param_groups, which train.schedule sets"
-    try:
-        inspect.signature(made.step).bind()
-    except TypeError:
-        return "needs a closure for its steps, which flatout does not give"
-    return ""
 
 
 def parameter_groups(

@@ -3,6 +3,7 @@ callbacks at events of a run (`train.callbacks`)."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import re
@@ -198,9 +199,10 @@ def _made(path: str) -> Callback:
     part = own_part(path, CALLBACKS)
     try:
         made: Callback = part() if isinstance(part, type) else part
+        inspect.signature(made).bind("log", 1, {})
     except Exception as error:
         raise SettingsError(
-            f"{CALLBACKS}: {path} cannot be created: {error}"
+            f"{CALLBACKS}: {path}(event, step, values) cannot be called: {error}"
         ) from error
     return made
 
