@@ -15,7 +15,6 @@ from flatout.engine.ops.attention import PACKED, ROWS
 from flatout.engine.ops.blocks import fuse_blocks
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.joined_blocks import fuse_decoder, fuse_encoder, fuse_gates
-from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
 from flatout.engine.ops.kernels.rotary import rotary
 from flatout.engine.ops.kernels.row_attention.forward import row_attention
@@ -139,17 +138,6 @@ def check_linear_loss():
         for loss in (frozen[0], linear_cross_entropy(hidden, weight, labels)[0])
     )
     torch.testing.assert_close(one, other)
-
-
-def check_gelu(width):
-    states = 2 * torch.randn(70, width, device=device)
-    bias = torch.randn(width, device=device)
-    grad = torch.randn(70, width, device=device)
-    inputs = states.requires_grad_(), bias.requires_grad_()
-    got, want = bias_gelu(*inputs), F.gelu(states + bias)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=5e-6)
-    one, other = (torch.autograd.grad(out, inputs, grad) for out in (got, want))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def check_rotary():
@@ -323,8 +311,6 @@ def check_all():
     check_attention_dropout()
     check_compiled_attention()
     check_linear_loss()
-    check_gelu(300)
-    check_gelu(256)
     check_rotary()
     check_encoder()
     check_decoders()

@@ -407,7 +407,7 @@ def test_compiled_images_with_fused_parts_have_the_plain_gradient(tmp_path, conf
     job, plain = task_model(tmp_path, config)
     batch = {name: tensor.cuda() for name, tensor in batch_of(job).items()}
     model = deepcopy(plain.cuda())
-    model.family.fuse(model.model, replace(PLAN, has_triton=True))
+    model.family.fuse(model.model, PLAN)
     with torch.backends.cudnn.flags(allow_tf32=False):
         assert_two_steps_alike(plain, model, compiled(model), batch)
 

@@ -42,7 +42,7 @@ class Bert(Family):
         return narrow_last_layer(model)
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Join query, key and value, and fuse the feed-forward and output blocks."""
+        """Join query, key and value, and fuse the output blocks."""
         fused = {}
         if plan.joined:
             fused[ATTENTION] = fuse_bert(model)

@@ -200,16 +200,13 @@ class VisionTransformer(_Vision):
     samples = _Patches()
 
     def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
-        """Replace the patch convolution, join query, key and value, fuse bias and GELU,
-        and restrict the last layer to the first token."""
+        """Replace the patch convolution, join query, key and value, and restrict the
+        last layer to the first token."""
         from flatout.engine.families._modeling import vit_blocks
 
         super().fuse(model, plan)
         vit_blocks.narrow_to_first_token(model)
-        fused = {ATTENTION: vit_blocks.fuse_attention(model)}
-        if plan.has_triton:
-            fused["bias and GELU"] = vit_blocks.fuse_feed_forward(model)
-        return fused
+        return {ATTENTION: vit_blocks.fuse_attention(model)}
 
 
 class ConvNext(_Vision):

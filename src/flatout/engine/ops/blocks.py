@@ -1,8 +1,7 @@
-"""Fused feed-forward and output blocks for BERT.
+"""Fused output blocks for BERT.
 
-The operations between two matmuls are memory-bound. They are either bias and GELU, or
-bias, dropout, residual and LayerNorm. For each of these groups, one kernel computes the
-result and another the gradients (kernels/bias_gelu.py and residual_norm.py)."""
+Bias, dropout, residual and LayerNorm after a matmul are memory-bound. One kernel
+computes the result and another the gradients (kernels/residual_norm.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engine.ops.dropout import HashDropout, Noise
-from flatout.engine.ops.plain import are_matrices, is_alone, is_exact_gelu, is_plain
+from flatout.engine.ops.plain import are_matrices, is_alone, is_plain
 
 MAX_WIDTH = 1024
 """The largest hidden size for which a token's state fits in the registers of a warp."""
@@ -36,19 +35,6 @@ class _Carry:
 
         if encoder.training:
             self.tensor = first_carry(states[0].flatten(0, -2))
-
-
-class _Intermediate(nn.Module):
-    """A linear layer followed by GELU."""
-
-    dense: nn.Linear
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        from flatout.engine.ops.kernels.bias_gelu import bias_gelu
-
-        product = F.linear(hidden_states, self.dense.weight)
-        result: Tensor = bias_gelu(product.flatten(0, -2), self.dense.bias)
-        return result.view(product.shape)
 
 
 class _Output(nn.Module):
@@ -100,9 +86,9 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise) -> int:
-    """Replace the blocks of BERT-like layers with fused blocks. Return the number of
-    layers, or 0 if they cannot be fused. `replace_dropout` and `narrow_last_layer` must
-    be called before this function."""
+    """Replace the output blocks of BERT-like layers with fused blocks. Return the
+    number of layers, or 0 if they cannot be fused. `replace_dropout` and
+    `narrow_last_layer` must be called before this function."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
@@ -122,11 +108,6 @@ def fuse_blocks(model: Any, noise: Noise) -> int:
         module.takes = not hasattr(module, "target_index")
         module.gives = module is not outputs[-1]
     model.base_model.encoder.register_forward_pre_hook(carry.begin)
-    for layer in layers:
-        inner = layer.intermediate
-        usual = is_plain(inner) and are_matrices(inner.dense)
-        if usual and is_exact_gelu(inner.intermediate_act_fn):
-            inner.__class__ = _Intermediate
     return len(layers)
 
 

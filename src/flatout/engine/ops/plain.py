@@ -38,14 +38,6 @@ def _is_adapted(layer: nn.Module) -> bool:
     return type(layer).__module__.startswith("peft.tuners.lora.")
 
 
-def is_exact_gelu(layer: nn.Module) -> bool:
-    """Return whether `layer` is the exact GELU (with erf), not an approximation."""
-    from transformers.activations import GELUActivation
-
-    is_gelu = type(layer) in (GELUActivation, nn.GELU) and is_alone(layer)
-    return is_gelu and getattr(layer, "approximate", "none") == "none"
-
-
 def is_alone(*layers: nn.Module) -> bool:
     """Return whether each layer is unchanged and calling it runs no hooks."""
     hooks = any(m._forward_hooks or m._forward_pre_hooks for m in layers)

@@ -1,10 +1,8 @@
 """Vision transformer layers with fewer kernel launches.
 
-One matmul computes query, key and value. One kernel computes bias and GELU of the
-feed-forward layer. Its backward pass also computes the bias gradient, for which
-Inductor would read the data again (kernels/bias_gelu.py). The last layer computes its
-query, output, norm and feed-forward part only for the first token, because the head
-reads no other token. Logits and gradients stay the same."""
+One matmul computes query, key and value. The last layer computes its query, output,
+norm and feed-forward part only for the first token, because the head reads no other
+token. Logits and gradients stay the same."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, ViTMLP
+from torch import Tensor
+from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer
 
 from flatout.engine.ops.joined_blocks import joined_product
-from flatout.engine.ops.plain import are_matrices, is_exact_gelu
+from flatout.engine.ops.plain import are_matrices
 
 
 class Attention(ViTAttention):  # type: ignore[misc]
@@ -26,20 +24,6 @@ class Attention(ViTAttention):  # type: ignore[misc]
         """Return the new states (B, T, hidden) for `hidden_states` (B, T, hidden)."""
         product = joined_product((self.q_proj, self.k_proj, self.v_proj), hidden_states)
         return _attended(self, product.chunk(3, -1)), None
-
-
-class FeedForward(ViTMLP):  # type: ignore[misc]
-    """A replacement for ViTMLP with the same parameters."""
-
-    fc1: nn.Linear
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the new states (B, T, hidden) for `hidden_states` (B, T, hidden)."""
-        from flatout.engine.ops.kernels.bias_gelu import bias_gelu
-
-        product = F.linear(hidden_states, self.fc1.weight)
-        inner = bias_gelu(product.flatten(0, -2), self.fc1.bias)
-        return self.fc2(inner.view(product.shape))
 
 
 def _attended(attention: Any, parts: Iterable[Tensor]) -> Tensor:
@@ -64,16 +48,6 @@ def fuse_attention(model: Any) -> int:
     fitting = [m for m in found if are_matrices(m.q_proj, m.k_proj, m.v_proj)]
     for module in fitting:
         module.__class__ = Attention
-    return len(fitting)
-
-
-def fuse_feed_forward(model: Any) -> int:
-    """Replace feed-forward layers that use an exact GELU, and return their number."""
-    found = [m for m in model.modules() if type(m) is ViTMLP]
-    fitting = [m for m in found if is_exact_gelu(m.activation_fn)]
-    fitting = [m for m in fitting if are_matrices(m.fc1) and m.fc1.bias is not None]
-    for module in fitting:
-        module.__class__ = FeedForward
     return len(fitting)
 
 
