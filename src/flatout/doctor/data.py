@@ -105,6 +105,6 @@ def rows(catalog: DataCatalog, settings: Settings) -> Finding:
         text = "made with other parameters (then -> now): " + "; ".join(changes)
         fix = "kedro run --pipelines=split,tokenize, or set the parameters back"
         return Finding(kind, "warn", text, fix)
-    if fault := data_fault(catalog, settings, notes=False):
+    if fault := data_fault(catalog, settings):
         return Finding(kind, "warn", fault)
     return Finding(kind, "ok", "they match the parameters and the data")

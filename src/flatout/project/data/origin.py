@@ -1,9 +1,9 @@
 """Detect rows that were created from outdated raw data.
 
 When rows are saved, `note_origin` stores the state of the raw data next to them: a hash
-of the catalog entry and of the size, times and inode of its files. If the state is the
-same when a training run starts, the raw rows are not read again. If it differs, the
-rows are outdated only if the digest of the raw rows has changed.
+of the catalog entry and of the size, times and inode of its files. If the state differs
+when a training run starts, the rows are outdated. A new split reads the raw rows, and
+keeps the existing rows if their contents are the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,13 +22,12 @@ from kedro.pipeline import Pipeline
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, OwnSplits, TextFiles
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.given_splits import entry_of
-from flatout.engine.data.raw_texts import SPLITS, open_raw_texts
+from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.readers.remote_files import shown
 from flatout.engine.data.split_recipes import ROWS_DIGEST, split_options
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.files.keyed_folder import note_facts, stored_facts, stored_key
 from flatout.engine.parameters import Settings
-from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows import KINDS, row_kind
 from flatout.engine.tasks import columns_of
 from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
@@ -38,7 +38,6 @@ ORIGIN = "raw_texts"
 """Key under which the state of the raw data is stored in a folder of rows."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type", "folds")
 """Options in the `split` group that do not affect the rows."""
-LABEL = "split.label_column"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Matches the memory address in an object's repr, which differs in each process."""
 
@@ -62,12 +61,9 @@ def stale_fault(
     return rows_fault(catalog, settings) if "train_rows" in inputs else None
 
 
-def data_fault(
-    catalog: DataCatalog, settings: Settings, *, notes: bool = True
-) -> str | None:
+def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     """Return the reason why the training rows do not match the raw data, or None if
-    they match or if the rows or the raw data are not on this machine. If `notes` is
-    True, the new times of files that were touched but not changed are stored."""
+    they match or if the rows or the raw data are not on this machine."""
     if (kind := row_kind(settings.train.rows).kind) != "tokens":
         return samples_fault(catalog, settings, kind) if kind in KINDS else None
     if any(_is_stale(catalog, split) for split in SPLITS):
@@ -75,7 +71,7 @@ def data_fault(
             "the tokens were created from different rows than the last split: run "
             "kedro run, or kedro run --pipelines=tokenize"
         )
-    return rows_fault(catalog, settings, notes=notes)
+    return rows_fault(catalog, settings)
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings, kind: str) -> str | None:
@@ -114,12 +110,9 @@ def _is_stale(catalog: DataCatalog, split: str) -> bool:
     return None not in (digest, key) and key.fields.get("rows") != digest  # type: ignore[union-attr]
 
 
-def rows_fault(
-    catalog: DataCatalog, settings: Settings, *, notes: bool = True
-) -> str | None:
+def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     """Return why the rows of the last split do not match the raw data or the
-    parameters, or None if they match or cannot be compared. `notes` has the same
-    meaning as in `data_fault`."""
+    parameters, or None if they match or cannot be compared."""
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None
     if folder is None or key is None or "raw_texts" not in key.fields:
@@ -130,34 +123,22 @@ def rows_fault(
         return None
     columns = columns_of(settings.split, settings.model.task)
     columns = columns.among([key.fields.get("label_column")])
-    changes = _changed_options(key, columns, settings)
-    # If the task has no labels, the label column matters only if the raw data changed.
-    other = [c for c in changes if not columns.has_labels and LABEL in c]
-    if changes != other:
+    if changes := _changed_options(key, columns, settings):
         return (
             f"the rows were split with other parameters (then -> now): "
             f"{'; '.join(changes)}. Run kedro run with the same --env and "
             "--params, or set the parameters back"
         )
-    now = origin_of(catalog, raw)
-    if now is None:
+    then, now = stored_facts(folder).get(ORIGIN), origin_of(catalog, raw)
+    if now is None or not now["state"]:
         logger.info("%s cannot be opened here: the tokens are trusted", raw)
-    if now is None or stored_facts(folder).get(ORIGIN) == now:
         return None
-    same = _same_content(catalog.get(raw), raw, key, columns)
-    if same and notes:
-        note_facts(folder, {ORIGIN: now})
-    if same is not False:
+    if then in (None, now):
         return None
-    if other:
-        return (
-            f"the rows were split from other columns ({other[0]}), for another task: "
-            "run kedro run, or set model.task back"
-        )
-    then = stored_facts(folder).get(ORIGIN, {}).get("name", "other data")
     return (
-        f"the rows were made from {then}, and {raw} is now {now['name']} with other "
-        f"contents or another name: run kedro run, or set {raw} back"
+        f"the rows were made from {then['name']}, and {raw} is now {now['name']} with "
+        "another catalog entry, or with files of other sizes, times or inodes: run "
+        f"kedro run --pipelines=split,tokenize, or set {raw} back"
     )
 
 
@@ -173,44 +154,26 @@ def _changed_options(
     return ContentKey(wanted).changes_since(ContentKey(stored))
 
 
-def _same_content(
-    entry: Any, raw: str, key: ContentKey, columns: Columns
-) -> bool | None:
-    """Return whether the raw rows still have the digest that `key` contains, or None if
-    the rows cannot be read."""
-    if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
-        return None
-    logger.info("%s has changed: comparing its contents", raw)
-    try:
-        rows = open_raw_texts(entry.load())
-        if set(columns.names) - set(rows.column_names):
-            return False
-        return bool(rows.digest(columns.names) == key.fields["raw_texts"])
-    except Exception as error:  # each dataset type raises its own errors
-        why = first_line(error)
-        logger.warning("%s cannot be compared with the tokens: %s", raw, why)
-        return None
-
-
 def origin_of(
     catalog: DataCatalog, raw: str, *, fetched: bool = False
 ) -> dict[str, str] | None:
     """Return the `name` and `state` of the raw data without reading any row, or None if
     the catalog entry `raw` cannot be created on this machine. The state is a hash,
-    because an entry may contain credentials. If `fetched` is True, the hash describes
-    remote files as they were when they were downloaded."""
+    because an entry may contain credentials, or "" if the files cannot be reached. If
+    `fetched` is True, the hash describes remote files as they were when they were
+    downloaded."""
     try:
         entry = catalog.get(raw)
         described = entry._describe()
     except Exception:  # e.g. a missing package
         return None
-    state = xxhash.xxh3_128()
-    for name, value in sorted(described.items()):
-        state.update(repr((name, ADDRESS.sub("", str(value)))).encode())
-    for part in entry.parts.values() if isinstance(entry, OwnSplits) else [entry]:
-        for file_state in _file_states(part, fetched):
-            state.update(repr(file_state).encode())
-    return {"name": _shown(entry, described), "state": state.hexdigest()}
+    facts = [(n, ADDRESS.sub("", str(v))) for n, v in sorted(described.items())]
+    state = ""
+    with suppress(DatasetError, OSError):
+        for part in entry.parts.values() if isinstance(entry, OwnSplits) else [entry]:
+            facts += _file_states(part, fetched)
+        state = xxhash.xxh3_128_hexdigest(repr(facts).encode())
+    return {"name": _shown(entry, described), "state": state}
 
 
 def short_name(catalog: DataCatalog, raw: str) -> str:
@@ -239,15 +202,18 @@ def _place(described: Mapping[str, Any]) -> Any:
 
 
 def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the name and state of each file of a raw entry."""
-    place = _place(entry._describe())
+    """Yield the name and state of each file of a raw entry. Raises DatasetError or
+    OSError if the files cannot be reached."""
+    described = entry._describe()
+    place = _place(described)
     if isinstance(entry, TextFiles) and entry.is_remote:
-        try:
-            yield from sorted(entry.stamps(fetched=fetched).items())
-        except DatasetError:  # loading will report the reason
-            yield "not reached", None
-    elif place and not isinstance(entry, DocstringCorpus):
+        yield from sorted(entry.stamps(fetched=fetched).items())
+    elif isinstance(entry, DocstringCorpus):
+        if not entry.is_parsed:
+            raise FileNotFoundError
+    elif place and described.get("protocol", "file") == "file":
         path = Path(str(place))
+        path.stat()  # raises an error if it does not exist
         for file in sorted([path, *path.rglob("*")]):
             if file.is_file():
                 found = file.stat()
