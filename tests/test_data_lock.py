@@ -51,7 +51,7 @@ def test_a_run_has_its_data_folder_for_itself(tmp_path, made):
     hooks = hooks_of(tmp_path)
     begin(hooks, made)
     assert not is_free(tmp_path)
-    with pytest.raises(SettingsError, match=r"another run works in .* since \d\d:"):
+    with pytest.raises(SettingsError, match="another run works in"):
         begin(hooks_of(tmp_path), made)
     begin(hooks_of(tmp_path), predict)
     begin(hooks_of(tmp_path))
@@ -74,17 +74,16 @@ def test_a_folder_that_cannot_be_locked_does_not_stop_a_run(tmp_path):
 
 
 @pytest.mark.process
-def test_a_second_terminal_is_told_who_works_there(data):
+def test_a_second_terminal_is_told_to_wait(data):
     with FileLock(data / ".lock"):
-        (data / ".lock.txt").write_text("kedro run --pipelines=train, process 7")
         done = kedro(
             *("run", "--env=test", "--pipelines=split,tokenize"),
             f"--params=data_dir={data}",
         )
     assert done.returncode in (2, 3)
     said = " ".join(done.stdout.partition("Error: ")[2].split())
-    assert said.startswith(f"another run works in {data} (kedro run --pipelines=train")
-    assert "wait for its end" in said and not (data / "05_model_input").exists()
+    assert said.startswith(f"another run works in {data}: wait for its end")
+    assert not (data / "05_model_input").exists()
 
 
 def test_rows_that_are_replaced_below_a_training_are_told_of(tmp_path, caplog):

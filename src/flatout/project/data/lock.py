@@ -4,9 +4,6 @@ during a training run. The model would then be evaluated on different tokens."""
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import time
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -28,19 +25,14 @@ class DataLock:
 
     def take(self, folder: Path) -> None:
         """Lock `folder`. Raises SettingsError if another run has locked it."""
-        lock, holder = FileLock(folder / ".lock"), folder / ".lock.txt"
+        lock = FileLock(folder / ".lock")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=WAIT_S)
-            command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-            since = time.strftime("%H:%M:%S")
-            who = f"{command}, process {os.getpid()}, since {since}"
-            holder.write_text(who, encoding="utf-8")
         except Timeout:
-            owner = holder.read_text(encoding="utf-8") if holder.is_file() else "a run"
             raise SettingsError(
-                f"another run works in {folder} ({owner}): wait for its end, or "
-                "give this one another folder (--params=data_dir=...)"
+                f"another run works in {folder}: wait for its end, or give this one "
+                "another folder (--params=data_dir=...)"
             ) from None
         except (OSError, NotImplementedError) as error:
             logger.debug("%s cannot be locked: %s", folder, error)
