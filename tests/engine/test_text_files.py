@@ -101,10 +101,14 @@ def test_an_empty_line_is_no_row_but_part_of_a_quoted_text(tmp_path, encoding, e
 
 
 def test_a_folder_of_shards_is_read_in_the_order_of_names(tmp_path):
-    write(tmp_path / "b" / "2.csv", "text,label\nsecond,y\n")
-    write(tmp_path / "1.csv", "text,label\nfirst,x\n")
-    write(tmp_path / "_SUCCESS", "")
-    rows, _ = rows_of(TextFiles(tmp_path))
+    folder = tmp_path / "shards"
+    write(tmp_path / "far" / "2.csv", "text,label\nsecond,y\n")
+    write(folder / "1.csv", "text,label\nfirst,x\n")
+    write(folder / "_parts" / "0.csv", "text,label\nhidden,x\n")
+    write(folder / "_SUCCESS", "")
+    (folder / "b").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "loop").symlink_to(folder)
+    rows, _ = rows_of(TextFiles(folder))
     assert rows == [("1.csv", 0, "first", "x"), ("b/2.csv", 0, "second", "y")]
 
 

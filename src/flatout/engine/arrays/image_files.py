@@ -20,7 +20,6 @@ from flatout.engine.arrays.sources import (
     ArraysError,
     Files,
     Window,
-    files_below,
     files_of,
     name_in,
     rows_between,
@@ -29,6 +28,7 @@ from flatout.engine.data.column_checks import Faults, read_class, read_text
 from flatout.engine.data.columns import column_faults, listed
 from flatout.engine.data.given_splits import SPLIT_CODES
 from flatout.engine.data.raw_texts import RawBatch
+from flatout.engine.data.readers.file_reader import files_below
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.rows import with_broken_rows
 from flatout.engine.machine.environment import usable_cores
@@ -80,7 +80,7 @@ class ImageFiles:
         folders = {f.name for f in self.path.iterdir() if f.is_dir()}
         classes = {self._class_of(file) for file in read}
         empty = sorted(f for f in folders - classes if not f.startswith("."))
-        others = sum(file not in read for file in files_below(self.path))
+        others = sum(f not in read for f in files_below(self.path, (".",)))
         if empty and self.is_labelled:
             logger.warning("%s: no image in the class folders %s", self.path, empty)
         return found | {"empty_class_folders": empty, "files_of_other_kinds": others}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.engine.data.columns import cut_text
+from flatout.engine.data.readers.file_reader import files_below
 from flatout.engine.files.content_key import FILES, STATE, ContentKey, file_hash
 from flatout.engine.machine.environment import usable_cores
-
-logger = logging.getLogger(__name__)
 
 WINDOW_ROWS = 8_192
 """Maximum number of rows to read and validate at a time."""
@@ -177,31 +174,10 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
     kinds = f"of a known kind ({', '.join(endings)})"
     if not path.is_dir():
         raise ArraysError(f"{path} is neither a folder nor a file {kinds}")
-    files = sorted(f for f in files_below(path) if f.suffix.lower() in endings)
+    files = [f for f in files_below(path, (".",)) if f.suffix.lower() in endings]
     if not files:
         raise ArraysError(f"{path} has no file {kinds}")
     return files
-
-
-def files_below(path: Path) -> Iterator[Path]:
-    """Yield all files below a folder, following links to folders. Hidden files and
-    folders, such as thumbnails and notebook checkpoints, are skipped. Raises
-    ArraysError if a folder cannot be read."""
-    seen = set()
-    for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
-        place = Path(folder).resolve()
-        if place in seen:
-            logger.warning("%s leads to a folder that is read already", folder)
-            folders.clear()
-            continue
-        seen.add(place)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from filter(Path.is_file, files)  # Skips broken links.
-
-
-def _raise(error: OSError) -> None:
-    raise ArraysError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def name_in(path: Path, file: Path) -> str:

@@ -75,16 +75,19 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 def file_hash(path: Path) -> str:
     """Return a file's xxh3 hash (32 hex digits). The hash detects accidental
     corruption, but not tampering."""
-    state = xxhash.xxh3_128()
-    add_bytes(state, path)
+    return files_hash("", [("", path)])
+
+
+def files_hash(start: str, files: Iterable[tuple[str, Path]]) -> str:
+    """Return the xxh3 hash of the text `start` and of a heading and the bytes of each
+    file."""
+    state = xxhash.xxh3_128(start.encode())
+    for heading, path in files:
+        state.update(heading.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                state.update(chunk)
     return state.hexdigest()
-
-
-def add_bytes(state: Any, path: Path) -> None:
-    """Update the hash `state` with the bytes of a file."""
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            state.update(chunk)
 
 
 def arrow_digest(batches: Iterable[Any]) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
+from flatout.engine.files.content_key import files_hash
 from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.vocabulary import first_given
 from flatout.engine.tasks import make_task
@@ -79,11 +78,9 @@ def files_digest(name: str, revision: str | None) -> str | None:
     folder = Path(name)
     if not folder.is_dir():
         return _hub_commit(name, revision)
-    state = xxhash.xxh3_128()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
-            state.update(path.name.encode() + path.read_bytes())
-    return str(state.hexdigest())
+    kinds = (".json", ".txt", ".model", ".jinja")
+    there = (path for path in sorted(folder.iterdir()) if path.suffix in kinds)
+    return files_hash("", ((path.name, path) for path in there if path.is_file()))
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ import pyarrow as pa
 
 from flatout.engine.data.raw_texts import RawBatch, RawTextsError
 from flatout.engine.parameters.faults import first_line
+
+logger = logging.getLogger(__name__)
 
 PACKED = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
 """The first bytes of compressed files, by compression format."""
@@ -132,22 +136,33 @@ class FileReader(ABC):
         return RawTextsError(f"{self.path} cannot be read ({why}): {advice}")
 
 
-def files_of(path: Path) -> list[Path]:
-    """Return `path` if it is a file, or else all files below it, sorted by path. Files
-    such as `_SUCCESS`, whose path below `path` has a part that starts with a dot or an
-    underscore, are left out. Raises RawTextsError if `path` cannot be read."""
+HIDDEN = (".", "_")
+"""The first characters of the names of files that contain no texts, like `_SUCCESS`."""
+
+
+def files_below(path: Path, hidden: tuple[str, ...] = HIDDEN) -> list[Path]:
+    """Return `path` if it is a file, or else all files below it, sorted by path. Links
+    to folders are followed. Files and folders whose names start with one of `hidden`
+    are left out. Raises RawTextsError if `path` cannot be read."""
     with readable(path):
         if not path.is_dir():
             path.stat()
             return [path]
-        list(path.iterdir())  # rglob silently skips folders that cannot be read.
-        found = sorted(p for p in path.rglob("*") if p.is_file())
-    return [p for p in found if is_plain(p.relative_to(path))]
+        found, seen = [], set()
+        for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
+            place = Path(folder).resolve()
+            if place in seen:
+                logger.warning("%s leads to a folder that is read already", folder)
+                folders.clear()
+                continue
+            seen.add(place)
+            folders[:] = sorted(n for n in folders if not n.startswith(hidden))
+            found += [Path(folder, n) for n in names if not n.startswith(hidden)]
+    return sorted(filter(Path.is_file, found))  # without broken links
 
 
-def is_plain(path: Path) -> bool:
-    """Return whether no part of the relative `path` starts with a dot or underscore."""
-    return not any(part.startswith((".", "_")) for part in path.parts)
+def _raise(error: OSError) -> None:
+    raise error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.data.readers.file_reader import is_plain
+from flatout.engine.data.readers.file_reader import HIDDEN
 from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.parameters.faults import first_line
 
@@ -103,7 +103,7 @@ class RemoteFiles:
             name: path
             for name, path in names.items()
             if name == Path(name).as_posix()  # no empty part
-            and is_plain(Path(name))
+            and not any(part.startswith(HIDDEN) for part in Path(name).parts)
             and self.wanted(Path(name))
         }
         if not found:

@@ -8,19 +8,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import xxhash
-
 from flatout.engine.data.raw_texts import RawBatch, RawTextsError
 from flatout.engine.data.readers.columnar_reader import ArrowReader, ParquetReader
 from flatout.engine.data.readers.csv_reader import CsvReader
 from flatout.engine.data.readers.file_reader import (
     FileReader,
     Format,
-    files_of,
+    files_below,
     readable,
 )
 from flatout.engine.data.readers.json_reader import JsonReader
-from flatout.engine.files.content_key import add_bytes
+from flatout.engine.files.content_key import files_hash
 
 READERS: dict[str, type[FileReader]] = {
     ".csv": CsvReader,
@@ -48,7 +46,7 @@ class TextFiles:
     def files(self) -> list[Path]:
         """The shards, sorted by name. Raises RawTextsError if there are none, or if
         their file types differ."""
-        inside = files_of(self.path)
+        inside = files_below(self.path)
         if not self.path.is_dir():
             return inside
         if {"state.json", "dataset_info.json"} <= {p.name for p in inside}:
@@ -93,12 +91,9 @@ class TextFiles:
         form = vars(self.form).copy()
         if self.form.kind is None:  # Keys of earlier versions lack `kind`.
             del form["kind"]
-        state = xxhash.xxh3_128(json.dumps([list(columns), form]).encode())
-        for shard in self.files:
-            with readable(shard):
-                state.update(f"\0{shard.name}\0{shard.stat().st_size}\0".encode())
-                add_bytes(state, shard)
-        return str(state.hexdigest())
+        named = ((f"\0{f.name}\0{f.stat().st_size}\0", f) for f in self.files)
+        with readable(self.path):
+            return files_hash(json.dumps([list(columns), form]), named)
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
         for shard in self.files:

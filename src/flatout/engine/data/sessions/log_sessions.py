@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from flatout.engine.data.raw_texts import (
     SHOWN_CHARACTERS,
@@ -20,7 +19,7 @@ from flatout.engine.data.raw_texts import (
     RawBatch,
     RawTextsError,
 )
-from flatout.engine.data.readers.file_reader import files_of, readable
+from flatout.engine.data.readers.file_reader import files_below, readable
 from flatout.engine.data.readers.text_files import reader_of
 from flatout.engine.data.sessions.grouping import (
     ABNORMAL,
@@ -31,7 +30,7 @@ from flatout.engine.data.sessions.grouping import (
     group_lines,
     read_labels,
 )
-from flatout.engine.files.content_key import add_bytes
+from flatout.engine.files.content_key import files_hash
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,10 @@ class LogSessions:
         """Return a digest of the files and of the options for reading them. Raises
         RawTextsError if a file cannot be read."""
         options = [list(columns), asdict(self.columns), asdict(self.selection)]
-        state = xxhash.xxh3_128(json.dumps(options).encode())
-        for path in (self.path, self.abnormal, self.labels):
-            for file in [] if path is None else _files(path):
-                state.update(f"\0{file.name}\0".encode())
-                with readable(file):
-                    add_bytes(state, file)
-        return str(state.hexdigest())
+        given = [path for path in (self.path, self.abnormal, self.labels) if path]
+        named = [(f"\0{f.name}\0", f) for path in given for f in _files(path)]
+        with readable(self.path):
+            return files_hash(json.dumps(options), named)
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
         """Yield the selected sessions of each file, ordered by their first lines."""
@@ -102,7 +98,7 @@ class LogSessions:
 
 
 def _files(path: Path) -> list[Path]:
-    found = files_of(path)
+    found = files_below(path)
     if not found:
         raise RawTextsError(f"{path} has no file: set the filepath of the entry")
     if len(found) > 1 and any(map(reader_of, found)):
