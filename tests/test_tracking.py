@@ -258,22 +258,6 @@ def test_a_run_goes_on_whole_where_the_store_does_not_know_it(
     assert [step for step, *_ in history(store, run.info.run_id)] == [1, 2, 3]
 
 
-def test_what_auto_came_to_is_known_while_the_run_goes_on(store, tmp_path, points):
-    folder = begin(points, record(store, tmp_path))
-    settled = {"strategy": "packed", "token_budget": 512, "parameters": 7}
-    line = {"step": 0, "time_s": START_S + 1, "metrics": {}, "settled": settled}
-    points.write_text(json.dumps(line) + "\n")
-    sender = MlflowSender(folder)
-    client = sender.client()
-    run_id = sender.send(client)
-    tags = client.get_run(run_id).data.tags
-    assert (tags["strategy"], tags["token_budget"]) == ("packed", "512")
-    assert "parameters" not in tags
-    folder.record.tags["token_budget"] = "256"  # from the report: memory ran out
-    sender.send(client)
-    assert client.get_run(run_id).data.tags["token_budget"] == "256"
-
-
 def test_points_of_a_step_that_was_sent_already(store, tmp_path, points):
     folder = begin(points, record(store, tmp_path))
     sender = MlflowSender(folder)
@@ -548,17 +532,6 @@ def test_a_nested_run_that_the_store_has_is_not_made_again(store, tmp_path, poin
     experiment = client.get_run(parent).info.experiment_id
     nested = client.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent}'")
     assert sorted(run.info.run_name for run in nested) == ["a1", "b2"]
-
-
-def test_points_of_a_training_outside_kedro_are_kept_and_not_sent(
-    store, tmp_path, points
-):
-    append(points, 5)
-    folder = begin(points, record(store, tmp_path))
-    assert points.with_name("train_metrics.earlier.jsonl").is_file()
-    append(points, 1)
-    assert run_to_end(folder)
-    assert [step for step, *_ in history(store, id_of(folder))] == [1]
 
 
 def test_a_trial_without_a_time_is_a_run_too():

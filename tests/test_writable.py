@@ -1,7 +1,6 @@
 """A data folder that the user cannot write to is reported before any node runs."""
 
 import json
-import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from flatout.engine.files import writable
-from flatout.tracking.store import cause
 from tests.conftest import kedro
 from tests.projects import ran
 from tests.warm import BOUND_BY_PERMISSIONS
@@ -96,11 +94,3 @@ def test_a_store_elsewhere_that_cannot_be_written_costs_a_line(data, store):
     assert "does not have" in said
     assert f"`kedro flatout sync --data-dir={data}` sends it" in said
     assert "Traceback" not in said
-
-
-def test_a_store_that_is_read_only_is_told_as_such(tmp_path):
-    sqlite3.connect(tmp_path / "mlflow.db").execute("create table runs (id)")
-    read = sqlite3.connect(f"file:{tmp_path}/mlflow.db?mode=ro", uri=True)
-    with pytest.raises(sqlite3.OperationalError) as refused:
-        read.execute("insert into runs values (1)")
-    assert cause(refused.value).startswith("this user cannot write to it; use another")

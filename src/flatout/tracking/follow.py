@@ -17,7 +17,6 @@ from flatout.engine.train.recording.metrics_file import read_points
 from flatout.tracking.mlflow_sender import SYSTEM, MlflowSender
 from flatout.tracking.record import DROPPED, RunFolder, RunRecord, run_folders
 from flatout.tracking.store import (
-    cause,
     default_artifact_location,
     one_line,
     process_lives,
@@ -83,7 +82,7 @@ class Follower:
                 self.sender.send(client)
             self._failures = 0
         except Exception as error:  # tracking must never end a run
-            fault = cause(error)
+            fault = one_line(error)
             logger.debug("not delivered", exc_info=True)
             if not self._failures:
                 logger.warning(

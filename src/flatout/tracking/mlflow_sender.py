@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Metric, Param, Run, RunTag
 
 from flatout.tracking.models import log_and_register
-from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags, report_tags
+from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags
 from flatout.tracking.points import (
     MAX_BATCH_METRICS,
     Tail,
@@ -35,7 +35,6 @@ class MlflowSender:
         self.uri = folder.record.tracking_uri
         self.sent = Sent.load(folder.path, self.uri)
         self._run: Run | None = None
-        self._settled: dict[str, str] = {}
         points = folder.record.points
         self._points = Tail(Path(points)) if points else None
         self._system = Tail(folder.path / SYSTEM)
@@ -60,7 +59,7 @@ class MlflowSender:
                 self.sent.steps |= {metric.key: metric.step for metric in metrics}
                 self.sent.fault = None  # the run waits longer if the store responds
                 self.save()
-        self._send_params_and_tags(client, run_id)  # the points may contain tags
+        self._send_params_and_tags(client, run_id)
         if self._record.model and not self.sent.model:
             self.sent.model = log_and_register(client, self._record.model, run_id)
             self.save()
@@ -131,7 +130,7 @@ class MlflowSender:
         changes a parameter, the first value is kept, because MLflow would reject the
         new value."""
         record = self._record
-        wanted = {**self._settled, **record.tags, **figure_tags(record.figures)}
+        wanted = {**record.tags, **figure_tags(record.figures)}
         texts = {name: text[:MAX_VALUE_LENGTH] for name, text in wanted.items()}
         tags = dict(texts.items() - self._tags.items())
         params = [
@@ -154,7 +153,6 @@ class MlflowSender:
         batch: list[Metric] = []
         for end_of_line, point in tail.new():
             if self._is_of_run(point):
-                self._settled |= report_tags(point.get("settled", {}))
                 found = [
                     m for m in mlflow_metrics(point) if m.step > seen.get(m.key, -1)
                 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, fields
@@ -227,9 +226,6 @@ def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
     earlier = [f for f in run_folders(parent) if f.record.points == record.points]
     if earlier and goes_on and earlier[-1].record.status != "FINISHED":
         return _continued(earlier[-1], record)
-    points = Path(record.points) if record.points else None
-    if points and points.is_file() and not earlier:  # left by a run without Kedro
-        os.replace(points, points.with_suffix(f".earlier{points.suffix}"))
     for folder in earlier:
         if not folder.is_complete():
             folder.set_aside()

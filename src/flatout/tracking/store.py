@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from flatout.engine.files.identity import runs_since
-from flatout.engine.files.writable import ELSEWHERE
 from flatout.engine.machine.environment import preserve_tracking_uri, set_defaults
 from flatout.engine.parameters.faults import first_line
 
@@ -79,27 +78,6 @@ def one_line(error: BaseException) -> str:
     """Return the first line of an error message, shortened for use in a warning."""
     text = first_line(error)
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-LOGIN = (
-    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
-    "MLFLOW_TRACKING_TOKEN), or name them in conf/local/credentials.yml "
-    "(server.credentials of conf/base/mlflow.yml)"
-)
-UNWRITABLE = ("attempt to write a readonly database", "unable to open database file")
-"""Messages of SQLite that mean that the file or folder is not writable."""
-
-
-def cause(error: BaseException) -> str:
-    """Return one line with the reason why a store failed, and a fix if one is known."""
-    text = one_line(error)
-    if any(said in str(error) for said in UNWRITABLE):
-        return f"this user cannot write to it; use another place: {ELSEWHERE}"
-    if "error code 401" in text:
-        return f"it requires a login (401): {LOGIN}"
-    if "error code 403" in text:
-        return f"this login has no permission (403): {LOGIN}"
-    return text
 
 
 def process_tags() -> dict[str, str]:
