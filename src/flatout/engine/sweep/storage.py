@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,6 @@ from flatout.engine.parameters.secrets import without_password
 FAULTS = (StorageInternalError, SQLAlchemyError)
 """Errors raised if a storage is unreachable."""
 MISSED_HEARTBEATS = 3
-OPENINGS, REOPEN_S = 3, 2.0
-"""Number of attempts to open a storage, and the pause between attempts in seconds. The
-first attempt may fail if another machine creates the tables at the same time."""
 SQLITE = "sqlite:///"
 SQLITE_TIMEOUT_S = 60.0
 
@@ -111,49 +106,26 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
             "commands share the database of a server: "
             "sweep.storage=postgresql://user@host/name"
         ) from None
-    _check_file(file)
     return FileStorage(file)
-
-
-def _check_file(file: Path) -> None:
-    """Raise SettingsError if `file` exists and is not the database of a sweep."""
-    if not file.exists() or not file.stat().st_size:
-        return
-    try:
-        address = f"{file.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True)) as found:
-            found.execute("select study_name from studies")
-    except sqlite3.DatabaseError as error:
-        raise SettingsError(
-            f"sweep.storage: {file} is not the database of a sweep: name another file "
-            f"({error}). It is left as it was"
-        ) from None
 
 
 def _server(options: SweepSettings, stale: Stale) -> RDBStorage:
     beat_s = max(1, round(options.heartbeat_s))
-    left = OPENINGS
-    while True:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return ServerStorage(
-                    options.storage,
-                    engine_kwargs={"pool_pre_ping": True},
-                    heartbeat_interval=beat_s,
-                    grace_period=MISSED_HEARTBEATS * beat_s,
-                    heartbeat_stale_trial_callback=stale,
-                )
-        except FAULTS:
-            left -= 1
-            if not left:
-                raise
-            time.sleep(REOPEN_S)
+    # If several machines created the tables at the same time, some would fail.
+    with FileLock(Path(options.folder, ".tables.lock")), warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return ServerStorage(
+            options.storage,
+            engine_kwargs={"pool_pre_ping": True},
+            heartbeat_interval=beat_s,
+            grace_period=MISSED_HEARTBEATS * beat_s,
+            heartbeat_stale_trial_callback=stale,
+        )
 
 
 def _remedy(place: str, error: BaseException) -> str:
     if database_file(place) is not None:
-        return "name a file in a folder that this user may write to"
+        return "name a database of Optuna, or a new file in a folder that is writable"
     kind = "mysql" if place.startswith(("mysql", "mariadb")) else "postgresql"
     if not place.startswith(("mysql", "mariadb", "postgres")):
         return "name a file, or a database of PostgreSQL, MySQL or MariaDB"

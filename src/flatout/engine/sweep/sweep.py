@@ -84,9 +84,6 @@ class Sweep:
     devices: Sequence[Devices]
     signals: StopSignals
     folds: Sequence[JobFiles] = ()
-    lost: str = ""
-    """An error message if the result of a trial arrived after another machine had taken
-    over the trial, or an empty string."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
@@ -137,8 +134,12 @@ class Sweep:
                 callbacks=[self._stop_at_the_end],
             )
         except (ValueError, AssertionError) as error:  # Optuna failed to end a trial
-            if self.lost:
-                raise StorageError(self.lost) from None
+            if isinstance(error.__context__, UpdateFinishedTrialError):
+                raise StorageError(
+                    "a trial was queued again, because this machine missed three "
+                    f"heartbeats of {self.options.heartbeat_s:g} s. Its checkpoints "
+                    "are kept: the same command resumes"
+                ) from None
             if isinstance(error.__context__, FAULTS):
                 raise error.__context__ from None
             raise
@@ -154,13 +155,6 @@ class Sweep:
         devices = self._free.get()
         try:
             return self._value(trial, devices)
-        except UpdateFinishedTrialError:
-            self.lost = (
-                f"trial {queued.place_of(trial)} was queued again, because this "
-                f"machine missed three heartbeats of {self.options.heartbeat_s:g} s. "
-                "Its checkpoints are kept: the same command resumes"
-            )
-            raise
         finally:
             self._free.put(devices)
 
