@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -307,11 +306,13 @@ def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
 
 def register_packed_attention() -> str:
     """Register PyTorch's flash attention for concatenated rows with transformers, and
-    return its name. It uses FlashAttention 4 if its package is installed. Without a
-    GPU, attention is computed row by row."""
+    return its name. It uses FlashAttention 4 if flatout can use it. Without a GPU,
+    attention is computed row by row."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    if IS_CUDA and find_spec("flash_attn"):
+    from flatout.engine.ops.flash4 import has_flash4
+
+    if IS_CUDA and has_flash4():
         torch.nn.attention.activate_flash_attention_impl("FA4")
     AttentionInterface.register("packed_rows", _packed_attention)
     AttentionMaskInterface.register("packed_rows", lambda *_, **__: None)
@@ -332,10 +333,8 @@ def _packed_attention(
         q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
         from torch.nn.attention.varlen import varlen_attn
 
-        window = (-1, 0) if causal else (-1, -1)
-        found = varlen_attn(
-            q, k, v, bounds, bounds, longest, longest, window_size=window
-        )
+        sizes = (bounds, bounds, longest, longest)
+        found = varlen_attn(q, k, v, *sizes, window_size=(-1, 0 if causal else -1))
         return found.unsqueeze(0), None
     attend = torch.nn.functional.scaled_dot_product_attention
     rows = [

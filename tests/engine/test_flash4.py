@@ -15,7 +15,7 @@ def active(monkeypatch):
     """The activated kernels, on a Hopper GPU on which the package is installed."""
     names = [None]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flash4, "_is_installed", lambda: True)
+    monkeypatch.setattr(flash4, "has_flash4", lambda: True)
     monkeypatch.setattr(flash4, "current_flash_attention_impl", lambda: names[-1])
     monkeypatch.setattr(flash4, "activate_flash_attention_impl", names.append)
     restored = lambda **_: names.append(None)  # noqa: E731
@@ -67,6 +67,40 @@ def test_a_broken_package_is_told_of(active, monkeypatch, caplog):
     )
 
 
-def test_absent_packages_are_no_fault(monkeypatch):
-    monkeypatch.setattr(flash4, "PACKAGE", "no_such_package.cute")
-    assert not flash4._is_installed()
+@pytest.mark.parametrize(
+    ("installed", "fits"),
+    [
+        (None, False),
+        ("4.0.0b4", True),
+        ("4.0.0b18", True),
+        ("4.0.0b18+cu13", True),
+        ("4.0.0b19.dev2", False),
+        ("4.0.0b19", False),
+        ("4.0.0b36", False),
+        ("4.0.0", False),
+    ],
+)
+def test_versions_that_pytorch_cannot_call_are_told_of_once(
+    installed, fits, tmp_path, monkeypatch, caplog
+):
+    """From 4.0.0b19 on, the forward function returns more than two values."""
+    if installed:
+        install(tmp_path, installed)
+    monkeypatch.syspath_prepend(tmp_path)
+    flash4.has_flash4.cache_clear()
+    assert [flash4.has_flash4(), flash4.has_flash4()] == [fits, fits]
+    flash4.has_flash4.cache_clear()
+    if fits or not installed:
+        assert not caplog.messages
+        return
+    (said,) = caplog.messages
+    for part in (torch.__version__, f"flash-attn-4 {installed}", "==4.0.0b18"):
+        assert part in said
+
+
+def install(folder, version):
+    """Create the metadata and the import package of flash-attn-4."""
+    metadata = folder / f"flash_attn_4-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Name: flash-attn-4\nVersion: {version}\n")
+    (folder / "flash_attn" / "cute").mkdir(parents=True)

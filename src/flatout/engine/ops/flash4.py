@@ -1,4 +1,4 @@
-"""Use FlashAttention 4 for long rows if the package flash-attn-4 is installed.
+"""Use FlashAttention 4 for long rows if a fitting version of flash-attn-4 is installed.
 
 FlashAttention 4 then replaces PyTorch's own flash kernel in the whole process. Its
 backward pass supports neither dropout nor windows, so PyTorch's kernel is kept for
@@ -8,10 +8,12 @@ models with dropout or windows.
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from packaging.specifiers import SpecifierSet
 from torch.nn.attention import (
     activate_flash_attention_impl,
     current_flash_attention_impl,
@@ -23,7 +25,9 @@ from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
 
-PACKAGE, NAME = "flash_attn.cute", "FA4"
+PACKAGE, NAME, NEWEST = "flash-attn-4", "FA4", "4.0.0b18"
+"""NEWEST is the newest fitting version of the package. The forward function of later
+versions returns more values than PyTorch 2.11 to 2.13 unpack."""
 CAPABILITIES = (9, 10)
 """The major compute capabilities that FlashAttention 4 supports (Hopper, Blackwell)."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
@@ -53,7 +57,7 @@ def _activate() -> None:
 
 
 def fits_flash4(config: Any, device: torch.device) -> bool:
-    """Return whether FlashAttention 4 is installed and supports the model and the
+    """Return whether FlashAttention 4 can be used and supports the model and the
     device. It is not used if deterministic algorithms are required."""
     window = getattr(config, "sliding_window", None)
     # Shorter windows use narrow tiles. Some models give the window size per side.
@@ -63,13 +67,23 @@ def fits_flash4(config: Any, device: torch.device) -> bool:
         or any(getattr(config, name, 0.0) for name in DROPOUTS)
         or torch.are_deterministic_algorithms_enabled()
         or torch.cuda.get_device_capability(device)[0] not in CAPABILITIES
-        or not _is_installed()
+        or not has_flash4()
     )
 
 
-def _is_installed() -> bool:
-    """Return whether FlashAttention 4 is installed. Earlier versions lack PACKAGE."""
+@cache
+def has_flash4() -> bool:
+    """Return whether PACKAGE is installed in a version that PyTorch can call. If it is
+    too new, log a warning, once per process because the result is cached."""
     try:
-        return find_spec(PACKAGE) is not None
-    except ImportError:
+        found = version(PACKAGE)
+    except PackageNotFoundError:
         return False
+    fits = SpecifierSet(f"<={NEWEST}", prereleases=True).contains(found)
+    if not fits:
+        logger.warning(
+            "PyTorch %s cannot call %s %s, so PyTorch's own attention kernel is used: "
+            "to use FlashAttention 4, install '%s[cu13]==%s'",
+            *(torch.__version__, PACKAGE, found, PACKAGE, NEWEST),
+        )
+    return fits
