@@ -381,9 +381,9 @@ def postgresql(folder: Path, initdb: Path):
         ("postgresql+psycopg://ann:secret@localhost:1/x", ""),
     ],
 )
-def test_a_storage_that_cannot_be_is_told_with_what_can(place, remedy):
+def test_a_storage_that_cannot_be_is_told_with_what_can(place, remedy, tmp_path):
     with pytest.raises(SettingsError, match=f"cannot be opened: {remedy}") as refused:
-        with opened(settings(storage=place).sweep, requeue):
+        with opened(settings(tmp_path, storage=place).sweep, requeue):
             pass
     assert "secret" not in str(refused.value)
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import shutil
 import signal
 import threading
@@ -160,10 +159,6 @@ def test_times_have_the_unit_that_fits(hours, text):
 
 SLOW_DISK = {"of": "003", "files": {}, "note": "stopped after 2 s"}
 TRACE = {"trace": {"file": "t.json.gz", "view": "a browser"}}
-REUSED = (
-    "7 trials ok, 1 trial error in 1.0 minutes.\n\n"
-    "4 of 8 trials measured by an earlier run, cut short.\n\n## Recommended"
-)
 REFUSED = {**FAILED, "status": "error", "log": "", "note": "batch 64 is too large"}
 
 
@@ -174,12 +169,6 @@ REFUSED = {**FAILED, "status": "error", "log": "", "note": "batch 64 is too larg
             {"time_to_train": {**TIMES, "epochs": 1.0, "hours_before": None}},
             "The steps of 1 epoch need 1 h.",
             "max_steps",
-        ),
-        ({"trials": {"ok": 7, "error": 1}, "reused_trials": 4}, REUSED, "not tried"),
-        (
-            {"skipped": [{}, {}]},
-            "2 combinations with a larger global batch not tried",
-            "an earlier run",
         ),
         (
             {"mode": "ladder"},
@@ -217,7 +206,7 @@ def test_trials_that_differ_in_little_are_told_apart():
     loader = {**TRIAL, "trial_id": "003", "kind": "loader", "samples_per_s": None}
     loader |= {"loader_samples_per_s": 900.0, "reserved_memory_gib": None}
     one = show_benchmark(pd.DataFrame([configured]), SUMMARY, LADDER)
-    assert "| trial | label | kind | batch | strategy |" in one
+    assert "| trial | label | kind | devices | batch | strategy |" in one
     assert "| samples/s | GPU % | memory GiB | status |" in one
     trials = pd.DataFrame([configured, several, loader])
     shown = show_benchmark(trials, SUMMARY, LADDER)
@@ -379,9 +368,7 @@ def test_a_grid_from_the_command_line(data):
     summary = json.loads((folder / "benchmark_summary.json").read_text())
     recommended = summary["picks"]["recommended"]["trial_id"]
     assert recommended in ("001", "002")
-    pick = rf"^\W*recommended\W+{recommended}\b"  # a row of the table
-    assert re.search(pick, said, re.MULTILINE), said
-    assert "Bound by: " in said
+    assert "Bound by: " in said and "benchmark_report.md" in said
     gained = summary["tuned"]["gained"]
     assert recommended == "002" or not gained
     advice = (

@@ -1,23 +1,18 @@
-"""Terminal output of a benchmark: one line per trial, and the findings."""
+"""Terminal output of a benchmark: one line per trial."""
 
 from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Mapping
-from typing import Any
 
-import pandas as pd
 from rich.console import Console
-from rich.markdown import Markdown
-from rich.text import Text
 
 from flatout.engine.benchmark.search import Search, search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
-from flatout.reports.report import TRIALS, findings_text
+from flatout.reports.report import TRIALS
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +21,6 @@ PHASES = (
     *("GPU %", "memory GiB"),
 )
 """The headings of the figures in a trial's line, in order."""
-
-
-def show_findings(summary: Mapping[str, Any], steps: pd.DataFrame) -> None:
-    """Print the report's findings, with the one-sentence result at the end."""
-    console = Console(stderr=True)
-    if not console.is_terminal:  # output to a file has no width limit
-        console = Console(stderr=True, width=200)
-    console.print(Markdown(findings_text(summary, steps)))
-    console.print()
-    console.print(Text(summary["answer"], style="bold"))
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Search:

@@ -65,19 +65,11 @@ def report_text(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> 
     return _joined(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
         _head(summary),
-        findings_text(summary, steps),
-        trials_text(rows),
-        _profile(summary),
-    )
-
-
-def findings_text(summary: Summary, steps: pd.DataFrame) -> str:
-    """Return the findings as Markdown, without the table of trials."""
-    return _joined(
-        _not_measured(summary),
         _recommendation(summary),
         _verdict(summary),
         ladder_text(steps) if summary["mode"] == "ladder" else "",
+        trials_text(rows),
+        _profile(summary),
     )
 
 
@@ -99,20 +91,6 @@ def _head(summary: Summary) -> str:
         f"{summary['global_batch_size']}. {counts} in "
         f"{summary['elapsed_s'] / 60:.1f} minutes.{state}"
     )
-
-
-def _not_measured(summary: Summary) -> str:
-    """Return a text about trials that were measured by an earlier run and combinations
-    that were not tried, or "" if there are none."""
-    reused, skipped = summary["reused_trials"], len(summary["skipped"])
-    parts = []
-    if reused:
-        trials = counted(sum(summary["trials"].values()), "trial")
-        parts.append(f"{reused} of {trials} measured by an earlier run, cut short.")
-    if skipped:
-        larger = f"{counted(skipped, 'combination')} with a larger global batch"
-        parts.append(f"{larger} not tried: a smaller one ran out of memory.")
-    return "\n\n".join(parts)
 
 
 def _recommendation(summary: Summary) -> str:
@@ -216,21 +194,12 @@ def _end(row: Row) -> str:
     return cell_text(f"{row['status']}: {row['note']}")
 
 
-IF_THEY_DIFFER = ("ahead", "pinned", "devices")
-
-
 def trials_text(rows: Sequence[Row]) -> str:
     """Return the table of trials, without columns that contain no information."""
     return section("Trials", table(rows, with_values(TRIALS, rows))) if rows else ""
 
 
 def with_values(columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, str]:
-    """Return the columns that have a value in at least one row. Columns in
-    IF_THEY_DIFFER are left out if all rows have the same value."""
-    values = {head: {row[name] for row in rows} for head, name in columns.items()}
-    return {
-        head: name
-        for head, name in columns.items()
-        if values[head] != {None}
-        and (head not in IF_THEY_DIFFER or len(values[head]) > 1)
-    }
+    """Return the columns that have a value in at least one row."""
+    found = columns.items()
+    return {h: n for h, n in found if any(row[n] is not None for row in rows)}

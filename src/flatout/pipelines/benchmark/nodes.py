@@ -35,7 +35,7 @@ def run_trials(
     from flatout.engine.launch.job_files import JobFiles, token_key
     from flatout.engine.launch.launch import make_job
     from flatout.reports.answer import answer
-    from flatout.reports.console import search_watched, show_findings
+    from flatout.reports.console import search_watched
 
     settings = Settings(**groups)
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
@@ -47,7 +47,7 @@ def run_trials(
     trials = pd.DataFrame([trial.as_row() for trial in search.bench.results])
     summary = summarise(search)
     summary["answer"] = answer(summary, ladder)
-    show_findings(summary, ladder)
+    logger.info(summary["answer"])
     return {"trials": trials, "ladder": ladder, "summary": summary}
 
 

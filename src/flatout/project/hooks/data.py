@@ -76,9 +76,10 @@ class DataHooks:
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline) -> None:
         self._lock.release()
-        if "predictions" in pipeline.all_outputs():
-            for path in local_paths(self._run.context, ["predictions"]):
-                logger.info("predictions: %s", path)
+        shown = {"predictions", "benchmark_report"} & pipeline.all_outputs()
+        for name in sorted(shown):
+            for path in local_paths(self._run.context, [name]):
+                logger.info("%s: %s", name, path)
 
     @hook_impl
     def on_pipeline_error(self) -> None:
