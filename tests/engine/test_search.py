@@ -28,7 +28,7 @@ from flatout.engine.benchmark.ladder import (
 from flatout.engine.benchmark.outcome import summarise
 from flatout.engine.benchmark.recommend import tuned_parameters
 from flatout.engine.benchmark.rungs import SLOW, rungs
-from flatout.engine.benchmark.runner import Bench, OutOfTime
+from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.search import MODES, Search
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
@@ -188,20 +188,6 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path, monkeypatch, gpus, furt
     assert search.bench.results[-1].label == "once more"
 
 
-@dataclass
-class EndingBench(FormulaBench):
-    """A benchmark without time for further processes."""
-
-    def _again(self, spec):
-        raise OutOfTime
-
-
-def test_what_is_found_counts_where_no_time_is_left_for_further_processes(tmp_path):
-    search = searched(tmp_path, kind=EndingBench, mode="tune", tune_minutes=1e-9)
-    assert search.recommended == search.tuned.chosen
-    assert summarise(search)["tuned"] is not None
-
-
 def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
     machine = MACHINES["padding costs"] | {"io_ms": 0.5}
     search = searched(tmp_path, machine, mode="tune")
@@ -275,23 +261,6 @@ def test_a_grid_goes_upwards_until_memory_runs_out(tmp_path):
     sizes = [changes["train.global_batch_size"] for changes in search.skipped]
     assert sizes == [16, 32]
     assert summarise(search)["skipped"] == search.skipped
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_no_mode_begins_a_trial_after_its_limit(mode, tmp_path):
-    found = bench(tmp_path, **(GRID | {"mode": mode, "max_minutes": 1e-9}))
-    with pytest.raises(OutOfTime):
-        MODES[mode](Search(found))
-    assert len(found.results) == 1
-
-
-@pytest.mark.parametrize("mode", ["tune", "grid"])
-def test_a_benchmark_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
-    search = searched(tmp_path, **{**FEW, "mode": mode})
-    search.complete = False
-    summary = summarise(search)
-    assert (summary["complete"], summary["tuned"]) == (False, None)
-    assert set(summary["picks"].values()) == {None}
 
 
 def test_processes_that_share_the_cores_are_not_bound_by_their_exchange(tmp_path):

@@ -91,7 +91,6 @@ TIMES = {"epochs": 3.0, "hours_before": 2.0, "hours_after": 1.0}
 SUMMARY = {
     "mode": "tune",
     "answer": "Tuned.",
-    "complete": True,
     "date": "2026-01-02 03:04:05",
     "device": "H200",
     "peak_tflops": 989.5,

@@ -17,8 +17,7 @@ def answer(summary: Summary, steps: pd.DataFrame) -> str:
     """Return the main result of a benchmark in one sentence. `steps` is the table of
     ladder rungs."""
     is_ladder = summary["mode"] == "ladder"
-    text = _ladder(steps) if is_ladder else _recommendation(summary)
-    return text if summary["complete"] else f"Cut short, so far: {text}"
+    return _ladder(steps) if is_ladder else _recommendation(summary)
 
 
 def _recommendation(summary: Summary) -> str:

@@ -83,13 +83,12 @@ def _head(summary: Summary) -> str:
     shown_peak = f", peak by data sheet {peak:,.2f} TFLOP/s" if peak else ""
     trials = summary["trials"].items()
     counts = ", ".join(f"{counted(n, 'trial')} {status}" for status, n in trials)
-    state = "" if summary["complete"] else " **Cut short: run the same command again.**"
     return (
         f"{summary['date']}, {summary['device']}{shown_peak}; {versions}. "
         f"{summary['rows']:,} train rows, {summary['mean_tokens']:.0f} tokens on "
         f"average, at most {summary['longest_tokens']}; global batch "
         f"{summary['global_batch_size']}. {counts} in "
-        f"{summary['elapsed_s'] / 60:.1f} minutes.{state}"
+        f"{summary['elapsed_s'] / 60:.1f} minutes."
     )
 
 

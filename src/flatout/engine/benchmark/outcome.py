@@ -34,7 +34,6 @@ def summarise(search: Search) -> dict[str, Any]:
     bench, recommended = search.bench, search.recommended
     return {
         "mode": bench.options.mode,
-        "complete": search.complete,
         **_conditions(bench),
         "trials": dict(Counter(trial.status for trial in bench.results)),
         "reused_trials": bench.reused,
@@ -74,7 +73,7 @@ def _conditions(bench: Bench) -> dict[str, Any]:
 
 def _first_fault(search: Search) -> dict[str, Any] | None:
     """Return the first failed end-to-end trial, to explain a missing recommendation."""
-    if search.bench.options.mode not in ADVISES or not search.complete:
+    if search.bench.options.mode not in ADVISES:
         return None
     tried = [t for t in search.bench.results if t.kind == "end_to_end"]
     return next((trial.as_row() for trial in tried if not trial.ok), None)

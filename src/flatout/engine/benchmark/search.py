@@ -12,7 +12,7 @@ from typing import Any
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import PICKS, pick
 from flatout.engine.benchmark.rungs import BATCH
-from flatout.engine.benchmark.runner import Bench, OutOfTime, Watch
+from flatout.engine.benchmark.runner import Bench, Watch
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.benchmark.tune import CONFIGURED, Tuned, tune
 from flatout.engine.launch.job_files import JobFiles
@@ -27,12 +27,11 @@ ADVISES = frozenset({"tune", "grid"})
 
 @dataclass
 class Search:
-    """The results of a benchmark, which may have been interrupted."""
+    """The results of a benchmark."""
 
     bench: Bench
     ladder: list[Step] = field(default_factory=list)
     tuned: Tuned | None = None
-    complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
     """Combinations skipped because they ran out of memory with a smaller batch."""
 
@@ -45,9 +44,9 @@ class Search:
     @property
     def picks(self) -> dict[str, TrialResult | None]:
         """The trials that `recommend.pick` chooses, by name. All are None if the mode
-        makes no recommendations or the search was interrupted."""
+        makes no recommendations."""
         bench, options = self.bench, self.bench.options
-        if options.mode not in ADVISES or not self.complete:
+        if options.mode not in ADVISES:
             return dict.fromkeys(PICKS)
         return pick(
             [t for t in bench.results if t.world_size == bench.processes],
@@ -81,19 +80,10 @@ def search(
     bench = Bench(settings, files, folder, watch)
     bench.start()
     found = Search(bench)
-    try:
-        MODES[options.mode](found)
-        if options.profile:
-            profile_best(found)
-        bench.finish()
-    except OutOfTime:
-        found.complete = False
-        logger.warning(
-            "benchmark.max_minutes=%g is over: %d trials are done; the same command "
-            "continues with the rest",
-            options.max_minutes,
-            len(bench.results),
-        )
+    MODES[options.mode](found)
+    if options.profile:
+        profile_best(found)
+    bench.finish()
     return found
 
 

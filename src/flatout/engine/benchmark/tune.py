@@ -10,11 +10,10 @@ show how much their throughput varies. The user's global batch size is never cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.engine.benchmark.runner import Bench, OutOfTime
+from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 
@@ -56,10 +55,9 @@ def tune(bench: Bench) -> Tuned | None:
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
-    with suppress(OutOfTime):  # the chosen settings do not depend on these trials
-        for _ in range(AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU):
-            options = {"again": len(bench.results)}
-            bench.run("again", tuned.changes, label="once more", options=options)
+    for _ in range(AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU):
+        options = {"again": len(bench.results)}
+        bench.run("again", tuned.changes, label="once more", options=options)
     if bench.processes > 1:
         bench.run("end_to_end", changes, world_size=1, label="one device")
     return tuned

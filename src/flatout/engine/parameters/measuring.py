@@ -86,9 +86,6 @@ class BenchmarkSettings(SettingsModel):
     tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Minutes after which `tune` mode stops exploring and confirms its results. `auto`
     is 5 without a GPU. With a GPU, it is 15, because each trial compiles the model."""
-    max_minutes: float | None = Field(None, gt=0)
-    """Minutes after which no new trial starts, in any mode. The next run of the
-    benchmark continues with the remaining trials."""
     trial_timeout_s: float = Field(300, gt=0)
     """Maximum duration of a trial in seconds. A longer trial is stopped."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)

@@ -41,6 +41,8 @@ REMOVED: dict[str, str] = {
     "benchmark.mode=loader": "use benchmark.mode=tune, which also measures the loader",
     "benchmark.mode=scaling": "use benchmark.mode=tune, which compares with one device",
     "benchmark.deadline_hours": "use train.deadline_hours",
+    "benchmark.max_minutes": "press Ctrl-C, or run the command with timeout; the same "
+    "command continues with the remaining trials",
     # sweep, tracking and other groups
     "tracking.keep_models": "every version stays in MLflow until you delete it there",
     "guard.baseline": "remove it; to accept a slower run, remove the line of the "
