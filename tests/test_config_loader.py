@@ -151,7 +151,7 @@ def test_environments_set_parameters_only():
     assert {file.name for f in others for file in f.iterdir()} == {"parameters.yml"}
 
 
-def test_files_are_parsed_once_and_what_is_given_out_is_the_askers_own(conf):
+def test_settings_are_parsed_once_and_what_is_given_out_is_the_askers_own(conf):
     found = loader(conf, "tuned")
     found["parameters"]["train"]["log_every"] = 99
     (conf / "tuned/parameters.yml").write_text("train: {log_every: 6}")

@@ -1,10 +1,9 @@
 """Kedro's configuration loader with one rule for all environments: conf/local overrides
-conf/base, and the environment overrides both. Files are read only once."""
+conf/base, and the environment overrides both."""
 
 from __future__ import annotations
 
 import time
-from copy import deepcopy
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -43,15 +42,12 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     In Kedro, the environment replaces `local`, so `--env=tuned` would train on the
     built-in corpus with settings that were measured on the user's data. Here `tuned`
-    and `best` are merged over the environment in which they were measured. Kedro also
-    parses all files again at each access (about 12 times and half a second per run), so
-    parsed files are kept. `parameters` includes defaults for all parameters that are
-    not set in a file.
+    and `best` are merged over the environment in which they were measured. `parameters`
+    includes defaults for all parameters that are not set in a file.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.created_s = time.perf_counter()
-        self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._parsed: dict[str, Settings] = {}
         self._unresolved: dict[str, Any] = {}
         super().__init__(*args, **options)
@@ -145,7 +141,6 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return found
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._found.clear()
         self._parsed.clear()
         super().__setitem__(key, value)
 
@@ -210,16 +205,14 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def folder(self, name: str, key: str) -> dict[str, Any]:
         """Return the configuration for `key` from the files of one environment."""
-        state = (f"{name}/{key}", repr((self.env, self.runtime_params)))
-        if state not in self._found:
-            self._found[state] = self.load_and_merge_dir_config(
-                str(Path(self.conf_source) / name),
-                self.config_patterns[key],
-                key,
-                set(),
-                key == "credentials",
-            )
-        return deepcopy(self._found[state])
+        found: dict[str, Any] = self.load_and_merge_dir_config(
+            str(Path(self.conf_source) / name),
+            self.config_patterns[key],
+            key,
+            set(),
+            key == "credentials",
+        )
+        return found
 
 
 def loader_of(context: KedroContext) -> ProjectConfigLoader:
