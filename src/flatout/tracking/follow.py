@@ -17,6 +17,7 @@ from flatout.engine.train.recording.metrics_file import read_points
 from flatout.tracking.mlflow_sender import SYSTEM, MlflowSender
 from flatout.tracking.record import DROPPED, RunFolder, RunRecord, run_folders
 from flatout.tracking.store import (
+    STARTED_TAG,
     default_artifact_location,
     one_line,
     process_lives,
@@ -30,6 +31,7 @@ POLL_S = 0.2
 INTERVAL_S = 10.0
 """Seconds between deliveries. The interval doubles each time the store fails."""
 LONGEST_PAUSE_S = 60.0
+RATE = "train_samples_per_second"
 EARLY_WINDOWS = 5
 """Number of windows after the warm-up that are used for the early speed check."""
 
@@ -113,10 +115,14 @@ class Follower:
 
     def _warn_if_slow(self) -> None:
         """Warn once if the first windows of a training run are slow."""
-        known, points = self._record.baseline, self._record.points
-        if self._has_looked or not known or points is None:
+        known = self._record.baseline
+        if self._has_looked or not known:
             return
-        rates = rates_since(Path(points), known["since_s"])
+        started_s = float(self._record.tags[STARTED_TAG])  # a resumed run began earlier
+        begin_s = max(started_s, self._record.start_ms / 1000)
+        points = read_points(Path(self._record.points or ""))
+        late = [p["metrics"] for p in points if p.get("time_s", 0.0) >= begin_s]
+        rates = [metrics[RATE] for metrics in late if RATE in metrics]  # not in warm-up
         if len(rates) < EARLY_WINDOWS:
             return
         self._has_looked, rate_pct = True, 100 * median(rates) / known["rate"]
@@ -124,21 +130,8 @@ class Follower:
             logger.warning(
                 "after %d windows: guard: %.0f samples/s in the median window, %.0f %% "
                 "of the baseline's %.0f (run %s)",
-                len(rates),
-                median(rates),
-                rate_pct,
-                known["rate"],
-                known["name"],
+                *(len(rates), median(rates), rate_pct, known["rate"], known["name"]),
             )
-
-
-def rates_since(points: Path, begin_s: float) -> list[float]:
-    """Return the samples/s of each window in the file `points` since the time
-    `begin_s`. Warm-up windows, for which no rate is logged, are left out."""
-    found = read_points(points)
-    late = [p["metrics"] for p in found if p.get("time_s", 0.0) >= begin_s]
-    rates = [metrics.get("train_samples_per_second") for metrics in late]
-    return [rate for rate in rates if rate is not None and rate == rate]  # noqa: PLR0124
 
 
 def end_of(record: RunRecord) -> tuple[str, int]:

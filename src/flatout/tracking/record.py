@@ -135,7 +135,7 @@ class RunRecord:
     model: dict[str, Any] | None = None
     """Fields of a SavedModel."""
     baseline: dict[str, Any] | None = None
-    """Earlier run to compare with: a dict with name, rate, healthy_low_pct, since_s."""
+    """Earlier run to compare with: a dict with name, rate and healthy_low_pct."""
     system_metrics: bool = False
 
 

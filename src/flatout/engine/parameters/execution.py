@@ -174,10 +174,6 @@ class GuardSettings(SettingsModel):
     of the same workload."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
     """Percentage of the baseline's samples/s below which a run is reported as slow."""
-    healthy_high_pct: float = Field(120, ge=100)
-    """Percentage of the baseline's samples/s above which a run is reported as fast."""
     on_slow: Literal["warn", "fail"] = "warn"
     """What to do after a slow run. `warn` logs a warning. `fail` raises an error, after
     all results have been saved."""
-    max_differences: int = Field(5, ge=1)
-    """Maximum number of differences in the log. guard.json contains all of them."""

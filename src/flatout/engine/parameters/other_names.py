@@ -47,6 +47,8 @@ REMOVED: dict[str, str] = {
     "tracking.keep_models": "every version stays in MLflow until you delete it there",
     "guard.baseline": "remove it; to accept a slower run, remove the line of the "
     "faster run from data/08_reporting/runs.jsonl",
+    "guard.healthy_high_pct": "remove it: faster runs are healthy",
+    "guard.max_differences": "remove it: guard.json contains all differences",
     "guard.store_limit_s": "remove it: the guard reads data/08_reporting/runs.jsonl",
 }
 """Replacements for parameters (`train.example`) and for values (`train.example=value`)
