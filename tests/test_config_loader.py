@@ -67,7 +67,7 @@ def test_the_users_data_and_model_are_those_of_local(conf, env):
     if env not in ("test", "elmo"):
         assert found["parameters"]["train"]["epochs"] == 7
     assert found["credentials"] == {"server": {"token": "t"}}
-    assert found["mlflow"]["ui"]["host"] == "127.0.0.1"
+    assert found["mlflow"]["tracking"]["experiment"]["name"] == "flatout"
 
 
 @pytest.mark.parametrize("env", ["tuned", "best"])

@@ -84,7 +84,10 @@ def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
             "params:\n    long_params_strategy: fail",
             "long_params_strategy: Extra inputs",
         ),
-        ("run:\n    name: [1]", "tracking.run.name: Input should be a valid string"),
+        (
+            "experiment:\n    name: [1]",
+            "experiment.name: Input should be a valid string",
+        ),
     ],
 )
 def test_a_key_of_mlflow_that_is_not_read_is_refused(tmp_path, line, said):

@@ -67,16 +67,15 @@ def parameters(group: str | None, env: str | None, params: dict[str, Any]) -> No
 @flatout.command()
 @env_option
 @DATA_DIR
-@click.option("--host", help="Default: ui.host in conf/base/mlflow.yml.")
-@click.option("--port", help="Default: ui.port in conf/base/mlflow.yml.")
-def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default="5000", show_default=True)
+def ui(env: str | None, data_dir: str | None, host: str, port: str) -> None:
     """Show the runs in the MLflow UI."""
     from flatout.tracking.server import serve
 
     with plain_errors():
         options = mlflow_options(context_at(env, data_dir))
-    at = {name: value or getattr(options, name) for name, value in given.items()}
-    raise SystemExit(serve(options.store, click.echo, **at))
+    raise SystemExit(serve(options.store, click.echo, host=host, port=port))
 
 
 @flatout.command()

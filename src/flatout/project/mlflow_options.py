@@ -15,7 +15,6 @@ from flatout.places import project_path, tracking_store
 from flatout.project.config_loader import credentials_of, loader_of
 
 SQLITE = "sqlite:///"
-EXPERIMENT = "tracking.experiment"
 
 
 class MlflowOptions(BaseModel):
@@ -24,17 +23,12 @@ class MlflowOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     uri: str | None = Field(None, alias="server.mlflow_tracking_uri")
-    registry_uri: str | None = Field(None, alias="server.mlflow_registry_uri")
     credentials: str | None = Field(None, alias="server.credentials")
     untracked: list[str] = Field([], alias="tracking.disable_tracking.pipelines")
-    experiment: str = Field("flatout", alias=f"{EXPERIMENT}.name")
+    experiment: str = Field("flatout", alias="tracking.experiment.name")
     artifact_location: str | None = Field(
-        None, alias=f"{EXPERIMENT}.create_experiment_kwargs.artifact_location"
+        None, alias="tracking.experiment.create_experiment_kwargs.artifact_location"
     )
-    run_id: str | None = Field(None, alias="tracking.run.id")
-    run_name: str | None = Field(None, alias="tracking.run.name")
-    host: str = Field("127.0.0.1", alias="ui.host")
-    port: str = Field("5000", alias="ui.port")
 
     @property
     def store(self) -> str:

@@ -183,7 +183,7 @@ def _sync_one(folder: RunFolder, uri: str | None) -> str:
         if not is_alone or (record.end_ms is None and process_lives(record.tags)):
             return f"{record.name}: still running, it sends its points itself"
         if uri and uri != record.tracking_uri:
-            record.tracking_uri, record.registry_uri, record.run_id = uri, None, None
+            record.tracking_uri = uri
             record.artifact_location = default_artifact_location(uri)
         place = without_password(record.tracking_uri)
         sender = MlflowSender(folder)

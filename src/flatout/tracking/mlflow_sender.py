@@ -44,7 +44,7 @@ class MlflowSender:
         return self.folder.record
 
     def client(self) -> MlflowClient:
-        return connect(self.uri, self._record.registry_uri)
+        return connect(self.uri)
 
     def send(self, client: MlflowClient) -> str | None:
         """Send new data and return the run's id. Nothing is sent, and the result is
@@ -105,7 +105,7 @@ class MlflowSender:
         RUNNING."""
         if self._run is not None:
             return str(self._run.info.run_id)
-        run = find_run(client, self.sent.run_id or self._record.run_id)
+        run = find_run(client, self.sent.run_id)
         if run is None:
             run = client.create_run(
                 _experiment(self._record, client).experiment_id,

@@ -113,14 +113,11 @@ class RunRecord:
     tracking_uri: str
     experiment: str
     name: str
-    registry_uri: str | None = None
     artifact_location: str | None = None
     reporting: str | None = None
     """Folder of the reports to send as artifacts."""
     points: str | None = None
     """File with the metric points of the run, or None if the run does not train."""
-    run_id: str | None = None
-    """Id of an existing run in MLflow that this run continues."""
     status: str = "RUNNING"
     start_ms: int = field(default_factory=lambda: int(time.time() * 1000))
     end_ms: int | None = None
@@ -238,7 +235,7 @@ def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
 def _continued(folder: RunFolder, now: RunRecord) -> RunFolder:
     kept = folder.record
     kept.status, kept.end_ms, kept.tags = "RUNNING", None, now.tags
-    kept.tracking_uri, kept.registry_uri = now.tracking_uri, now.registry_uri
-    kept.artifact_location, kept.baseline = now.artifact_location, None
+    kept.tracking_uri, kept.baseline = now.tracking_uri, None
+    kept.artifact_location = now.artifact_location
     folder.save()
     return folder

@@ -49,7 +49,7 @@ def prepare(tracking_uri: str) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
 
 
-def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
+def connect(tracking_uri: str) -> MlflowClient:
     """Return a client with short timeouts for the store at `tracking_uri`. Parts of
     MLflow that do not use this client, such as its flavors, are set to this store."""
     import mlflow
@@ -58,8 +58,7 @@ def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
     prepare(tracking_uri)
     with preserve_tracking_uri():
         mlflow.set_tracking_uri(tracking_uri)
-        mlflow.set_registry_uri(registry_uri or tracking_uri)
-    return MlflowClient(tracking_uri, registry_uri)
+    return MlflowClient(tracking_uri)
 
 
 def _sqlite_file(tracking_uri: str) -> Path | None:

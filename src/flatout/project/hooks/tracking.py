@@ -141,14 +141,11 @@ class TrackingHooks:
         nodes = short_names(pipeline)
         trains = "train_model" in nodes
         points = Path(settings.paths.metrics)
-        name = options.run_name or self._name(nodes)
         record = RunRecord(
             tracking_uri=options.store,
-            registry_uri=options.registry_uri,
             experiment=options.experiment,
             artifact_location=options.artifact_location,
-            name=facts.plain_name(name),
-            run_id=options.run_id,
+            name=self._name(nodes),
             reporting=str(points.parent),
             points=str(points) if trains else None,
             tags=facts.starting_tags(self._run.context.project_path, run_params),
