@@ -50,6 +50,7 @@ from flatout.engine.train.setup.budgets import (
     overhead_tokens,
     samples_at_once,
 )
+from flatout.engine.train.setup.resolved_config import choose_attention, choose_strategy
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Predictor:
         self.own_metrics = OwnMetrics.of(settings.train, self.task)
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
-        self.strategy, self.attention = self._choose(model, settings)
+        self.strategy, self.attention = self._choose(model.config, settings)
         self._collator = self._make_collator(model.config, tokenizer)
         self._planner = self._make_planner(model.config)
         attention.register()
@@ -182,30 +183,19 @@ class Predictor:
         every = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
         return [own, *(device for device in every if device != own)]
 
-    def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
-        """Return the batching strategy and the attention implementation. Rows are
-        grouped by length if they cannot be packed."""
-        wanted, kernel = settings.predict.strategy, settings.runtime.attention
-        config = model.config
+    def _choose(self, config: Any, settings: Settings) -> tuple[str, str]:
+        """Return the batching strategy and the attention implementation."""
+        kernel, wanted = settings.runtime.attention, str(settings.predict.strategy)
         if self.shape is not None:
-            return "fixed", "eager" if kernel == "eager" else "sdpa"
-        fault = family_of(config).packing_fault(
-            config, self.runtime.device.type, self.runtime.compute_dtype
-        )
-        if kernel in ("eager", "sdpa"):
-            fault = f"runtime.attention: {kernel} works on padded batches"
-        if wanted == "auto":
+            wanted = "fixed"
+        elif wanted == "auto":
             # On a CPU, packed rows are processed one by one, which is slower for short
             # rows.
             wanted = "packed" if self.runtime.is_cuda else "grouped"
-        if wanted == "grouped" or fault:
-            if wanted == "packed":
-                logger.info("rows are grouped by length, not packed: %s", fault)
-            slow = kernel == "eager" or not model._supports_sdpa
-            return "grouped", "eager" if slow else "sdpa"
-        fits = kernel != "varlen" and attention.row_tiles_fit(config)
-        use_rows = fits and self.runtime.is_cuda
-        return "packed", attention.ROWS if use_rows else attention.PACKED
+        strategy, fault = choose_strategy(wanted, kernel, self.runtime, config)
+        if fault:
+            logger.info(fault)
+        return strategy, choose_attention(kernel, self.runtime, config, strategy)
 
     def _make_planner(self, config: Any) -> Planner:
         cuda, wanted = self.runtime.is_cuda, self.settings.token_budget

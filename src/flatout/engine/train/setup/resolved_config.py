@@ -11,7 +11,7 @@ from flatout.engine.families import family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens
 from flatout.engine.ops import attention
-from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.parameters import SettingsError
 from flatout.engine.train.setup.acceleration import (
     Planned,
     choose_compile_and_graphs,
@@ -61,7 +61,14 @@ def resolve(
     """Resolve every `auto`. `planned` is the work of the run, or None if the number of
     steps is not limited. Raises SettingsError if a setting is impossible."""
     train, notes = job.settings.train, []
-    strategy, fault = _strategy(job, runtime, config)
+    wanted = "fixed" if job.train.one_shape else train.batching
+    kernel = job.settings.runtime.attention
+    strategy, fault = choose_strategy(wanted, kernel, runtime, config)
+    if strategy != "packed" and kernel == "varlen" and family_of(config).attends:
+        raise SettingsError(
+            f"runtime.attention: {kernel} needs train.batching: packed, not "
+            f"{strategy}; set attention to auto, sdpa or eager"
+        )
     if fault:
         notes.append(fault)
     notes += without_targets(job) + without_compiler(runtime)
@@ -74,7 +81,7 @@ def resolve(
         )
     return ResolvedConfig(
         strategy=strategy,
-        attention=_attention(job.settings, runtime, config, strategy),
+        attention=choose_attention(kernel, runtime, config, strategy),
         token_budget=token_budget(job, runtime, strategy, config),
         compile=choice.compile,
         cuda_graphs=graphs,
@@ -88,12 +95,11 @@ def resolve(
     )
 
 
-def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
+def choose_strategy(
+    wanted: str, kernel: str, runtime: Runtime, config: Any
+) -> tuple[str, str | None]:
     """Return the batching strategy. If rows should be packed but cannot, the strategy
-    is `grouped`, and the reason is returned too."""
-    wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
-    if job.train.one_shape:  # all rows have the same length
-        return "fixed", None
+    is `grouped`, and the reason is returned too. `kernel` is `runtime.attention`."""
     if wanted not in ("auto", "packed"):
         return wanted, None
     family, dtype = family_of(config), runtime.compute_dtype
@@ -105,20 +111,17 @@ def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | 
     return "grouped", f"no packing, rows are grouped by length instead: {fault}"
 
 
-def _attention(settings: Settings, runtime: Runtime, config: Any, strategy: str) -> str:
-    wanted = settings.runtime.attention
+def choose_attention(kernel: str, runtime: Runtime, config: Any, strategy: str) -> str:
+    """Return the name of the attention implementation, or `none`."""
     if not family_of(config).attends:
         return "none"
     if strategy == "packed":
-        fits = wanted == "auto" and attention.row_tiles_fit(config)
+        fits = kernel == "auto" and attention.row_tiles_fit(config)
         return attention.ROWS if fits and runtime.is_cuda else attention.PACKED
-    if wanted == "varlen":
-        raise SettingsError(
-            f"runtime.attention: {wanted} needs train.batching: packed, not "
-            f"{strategy}; set attention to auto, sdpa or eager"
-        )
-    own = getattr(config, "_attn_implementation", None) or "sdpa"
-    return str(own) if wanted == "auto" else wanted
+    if kernel in ("eager", "sdpa"):
+        return kernel
+    own = getattr(config, "_attn_implementation", None)
+    return "eager" if own == "eager" else "sdpa"  # the model's own kernel
 
 
 def _residual(wanted: str, runtime: Runtime) -> str:
