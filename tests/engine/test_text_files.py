@@ -319,22 +319,6 @@ def test_packed_files_are_known_by_how_they_begin(tmp_path, name, content):
     assert [row[2] for row in rows] == GOOD["text"] and not broken
 
 
-@pytest.mark.parametrize(
-    ("content", "count"),
-    [
-        ('text,label\n"b,x\nc,y\nd",y\ne,x\n', 1),
-        ('text,label\nb,"x\nc,y\nd"\ne,x\n', 1),
-        ('text,label\n"two\nlines",x\ne,x\n', 0),
-        ('text,label,more\n"two, or\nthree\nlines",x,\ne,x,\n', 0),
-    ],
-)
-def test_fields_that_may_have_swallowed_rows_are_told(tmp_path, caplog, content, count):
-    caplog.set_level("INFO")
-    rows_of(TextFiles(write(tmp_path / "a.csv", content)))
-    assert ("quote_char: null" in caplog.text) == bool(count)
-    assert (f"a.csv: {count} fields contain line breaks" in caplog.text) == bool(count)
-
-
 TEXTS_OF_FILES = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20
 )

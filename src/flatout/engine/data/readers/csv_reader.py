@@ -4,20 +4,16 @@ reported."""
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from flatout.engine.data.raw_texts import BrokenRow, RawBatch, RawTextsError
 from flatout.engine.data.readers.file_reader import FileReader, Utf8
-
-logger = logging.getLogger(__name__)
 
 # pyarrow.dataset is not used because it does not number rows that cannot be parsed.
 
@@ -48,8 +44,7 @@ class CsvReader(FileReader):
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         broken: list[BrokenRow] = []
-        start, last, sent, swallowed = 0, None, 0, 0
-        pattern = self._record_pattern()
+        start, last, sent = 0, None, 0
         with self.errors("is it really a CSV file?"):
             stream, found = self._parse(columns, broken, BLOCK_BYTES)
             for batch in found:
@@ -59,26 +54,12 @@ class CsvReader(FileReader):
                 yield RawBatch(self.source, rows, arrays, broken=before)
                 sent += len(before)
                 last = batch if batch.num_rows else last
-                swallowed += _whole_records(batch, pattern)
         if stream.marks % 2:
             self._check_last_quote(last, broken, start)
         if broken[sent:]:
             nothing = {name: pa.array([], pa.string()) for name in columns}
             rows = np.empty(0, np.int64)
             yield RawBatch(self.source, rows, nothing, broken=broken[sent:])
-        if swallowed:
-            logger.info(
-                "%s: %s fields contain line breaks and delimiters, like whole rows. If "
-                "they swallowed rows after a quote that is part of a text, set "
-                "quote_char: null for the entry in the catalog",
-                self.source,
-                f"{swallowed:,}",
-            )
-
-    def _record_pattern(self) -> str:
-        mark, others = re.escape(self.delimiter), len(self.column_names()) - 1
-        line = f"[^{mark}\n]*(?:{mark}[^{mark}\n]*){{{others}}}"
-        return rf"(?:\n{line}\r?(?:\n|$))|(?:^{line}\r?\n)" if others else ""
 
     @property
     def delimiter(self) -> str:
@@ -148,19 +129,6 @@ class CsvReader(FileReader):
         number = row.number - (1 if self.form.column_names else 2)
         broken += [BrokenRow(number, reason, line[:80], len(lines)) for line in lines]
         return "skip"
-
-
-def _whole_records(batch: Any, pattern: str) -> int:
-    """Return the number of fields that match `pattern` and so seem to contain whole
-    rows. A quote inside a text may open a quoted field, which then contains all rows up
-    to the next quote."""
-    count = 0
-    for column in batch.columns if pattern else ():
-        lines = pc.match_substring(column, "\n")
-        if pc.any(lines).as_py():
-            found = pc.match_substring_regex(column.filter(lines), pattern)
-            count += pc.sum(found).as_py() or 0
-    return count
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
