@@ -3,7 +3,6 @@ or probably wrong."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.parameters import SplitSettings
+from flatout.engine.parameters.faults import nearest
 
 DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"', ",": '","'}
 """Possible column separators, with their spelling in YAML."""
@@ -236,8 +236,8 @@ def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
 def _near(name: str, present: Sequence[str]) -> str:
     """Return a hint with the column name most similar to `name`, or an empty string."""
     forms = {other.strip().casefold(): other for other in present}
-    near = difflib.get_close_matches(name.strip().casefold(), forms, n=1, cutoff=0.4)
-    return f" (did you mean {forms[near[0]]!r}?)" if near else ""
+    near = nearest(name.strip().casefold(), forms, 0.4)
+    return f" (did you mean {forms[near]!r}?)" if near else ""
 
 
 def _other_delimiter(present: Sequence[str]) -> str | None:

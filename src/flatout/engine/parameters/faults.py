@@ -15,6 +15,12 @@ NEAR = 0.8
 """Minimum difflib ratio for a name to be treated as a misspelling."""
 
 
+def nearest(name: str, valid: Collection[str], ratio: float = NEAR) -> str:
+    """Return the valid name that is most similar to `name`, or "" if there is none with
+    at least this difflib ratio."""
+    return next(iter(difflib.get_close_matches(name, valid, 1, ratio)), "")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the error's text, or its type's name if it has none."""
     return str(error).strip().split("\n")[0] or type(error).__name__
@@ -62,12 +68,12 @@ def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     names."""
     if not valid:
         return "remove it"
-    typo = difflib.get_close_matches(name, valid, n=1, cutoff=0.9)
+    typo = nearest(name, valid, 0.9)
     longer = sorted(f"{parent}{one}" for one in valid if name in one)
     if not typo and 1 < len(longer) <= MOST_LONGER:
         return f"did you mean one of {', '.join(longer)}?"
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
-    return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
+    near = nearest(name, valid, 0.4)
+    return f"did you mean {parent}{near}?" if near else f"valid: {sorted(valid)}"
 
 
 WORDS = {
@@ -106,17 +112,11 @@ def _hint(location: list[Any], model: type[SettingsModel]) -> str:
     places = (path.rpartition(".") for path, _ in fields_of(model))
     siblings = [last for before, _, last in places if before == parent]
     found = [renamed] if renamed else parameters_named_like(name, model)
-    if not found and not _nearest(name, siblings):
-        found = parameters_named_like(_nearest(name, _names(model)), model)
+    if not found and not nearest(name.lower(), siblings):
+        found = parameters_named_like(nearest(name.lower(), _names(model)), model)
     if found:
         return f"did you mean {' or '.join(found)}?"
     return near_or_all(name, siblings, f"{parent}." if parent else "")
-
-
-def _nearest(name: str, valid: Collection[str]) -> str:
-    """Return the valid name of which `name` is a misspelling, or an empty string."""
-    near = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=NEAR)
-    return near[0] if near else ""
 
 
 def parameters_named_like(name: str, model: type[SettingsModel]) -> list[str]:
@@ -136,10 +136,10 @@ def is_misplaced(name: str, value: Any, model: type[SettingsModel]) -> bool:
     if name.startswith("_"):  # an anchor of YAML
         return False
     groups, found = model.model_fields, parameters_named_like(name, model)
-    if _nearest(name, groups) or any(path in groups for path in found):
+    if nearest(name.lower(), groups) or any(path in groups for path in found):
         return True
     is_group = isinstance(value, Mapping)
-    return not is_group and bool(found or _nearest(name, _names(model)))
+    return not is_group and bool(found or nearest(name.lower(), _names(model)))
 
 
 def _names(model: type[SettingsModel]) -> set[str]:

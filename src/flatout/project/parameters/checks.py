@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from flatout.engine.parameters import (
     SettingsError,
     refusal,
 )
-from flatout.engine.parameters.faults import NEAR
+from flatout.engine.parameters.faults import nearest
 from flatout.engine.sweep.space import check_sweep
 from flatout.engine.tasks import check_options
 from flatout.project.config_loader import ProjectConfigLoader
@@ -52,10 +51,10 @@ def refuse_misspelt_catalog_entries(loader: ProjectConfigLoader) -> None:
     for name in sorted(own):
         if name.startswith("_") or "{" in name:
             continue
-        near = difflib.get_close_matches(name, base - given, n=1, cutoff=NEAR)
+        near = nearest(name, base - given)
         if near and not any(name in p.datasets() for p in pipelines.values()):
             raise SettingsError(
-                f"catalog entry {name}: no pipeline uses it; did you mean {near[0]}? "
+                f"catalog entry {name}: no pipeline uses it; did you mean {near}? "
                 "Rename it, or remove it; names that begin with _ are not checked"
             )
 
