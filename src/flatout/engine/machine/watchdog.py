@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flatout.engine.machine.signals import die_with_parent
+
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
 """A process is considered stopped if it has not written its file for this many
@@ -69,6 +71,7 @@ class Heartbeat:
         stacks = stack_file(folder, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         self._write()
+        die_with_parent()
         threading.Thread(target=self._stay_alive, name="heartbeat", daemon=True).start()
 
     def beat(self, step: int | None = None) -> None:
@@ -104,11 +107,8 @@ class Heartbeat:
             part.replace(self._file)
 
     def _stay_alive(self) -> None:
-        parent = os.getppid()
         while True:
             time.sleep(ALIVE_INTERVAL_S)
-            if os.getppid() != parent:  # the parent was killed
-                os._exit(1)
             with suppress(OSError):  # the disk is full, or the folder is being removed
                 self._write()
 
