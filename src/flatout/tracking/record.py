@@ -153,6 +153,8 @@ class RunFolder:
             stored = json.loads((path / RECORD).read_text(encoding="utf-8"))
             known = {f.name for f in fields(RunRecord)} & {*stored}
             record = RunRecord(**{name: stored[name] for name in known})
+            if record.points:
+                record.points, record.reporting = _found_at(path, record.points)
             return cls(path, record)
         except (OSError, ValueError, TypeError, AttributeError):
             return None
@@ -203,6 +205,14 @@ class RunFolder:
             alike = other.record.points == self.record.points
             if is_older and alike and other.is_complete():
                 shutil.rmtree(other.path, ignore_errors=True)
+
+
+def _found_at(folder: Path, points: str) -> tuple[str, str]:
+    """Return the current paths of the run's points and of its reports. The data folder
+    may have been moved since the path `points` was recorded."""
+    is_aside = Path(points).parent.name == folder.name
+    place = folder if is_aside else folder.parent.parent
+    return str(place / Path(points).name), str(place)
 
 
 def run_folders(parent: Path) -> list[RunFolder]:
