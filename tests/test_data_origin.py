@@ -182,6 +182,14 @@ def test_a_data_folder_elsewhere_is_trained_on(made, tmp_path, change):
     assert before == {f: f.read_bytes() for f in data.rglob("*") if f.is_file()}
 
 
+def test_a_project_that_was_moved_trains_on(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    project = Project(here / "data", write(here / "raw" / "numbers.csv", "one"))
+    project.run(split, tokenize)
+    here.rename(there)
+    Project(there / "data", there / "raw" / "numbers.csv").run(train)
+
+
 def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
     """Tokens may be copied to a machine with GPUs without the raw data."""
     for name in ARROWS:

@@ -522,7 +522,6 @@ def test_a_killed_and_a_stopped_run_go_on_in_the_same_mlflow_run(tokens: Path):
     [stopped] = runs_of(tokens)
     assert stopped.info.status == "KILLED"
     assert stopped.data.tags["exit_reason"] == "interrupted"
-    assert stopped.data.tags["strategy"] == "packed"  # from `auto`; it has no report
     arguments = ("run", "--pipeline=train", "--env=test")
     said = ran(*arguments, f"--params=data_dir={tokens},{LONGER}")
     assert "resuming from step" in said

@@ -69,8 +69,7 @@ class ProjectSession(KedroSession):
         return settings.pipelines
 
     def load_context(self) -> KedroContext:
-        """Return the session's context. It is created only once, so that the
-        configuration files are read only once."""
+        """Return the session's context, which is created only once."""
         self._context = self._context or super().load_context()
         return self._context
 

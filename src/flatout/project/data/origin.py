@@ -38,6 +38,7 @@ ORIGIN = "raw_texts"
 """Key under which the state of the raw data is stored in a folder of rows."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type", "folds")
 """Options in the `split` group that do not affect the rows."""
+PLACES = ("filepath", "path")
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Matches the memory address in an object's repr, which differs in each process."""
 
@@ -167,11 +168,12 @@ def origin_of(
         described = entry._describe()
     except Exception:  # e.g. a missing package
         return None
-    facts = [(n, ADDRESS.sub("", str(v))) for n, v in sorted(described.items())]
-    state = ""
+    state, parts = "", entry.parts if isinstance(entry, OwnSplits) else {"": entry}
     with suppress(DatasetError, OSError):
-        for part in entry.parts.values() if isinstance(entry, OwnSplits) else [entry]:
-            facts += _file_states(part, fetched)
+        facts = [
+            (name, _options(part), *_file_states(part, fetched))
+            for name, part in parts.items()
+        ]
         state = xxhash.xxh3_128_hexdigest(repr(facts).encode())
     return {"name": _shown(entry, described), "state": state}
 
@@ -198,7 +200,17 @@ def _shown(entry: Any, described: Mapping[str, Any]) -> str:
 
 
 def _place(described: Mapping[str, Any]) -> Any:
-    return next((described[n] for n in ("filepath", "path") if described.get(n)), None)
+    return next((described[n] for n in PLACES if described.get(n)), None)
+
+
+def _options(entry: Any) -> list[tuple[str, str]]:
+    """Return the options of a raw entry. Of a local path, only the name is kept,
+    because the project may be moved."""
+    texts = {n: ADDRESS.sub("", str(v)) for n, v in entry._describe().items()}
+    for name in texts.keys() & PLACES:
+        if Path(texts[name]).is_absolute():
+            texts[name] = Path(texts[name]).name
+    return sorted(texts.items())
 
 
 def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
