@@ -12,11 +12,16 @@ from flatout.engine.files.calibration import Calibration
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import SettingsError
+from flatout.engine.predict.checks import model_file_hashes
 from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import Calibrated, calibration_faults
 from flatout.engine.tasks._shared import reliability
+from flatout.engine.tokenizing.token_keys import token_key
 
 logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 3
+"""Increase this whenever the same input would give a different calibration."""
 
 
 def calibrate(found: SplitPredictions) -> None:
@@ -35,15 +40,36 @@ def calibrate(found: SplitPredictions) -> None:
             "entry model of the catalog name the folder of a model"
         )
     calibrates, known = found.settings.evaluate.calibrate, Calibration.read(folder)
-    key = ContentKey({**found.inputs, "calibrate": calibrates}).digest
     if known.temperature != 1 and not calibrates:
         raise SettingsError(
             f"model.label_threshold: auto, but {folder} has a fitted temperature, on "
             "which thresholds depend: set evaluate.calibrate: true to fit both, or "
             f"delete {folder / calibration.CALIBRATION}"
         )
+    key = _key(found)
     if known.key != key:
         _fitted(found, key).save(folder)
+
+
+def _key(found: SplitPredictions) -> str:
+    """Return the digest of everything that determines the calibration."""
+    settings = found.settings
+    fields = {
+        "format": FORMAT_VERSION,
+        "model": model_file_hashes(found.model.config),
+        "tokens": token_key(found.tokens),
+        "train": token_key(found.train) if found.trained else None,
+        "label_names": list(found.label_names),
+        "evaluate.split": settings.evaluate.split,
+        "runtime.precision": settings.runtime.precision,
+        "seed": found.seed,
+        "model.label_threshold": settings.model.label_threshold,
+        "model.mask_probability": settings.model.mask_probability,
+        "model.temperature": settings.model.temperature,
+        "model.matryoshka": settings.model.matryoshka,
+        "calibrate": settings.evaluate.calibrate,
+    }
+    return ContentKey(fields).digest
 
 
 def _fitted(found: SplitPredictions, key: str) -> Calibration:

@@ -1,4 +1,4 @@
-"""Predictions of a saved model for a labelled split, computed in one pass and cached.
+"""Predictions of a saved model for a labelled split, computed in one pass.
 
 The table of predictions contains one line per row. For language models, the table is
 empty and only metrics are computed, because they make no predictions for whole rows.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from flatout.engine.files.calibration import Calibration
-from flatout.engine.files.content_key import ContentKey
-from flatout.engine.files.identity import digest_of, source_of
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
 from flatout.engine.models.trained_rows import TrainedRows
@@ -27,7 +24,6 @@ from flatout.engine.parameters.faults import some_of
 from flatout.engine.predict.checks import (
     check_tokens,
     label_names_of,
-    model_file_hashes,
     task_of,
     vocabulary_of,
     with_calibration,
@@ -42,8 +38,6 @@ from flatout.engine.train.evaluate import Sums
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 3
-"""Increase this whenever the same input would give different predictions."""
 MOST_SEEN = 0.01
 """If more than this fraction of the rows equal training rows, the model is considered
 to have been trained on a different split."""
@@ -64,38 +58,6 @@ class SplitPredictions:
     """The `datasets.Dataset` of the train split."""
     label_names: Sequence[str]
     settings: Settings
-
-    @cached_property
-    def key(self) -> ContentKey:
-        """The content key, which covers all that determines the predictions."""
-        calibration = Calibration.read(self.model.config.name_or_path)
-        return ContentKey({**self.inputs, "calibration": asdict(calibration)})
-
-    @cached_property
-    def inputs(self) -> dict[str, Any]:
-        """Everything that determines the logits and metrics, except the calibration."""
-        settings = self.settings
-        return {
-            "format": FORMAT_VERSION,
-            "model": model_file_hashes(self.model.config),
-            "tokens": token_key(self.tokens),
-            "train": token_key(self.train) if self.trained else None,
-            "label_names": list(self.label_names),
-            "evaluate.split": settings.evaluate.split,
-            "runtime.precision": settings.runtime.precision,
-            "seed": self.seed,
-            "model.label_threshold": settings.model.label_threshold,
-            "model.mask_probability": settings.model.mask_probability,
-            "model.temperature": settings.model.temperature,
-            "model.matryoshka": settings.model.matryoshka,
-            **self._own_metrics(),
-        }
-
-    def _own_metrics(self) -> dict[str, str | None]:
-        """Return a digest of the module of the custom metrics function, if any."""
-        path = self.settings.train.compute_metrics
-        file = source_of(path.rpartition(".")[0]) if path else None
-        return {f"code of {path}": digest_of([file])} if file else {}
 
     @cached_property
     def trained(self) -> TrainedRows | None:

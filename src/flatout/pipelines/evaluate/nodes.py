@@ -17,9 +17,8 @@ def predict_split(
     tokenizer: Any | None = None,
     **groups: Any,
 ) -> dict[str, Any]:
-    """Predict the rows of `evaluate.split` with the `saved` model, and compute the
-    task's metrics. The results are computed when the catalog saves them, unless stored
-    results of the same model and rows exist. If calibration is configured, the model is
+    """Return the predictions of the `saved` model for the rows of `evaluate.split`, a
+    DataFrame, and the task's metrics. If calibration is configured, the model is
     calibrated first, and the calibration is saved in the model's folder. `groups` are
     the parameter groups."""
     # These modules import torch, which other registered pipelines do not need.
@@ -33,7 +32,7 @@ def predict_split(
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
     rows = splits[settings.evaluate.split]
     found = SplitPredictions(saved, tokenizer, rows, *known, settings)
-    return {"predictions": found, "figures": found}
+    return {"predictions": found.table().to_pandas(), "figures": found.value()}
 
 
 def judge_predictions(

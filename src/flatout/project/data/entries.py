@@ -27,8 +27,6 @@ RECIPES = OURS_ALONE | {
     "predictions",
     "rejected_rows",
     "split_report",
-    "test_figures",
-    "test_predictions",
     "triplets",
 }
 
