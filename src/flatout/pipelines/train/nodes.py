@@ -28,7 +28,8 @@ def train_model(
     `paths.checkpoints`, writes new checkpoints there, and appends to `paths.metrics`.
     """
     # These modules import torch, which earlier pipelines do not need.
-    from flatout.engine.launch.launch import collect, make_job
+    from flatout.engine.launch.launch import launch, make_job
+    from flatout.engine.launch.results import load_finished_result
     from flatout.engine.models.model_files import ModelFiles
     from flatout.engine.models.trained_rows import TrainedRows
     from flatout.engine.tokenizing.token_keys import (
@@ -41,7 +42,7 @@ def train_model(
     splits = {"train": train_rows, "validation": validation_rows, "test": test_rows}
     job = make_job(settings, splits, tokenizer, label_names)
     keys, train_key = keys_of(splits), token_key(train_rows)
-    result = collect(job)
+    result = load_finished_result(job) or launch(job)
     warn_if_replaced(keys, splits)
     rows = TrainedRows.of(train_rows, train_key, settings.runtime.seed)
     parts = (rows,) if tokenizer is None else (tokenizer, rows)
