@@ -95,7 +95,8 @@ def test_another_file_is_refused(made, tmp_path, pipeline):
     assert project.refusal(pipeline) == (
         "the rows were made from numbers.csv, and raw_texts is now reviews.csv with "
         "another catalog entry, or with files of other sizes, times or inodes: run "
-        "kedro run --pipelines=split,tokenize, or set raw_texts back"
+        "kedro run --pipelines=split,tokenize with the same --env and --params, or "
+        "set raw_texts back"
     )
     found = doctor_on_rows(project.catalog, project.settings)
     assert (found.status, found.finding) == ("warn", project.refusal(pipeline))
@@ -237,6 +238,16 @@ def test_shards_are_compared_and_the_key_file_stays_small(tmp_path):
     assert "shard_" not in key_file.read_text()
     write(tmp_path / "shards" / "c.csv", "c")
     assert "is now shards with another" in project.refusal()
+
+
+def test_an_edited_file_behind_a_link_to_a_folder_is_refused(tmp_path):
+    shard = write(tmp_path / "far/part.csv", "one")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/link").symlink_to(tmp_path / "far")
+    project = Project(tmp_path / "data", tmp_path / "raw")
+    project.run(split, tokenize, train)
+    write(shard, "two")
+    assert "raw_texts is now raw with another" in project.refusal()
 
 
 def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):

@@ -66,6 +66,23 @@ def test_all_faults_come_in_one_message():
             "train.seed: unknown parameter; did you mean runtime.seed or split.seed?",
         ),
         (
+            {"train": {"global_batch_size": True}},
+            "train.global_batch_size: should be a number, not true or false (got True)",
+        ),
+        (
+            {"train": {"epochs": True}},
+            "train.epochs: should be a number, not true or false (got True)",
+        ),
+        (
+            {"train": {"max_steps": False}},
+            "train.max_steps: should be a number, not true or false (got False)",
+        ),
+        (
+            {"benchmark": {"num_workers": [0, False]}},
+            "benchmark.num_workers: should be a number, not true or false "
+            "(got [0, False])",
+        ),
+        (
             {"model": {"config": {}}},
             "model: give name_or_path (a checkpoint) or config.model_type (from "
             "scratch)",

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
@@ -65,6 +72,17 @@ class SettingsModel(BaseModel):
         protected_namespaces=(),
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject true and false for numbers, because Pydantic converts true to 1."""
+        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        found = value if isinstance(value, list) else [value]
+        is_given = any(isinstance(one, bool) for one in found)
+        if is_given and kinds & {int, float} and bool not in kinds:
+            raise ValueError("should be a number, not true or false")
+        return value
+
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return a copy with the given values, keyed by paths such as
         `loader.num_workers`. The values are not validated."""
@@ -74,6 +92,13 @@ class SettingsModel(BaseModel):
             before = found.get(name, getattr(self, name))
             found[name] = before.changed({rest: value}) if rest else value
         return self.model_copy(update=found)
+
+
+def _kinds(annotation: Any) -> set[type]:
+    """Return all types in an annotation such as `Count | Auto`."""
+    if isinstance(annotation, type):
+        return {annotation}
+    return {kind for part in get_args(annotation) for kind in _kinds(part)}
 
 
 def is_group(field: FieldInfo) -> bool:

@@ -22,7 +22,8 @@ from kedro.pipeline import Pipeline
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, OwnSplits, TextFiles
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.given_splits import entry_of
-from flatout.engine.data.raw_texts import SPLITS
+from flatout.engine.data.raw_texts import SPLITS, RawTextsError
+from flatout.engine.data.readers.file_reader import files_below
 from flatout.engine.data.readers.remote_files import shown
 from flatout.engine.data.split_recipes import ROWS_DIGEST, split_options
 from flatout.engine.files.content_key import ContentKey
@@ -139,7 +140,8 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     return (
         f"the rows were made from {then['name']}, and {raw} is now {now['name']} with "
         "another catalog entry, or with files of other sizes, times or inodes: run "
-        f"kedro run --pipelines=split,tokenize, or set {raw} back"
+        "kedro run --pipelines=split,tokenize with the same --env and --params, or "
+        f"set {raw} back"
     )
 
 
@@ -169,7 +171,7 @@ def origin_of(
     except Exception:  # e.g. a missing package
         return None
     state, parts = "", entry.parts if isinstance(entry, OwnSplits) else {"": entry}
-    with suppress(DatasetError, OSError):
+    with suppress(DatasetError, OSError, RawTextsError):
         facts = [
             (name, _options(part), *_file_states(part, fetched))
             for name, part in parts.items()
@@ -214,8 +216,8 @@ def _options(entry: Any) -> list[tuple[str, str]]:
 
 
 def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the name and state of each file of a raw entry. Raises DatasetError or
-    OSError if the files cannot be reached."""
+    """Yield the name and state of each file of a raw entry. Raises DatasetError,
+    OSError or RawTextsError if the files cannot be reached."""
     described = entry._describe()
     place = _place(described)
     if isinstance(entry, TextFiles) and entry.is_remote:
@@ -226,12 +228,11 @@ def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
     elif place and described.get("protocol", "file") == "file":
         path = Path(str(place))
         path.stat()  # raises an error if it does not exist
-        for file in sorted([path, *path.rglob("*")]):
-            if file.is_file():
-                found = file.stat()
-                times = found.st_mtime_ns, found.st_ctime_ns
-                name = str(file.relative_to(path.parent))
-                yield name, found.st_size, *times, found.st_ino
+        for file in files_below(path, hidden=()):
+            found = file.stat()
+            times = found.st_mtime_ns, found.st_ctime_ns
+            name = str(file.relative_to(path.parent))
+            yield name, found.st_size, *times, found.st_ino
 
 
 def _folder(catalog: DataCatalog, name: str) -> Path | None:

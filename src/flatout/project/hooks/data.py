@@ -77,7 +77,6 @@ class DataHooks:
     def after_pipeline_run(self, pipeline: Pipeline) -> None:
         self._lock.release()
         shown = {"predictions", "benchmark_report"} & pipeline.all_outputs()
-        shown = {"predictions", "benchmark_report"} & pipeline.all_outputs()
         for name in sorted(shown):
             for path in local_paths(self._run.context, [name]):
                 logger.info("%s: %s", name, path)
