@@ -94,7 +94,7 @@ class SplitRows(Rows):
             if not is_same and (cls.kind == other.kind or cls.column == other.column):
                 raise TypeError(
                     f"{cls.__name__}: its kind {cls.kind!r} or its column "
-                    f"{cls.column!r} is that of {other.__name__}: choose other names"
+                    f"{cls.column!r} is that of {other.__name__}: set both to others"
                 )
         SplitRows.known.insert(0, cls)
 
