@@ -88,7 +88,7 @@ def main() -> None:
     data = pd.read_csv(given.file)
     if given.rows:
         data = data.sample(given.rows, random_state=given.seed)
-    names, true = np.unique(data["label"], return_inverse=True)
+    names, true = np.unique(data["label"].astype(str), return_inverse=True)
     labels = flipped(true, len(names), given)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     texts = [data["text"].tolist()]
