@@ -121,18 +121,21 @@ def rebalanced(given: argparse.Namespace) -> Figures:
 
 
 def flattened(given: argparse.Namespace, **flags: Any) -> Figures:
-    """Train without padding, and with Liger's kernels if liger-kernel is installed and
-    the model is not compiled."""
+    """Train without padding, with transformers' FlashAttention 4 if flash-attn-4 is
+    installed, and with Liger's kernels if liger-kernel is installed and the model is
+    not compiled."""
     from transformers import DataCollatorWithFlattening
+    from transformers.utils import is_flash_attn_4_available
 
     model = model_of(given)
     base = model.get_base_model() if given.case == LORA else model
-    base.set_attn_implementation(training.register_packed_attention())
+    flash = "flash_attention_4" if is_flash_attn_4_available() else ""
+    base.set_attn_implementation(flash or training.register_packed_attention())
     collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     liger = bool(find_spec("liger_kernel") and training.IS_CUDA and not flags)
     flags["use_liger_kernel"] = liger
     found = training.trainer(shape_of(given), model, collator, **flags)
-    return {**found, "liger": liger}
+    return {**found, "liger": liger, "attention": flash or "PyTorch"}
 
 
 SIDES: dict[str, Side] = {

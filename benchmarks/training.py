@@ -306,14 +306,9 @@ def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
 
 def register_packed_attention() -> str:
     """Register PyTorch's flash attention for concatenated rows with transformers, and
-    return its name. It uses FlashAttention 4 if flatout can use it. Without a GPU,
-    attention is computed row by row."""
+    return its name. Without a GPU, attention is computed row by row."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    from flatout.engine.ops.flash4 import has_flash4
-
-    if IS_CUDA and has_flash4():
-        torch.nn.attention.activate_flash_attention_impl("FA4")
     AttentionInterface.register("packed_rows", _packed_attention)
     AttentionMaskInterface.register("packed_rows", lambda *_, **__: None)
     return "packed_rows"
