@@ -1,19 +1,24 @@
 """Messages that users see if parameters cannot be used."""
 
 import pytest
+import yaml
 
 from flatout.engine.parameters import Settings, SettingsError, parse_settings
+from flatout.engine.parameters.common import fields_of
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.other_names import HERE, REMOVED
+from tests.conftest import PROJECT
 
 
 def faults(parameters: dict) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         parse_settings(parameters)
     head, *lines = str(caught.value).split("\n")
+    one = "1 parameter cannot be used; nothing was run. Correct it"
+    more = f"{len(lines)} parameters cannot be used; nothing was run. Correct them"
     assert head == (
-        f"{len(lines)} parameter{'s' if len(lines) > 1 else ''} cannot be used; "
-        "nothing was run. Correct them in conf/ or on the command line (--params):"
+        f"{one if len(lines) == 1 else more} in conf/ or on the command line "
+        "(--params):"
     )
     return [line.removeprefix("  ") for line in lines]
 
@@ -137,6 +142,71 @@ def test_single_values_beside_the_groups_are_refused_where_a_group_has_them():
         "epochs: unknown parameter; did you mean train.epochs?",
         "learning_rte: unknown parameter; did you mean train.learning_rate?",
     ]
+
+
+def misspelt(name: str) -> set[str]:
+    """`name` with a letter dropped, doubled or swapped, or with other separators."""
+    parts = [(name[:at], name[at], name[at + 1 :]) for at in range(len(name))]
+    forms = {before + after for before, _, after in parts}
+    forms |= {before + 2 * letter + after for before, letter, after in parts}
+    forms |= {b + a[0] + letter + a[1:] for b, letter, a in parts if a}
+    return (forms | {name.replace("_", "-"), name.replace("_", "")}) - {name}
+
+
+def test_every_misspelling_of_a_parameter_leads_to_it():
+    """A form that is itself the name of another parameter is no misspelling."""
+    paths = paths_of(yaml.safe_load((PROJECT / "conf/base/parameters.yml").read_text()))
+    known = {path for path, _ in fields_of(Settings)}
+    names = {path.rpartition(".")[2] for path in known}
+    asked = {path for path in paths & known if "." in path}
+    assert len(asked) > 20
+    for path in asked:
+        groups, _, name = path.rpartition(".")
+        for form in misspelt(name) - names:
+            given = {form: 1}
+            for group in reversed(groups.split(".")):
+                given = {group: given}
+            [fault] = [one for one in faults(given) if "unknown" in one]
+            assert path in fault.partition("did you mean")[2], fault
+
+
+@pytest.mark.parametrize(
+    ("group", "other", "meant"),
+    [
+        ("train", "warmup_share", "warmup_fraction"),
+        ("train", "warmup", "warmup_fraction"),
+        ("train", "log_each", "log_every"),
+        ("train", "effective_batch_size", "global_batch_size"),
+        ("train", "token_limit", "token_budget"),
+        ("train", "gradient_norm", "max_grad_norm"),
+        ("train", "total_steps", "max_steps"),
+        ("train", "betas", "adam_beta2"),
+        ("model", "name", "name_or_path"),
+        ("runtime", "prec", "precision"),
+        ("runtime", "attn", "attention"),
+        ("sweep", "pruning", "pruner"),
+    ],
+)
+def test_a_synonym_leads_to_the_parameter(group, other, meant):
+    given = {"config": {"model_type": "bert"}} if group == "model" else {}
+    hint = f"{group}.{other}: unknown parameter; did you mean {group}.{meant}?"
+    assert faults({group: {**given, other: 1}}) == [hint]
+
+
+UNRELATED = """banana weather colour volume password username address country price
+customer invoice title author publisher station distance height width gravity humidity
+verbose debug quiet logger language theme debugger retries endpoint hostname region
+wandb_project tensorboard neptune run_name experiment description notes comment spam
+num_heads beam_width do_sample repetition_penalty mixup cutmix foo bar"""
+
+
+def test_most_unrelated_words_get_no_suggestion():
+    groups = ("train", "runtime", "split", "tokenize", "benchmark", "sweep")
+    found = [
+        faults({group: {word: 1}}) for group in groups for word in UNRELATED.split()
+    ]
+    suggested = sum("did you mean" in fault for [fault] in found)
+    assert suggested < 0.15 * len(found)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from flatout.engine.tasks import make_task
 from tests.engine.families import CONFIGS, VOCABULARY
 
 HEAD = (
-    "1 parameter cannot be used; nothing was run. Correct them in conf/ or on the "
+    "1 parameter cannot be used; nothing was run. Correct it in conf/ or on the "
     "command line (--params):\n  "
 )
 TYPO = (

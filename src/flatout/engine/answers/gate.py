@@ -63,8 +63,9 @@ class Measured(BaseModel, ser_json_inf_nan="constants"):
         try:
             return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
+            cause = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise SettingsError(
-                f"--baseline: {path} cannot be read ({' '.join(str(error).split())}): "
+                f"--baseline: {path} cannot be read ({cause}): "
                 "make it on this machine with --write, and commit it"
             ) from error
 

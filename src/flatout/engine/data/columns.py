@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.data.given_splits import SplitTexts, entry_of
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.parameters import SplitSettings
-from flatout.engine.parameters.faults import nearest
+from flatout.engine.parameters.faults import similar
 
 DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"', ",": '","'}
 """Possible column separators, with their spelling in YAML."""
@@ -236,7 +236,7 @@ def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
 def _near(name: str, present: Sequence[str]) -> str:
     """Return a hint with the column name most similar to `name`, or an empty string."""
     forms = {other.strip().casefold(): other for other in present}
-    near = nearest(name.strip().casefold(), forms, 0.4)
+    near = similar(name.strip().casefold(), forms)
     return f" (did you mean {forms[near]!r}?)" if near else ""
 
 

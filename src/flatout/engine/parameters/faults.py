@@ -13,12 +13,22 @@ from flatout.engine.parameters.other_names import HERE, REMOVED, RENAMED
 
 NEAR = 0.8
 """Minimum difflib ratio for a name to be treated as a misspelling."""
+SIMILAR = 0.55
+"""Minimum difflib ratio for a name to be suggested. Misspellings and synonyms of
+parameters have at least 0.57, and nine of ten unrelated words less."""
 
 
 def nearest(name: str, valid: Collection[str], ratio: float = NEAR) -> str:
     """Return the valid name that is most similar to `name`, or "" if there is none with
     at least this difflib ratio."""
     return next(iter(difflib.get_close_matches(name, valid, 1, ratio)), "")
+
+
+def similar(name: str, valid: Collection[str]) -> str:
+    """Return the valid name that is most similar to `name`, or the only one that
+    contains it, or "" if there is none."""
+    longer = [one for one in valid if name in one]
+    return nearest(name, valid, SIMILAR) or (longer[0] if len(longer) == 1 else "")
 
 
 def first_line(error: BaseException) -> str:
@@ -29,9 +39,10 @@ def first_line(error: BaseException) -> str:
 def refusal(faults: Sequence[str]) -> SettingsError:
     """Return a SettingsError that lists the `faults` found before a run."""
     count = len(faults)
+    noun, pronoun = ("parameters", "them") if count > 1 else ("parameter", "it")
     return SettingsError(
-        f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
-        "run. Correct them in conf/ or on the command line (--params):\n"
+        f"{count} {noun} cannot be used; nothing was run. Correct {pronoun} in conf/ "
+        "or on the command line (--params):\n"
         + "\n".join(f"  {fault}" for fault in faults)
     )
 
@@ -72,7 +83,7 @@ def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     longer = sorted(f"{parent}{one}" for one in valid if name in one)
     if not typo and 1 < len(longer) <= MOST_LONGER:
         return f"did you mean one of {', '.join(longer)}?"
-    near = nearest(name, valid, 0.4)
+    near = similar(name, valid)
     return f"did you mean {parent}{near}?" if near else f"valid: {sorted(valid)}"
 
 

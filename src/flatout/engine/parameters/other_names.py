@@ -76,6 +76,7 @@ _NAMES = {
     "split.seed": "data_seed split_seed",
     "tokenize.max_length": "block_size max_len max_seq_len max_seq_length "
     "model_max_length seq_length",
+    "train.adam_beta2": "adam_betas betas",
     "train.adam_epsilon": "eps epsilon",
     "train.batching": "group_by_length packing pad_to_max_length padding",
     "train.checkpoint.every_steps": "save_every save_interval save_steps save_strategy",
