@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import threading
 import time
 import traceback
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -191,6 +192,25 @@ def test_a_file_of_something_else_is_refused_and_left_alone(content, tmp_path):
     with pytest.raises(SettingsError, match=r"thesis.json cannot be opened: name a"):
         with opened(settings(storage=str(file)).sweep, requeue):
             pass
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
+def test_the_database_of_another_program_is_refused_and_left_alone(form, tmp_path):
+    file = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("create table experiments (id integer)")
+        database.execute("create table runs (id integer)")
+    content = file.read_bytes()
+    place = form.format(file)
+    with pytest.raises(SettingsError) as refused:
+        with opened(settings(storage=place).sweep, requeue):
+            pass
+    assert str(refused.value) == (
+        f"sweep.storage: {place} cannot be opened: name a database of Optuna, or a new "
+        "file in a folder that is writable (another program's tables: 'experiments', "
+        "'runs')"
+    )
     assert file.read_bytes() == content
 
 

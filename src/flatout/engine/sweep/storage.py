@@ -13,10 +13,11 @@ import optuna
 from filelock import FileLock, Timeout
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
+from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
 from flatout.engine.parameters import SettingsError, SweepSettings
-from flatout.engine.parameters.faults import first_line
+from flatout.engine.parameters.faults import first_line, some_of
 from flatout.engine.parameters.secrets import without_password
 
 FAULTS = (StorageInternalError, SQLAlchemyError)
@@ -40,6 +41,10 @@ class FileStorage(RDBStorage):  # type: ignore[misc]
     same trial."""
 
     def __init__(self, file: Path) -> None:
+        """Raises ValueError if the file is the database of another program."""
+        tables = inspect(create_engine(f"{SQLITE}{file.absolute()}")).get_table_names()
+        if tables and "studies" not in tables:
+            raise ValueError(f"another program's tables: {some_of(tables)}")
         self._turn = threading.Lock()
         patient = {"connect_args": {"timeout": SQLITE_TIMEOUT_S}}
         super().__init__(f"{SQLITE}{file.absolute()}", engine_kwargs=patient)
