@@ -128,6 +128,14 @@ class Coarse(torch.optim.Optimizer):
                 size = state["mean"].float() + 1e-3 * state["signs"].float()
                 p.sub_(group["lr"] * size / int(state["step"]))
 
+class NoRate(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        values = [p for group in params for p in group["params"]]
+        super().__init__(values, {"rate": lr})
+
+    def step(self):
+        pass
+
 def nothing(params, lr):
     return None
 
@@ -317,6 +325,7 @@ BAD = {
         "odd_parts.more.number": "'int' object is not callable",
         "odd_parts.more.negative": "unexpected keyword argument 'lr'",
         "odd_parts.more.nothing": "'NoneType' object has no attribute 'step'",
+        "odd_parts.more.NoRate": "its param_groups have no lr, which flatout sets",
         "odd_parts.more.Searches": "missing a required argument: 'closure'",
         "torch.optim.LBFGS": "cannot optimise the model's parameters in 2 groups",
     },

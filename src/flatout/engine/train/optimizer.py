@@ -51,7 +51,7 @@ def build_optimizer(
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
     """Create the custom optimizer set in `train.optimizer`. Raises SettingsError if its
-    constructor fails or its `step` needs an argument."""
+    constructor fails, its `step` needs an argument, or it has no learning rate."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
     try:
@@ -59,6 +59,8 @@ def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optim
             groups, lr=settings.peak_learning_rate, **options
         )
         inspect.signature(made.step).bind()
+        if not all("lr" in group for group in made.param_groups):
+            raise ValueError("its param_groups have no lr, which flatout sets")
     except Exception as error:
         raise SettingsError(
             f"train.optimizer: {path} cannot optimise the model's parameters in "
