@@ -444,6 +444,18 @@ def test_two_ranks_count_the_predictions_of_both(parts, tmp_path):
     assert metrics_of(job)["minutes"].keys() >= {3, 4}
 
 
+@pytest.mark.process
+@pytest.mark.usefixtures("forked_ranks")
+def test_two_ranks_refuse_a_part_without_their_tracebacks(parts, tmp_path, capfd):
+    two = {"distributed": {"num_processes": 2}}
+    job = make_job(tmp_path, schedule="odd_parts.more.negative", **two)
+    with pytest.raises(SettingsError, match=r"negative\(0, 12\) gives -1"):
+        run_job(job)
+    told = capfd.readouterr().err
+    assert "12 steps of 16 samples" in told
+    assert not re.search("Traceback|Error|exitcode", told), told
+
+
 def test_a_lower_figure_can_be_the_best(parts, tmp_path):
     job = make_job(
         tmp_path,

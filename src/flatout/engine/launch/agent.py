@@ -10,6 +10,7 @@ a checkpoint. The parent process and the ranks handle these signals.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from dataclasses import fields
@@ -40,6 +41,8 @@ def main(folder: Path, config: dict[str, Any], module: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # The supervisor's error says more than PyTorch's line about each failed rank.
+    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel("CRITICAL")
     (folder / "logs").mkdir(exist_ok=True)
     options = {
         "max_restarts": 0,

@@ -57,17 +57,20 @@ def main(folder: Path) -> None:
     try:
         _run(spec, settings, folder)
     except Exception as error:
-        leave_error(error)
+        is_plain = type(error).__module__.startswith("flatout.")
+        if leave_error(error) and is_plain:  # the launcher shows the message
+            raise SystemExit(1) from None
         raise
     heartbeat.enter(FINISHED)
 
 
-def leave_error(error: Exception) -> None:
+def leave_error(error: Exception) -> bool:
     """Write `error` to the launcher's error file, in PyTorch's format, and atomically,
-    because the launcher may kill this rank at any time."""
+    because the launcher may kill this rank at any time. Return False if there is no
+    launcher that reads the file."""
     named = environment.error_file()
-    if named is None:  # no launcher reads the error
-        return
+    if named is None:
+        return False
     message = {
         "message": f"{type(error).__name__}: {error}",
         "extraInfo": {
@@ -77,6 +80,7 @@ def leave_error(error: Exception) -> None:
         },
     }
     atomic_write.write_text(Path(named), json.dumps({"message": message}))
+    return True
 
 
 def _run(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
