@@ -25,7 +25,6 @@ from flatout.engine.files.atomic_write import write_text
 from flatout.engine.guard import TrackedRun, differences
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.driver import query_driver
-from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.common import by_path
 from flatout.engine.train.loop import TrainResult
@@ -41,8 +40,7 @@ is too noisy to compare throughput."""
 LEAST_LOSS = 0.01
 """The smallest tolerated relative increase in the validation loss."""
 COMPARABLE = ("device", "world_size", "token_key")
-UNCOMPARED = ("runtime.seed", "train.resume")
-WINDOW, WORK = "gate_window_s", "gate_work_s"
+SPEED = "gate_speed"
 
 
 class Measured(BaseModel, ser_json_inf_nan="constants"):
@@ -74,14 +72,15 @@ class Measured(BaseModel, ser_json_inf_nan="constants"):
 
 
 class Yardstick:
-    """Training callback that measures the CPU time of each logging window, and of a
-    fixed workload that it runs after the window."""
+    """Training callback that runs a fixed workload after each logging window. It
+    returns the CPU time of all workloads as a fraction of that of all windows."""
 
     def __init__(self) -> None:
         with torch.random.fork_rng(devices=[]):
             parts = nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)
         self._model, self._rows = nn.Sequential(*parts), torch.ones(1024, 128)
         self._begin_s: float | None = None
+        self._windows_s = self._work_s = 0.0
 
     def __call__(
         self, event: str, step: int, values: dict[str, Any]
@@ -94,7 +93,9 @@ class Yardstick:
         self._begin_s = time.process_time()
         if begin_s is None:  # the first window includes the warm-up
             return {}
-        return {WINDOW: end_s - begin_s, WORK: self._begin_s - end_s}
+        self._windows_s += end_s - begin_s
+        self._work_s += self._begin_s - end_s
+        return {SPEED: self._work_s / self._windows_s}
 
 
 def measure(job: TrainJob, steps: int) -> Measured:
@@ -113,13 +114,14 @@ def measure(job: TrainJob, steps: int) -> Measured:
         steps=steps,
         rates=rates,
         losses=[result.report.validation_loss for result in results],
-        params={n: str(v) for n, v in by_path(groups) if n not in UNCOMPARED},
+        params={name: str(value) for name, value in by_path(groups)},
         tags=tags | {f"version.{n}": v for n, v in report.versions.items()},
     )
 
 
 def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float]:
-    every = max(1, steps // WINDOWS)
+    """Return the result of run `number` and its throughput."""
+    every, on_cpu = max(1, steps // WINDOWS), not torch.cuda.is_available()
     changes = {
         "train.max_steps": steps,
         "train.log_every": every,
@@ -127,33 +129,26 @@ def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float
         "train.resume": "never",
         "train.callbacks": [f"{__name__}.{Yardstick.__name__}"],
         "runtime.seed": job.settings.runtime.seed + number,
+        **({"runtime.threads": 1} if on_cpu else {}),
     }
-    if not torch.cuda.is_available():
-        changes["runtime.threads"] = 1
     with tempfile.TemporaryDirectory(prefix="flatout-gate-") as name:
         points = Path(name, "points.jsonl")
         job = job.changed(changes).in_folder(Path(name, "run"))
         result = run_job(replace(job, metrics_file=points))
-        return result, _rate(result, points, every)
-
-
-def _rate(result: TrainResult, points: Path, every: int) -> float:
-    windows = [p["metrics"] for p in read_points(points) if WINDOW in p["metrics"]]
+        found = [point["metrics"] for point in read_points(points)]
+    speeds = [metrics[SPEED] for metrics in found if SPEED in metrics]
     rates = [p.samples_per_s for p in result.history if not math.isnan(p.samples_per_s)]
-    if not (rates and windows):
+    if not (rates and speeds):
         raise SettingsError("--steps: too few for a window after the warm-up; take 100")
-    if nvidia_gpu_count():
-        return max(rates)
-    work_s, window_s = (sum(p[name] for p in windows) for name in (WORK, WINDOW))
-    return float(every * work_s / window_s)
+    return result, every * speeds[-1] if on_cpu else max(rates)
 
 
 def check_comparable(now: Measured, before: Measured) -> None:
     """Raise SettingsError if `now` and `before` (the baseline) differ in the device,
     the number of ranks, the dataset or the step count."""
     facts = [
-        {"--steps": m.steps, **{n: m.tags.get(n) for n in COMPARABLE}}
-        for m in (before, now)
+        {"--steps": one.steps, **{name: one.tags.get(name) for name in COMPARABLE}}
+        for one in (before, now)
     ]
     if other := differing(*facts):
         raise SettingsError(
