@@ -185,8 +185,8 @@ class Plain:
         micro = collator.collate(rows, ids, 0)
         batch = {name: t.to(self.model.device) for name, t in micro.items()}
         logits, labels = self._module.logits(batch), batch["labels"]
-        targets, divisor = int(task.real(labels).sum()), task.divisor(rows, ids, 0)
-        divisor = targets if divisor is None else divisor
+        targets = int(task.real(labels).sum())
+        divisor = task.divisor(rows, ids, 0) or targets
         return Part(ids, task.loss(logits, labels), targets, divisor, logits)
 
 

@@ -8,7 +8,6 @@ separately. Steps are numbered from 1, as in the log and in the history.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,10 +60,9 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
         )
     if row in job.batches.skipped:
         return []
-    total, number = job.total_steps, np.array([row])
-    epochs = range(math.ceil(total / job.batches.steps_per_epoch))
-    steps = [int(job.batches.steps_of(number, epoch)[0]) + 1 for epoch in epochs]
-    return [step for step in steps if step <= total]
+    epochs = range(job.batches.epoch(job.total_steps - 1) + 1)
+    steps = [int(job.batches.steps_of(np.array([row]), n)[0]) + 1 for n in epochs]
+    return [step for step in steps if step <= job.total_steps]
 
 
 def largest_rise(metrics_file: Path) -> tuple[range, str]:

@@ -15,7 +15,6 @@ from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
 from flatout.engine.predict.predictor import Predictor
-from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import rows_from_dataset
 from flatout.engine.tasks import without_options
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -43,11 +42,11 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     module, plain_task = plain.to(runtime.device).eval(), without_options(task)
     reference = Plain(module, plain_task, rows, predictor.max_length)
     both = reference.in_both_precisions(runtime, lambda: _outputs(reference))
-    (theirs, answers, ids), (rounded, near, _) = both
+    (theirs, answers), (rounded, near) = both
     for_loss, for_outputs = tolerances(roundoff_of(runtime))
     checks = [compared("loss", [(loss, theirs, rounded)], for_loss)]
     if task.head_kind.one_a_row:
-        found, mean = torch.from_numpy(predictor.logits(rows)[ids]), answers.mean()
+        found, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
         values = found - mean, answers - mean, near - mean
         checks.append(compared("outputs", [values], for_outputs))
     step = (
@@ -58,13 +57,14 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
 
 
 @torch.no_grad()
-def _outputs(plain: Plain) -> tuple[float, Tensor, Ints]:
-    """Return the mean loss, the outputs (rows, ...) if there is one per row, and their
-    row numbers. The logits of all tokens may not fit in memory."""
+def _outputs(plain: Plain) -> tuple[float, Tensor]:
+    """Return the mean loss, and the outputs (rows, ...) if there is one per row. The
+    logits of all tokens may not fit in memory."""
     loss, targets, outputs, ids = 0.0, 0, [], []
     kept = None if plain.task.head_kind.one_a_row else 0
     for part in plain.parts(np.arange(len(plain.rows))):
         loss, targets = loss + part.loss.item(), targets + part.targets
         outputs.append(part.logits[:kept].float().cpu())
-        ids.append(part.row_ids)
-    return loss / max(1, targets), torch.cat(outputs), np.concatenate(ids)
+        ids.append(part.row_ids[:kept])
+    order = np.concatenate(ids).argsort()
+    return loss / max(1, targets), torch.cat(outputs)[order]

@@ -50,31 +50,26 @@ def verify_job(job: TrainJob) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
         if processes == 1:
-            verify_rank(job, set_up(job.settings.runtime), None, folder)
+            verify(job, set_up(job.settings.runtime), None, folder)
         else:
-            work = f"{__name__}:{verify_rank.__name__}"
+            work = f"{__name__}:{verify.__name__}"
             write_spec(job, processes, folder, work=work)
             if error := Attempt(job, processes, folder).run():
                 raise error
         return TypeAdapter(Verdict).validate_json((folder / VERDICT).read_bytes())
 
 
-def verify_rank(
-    job: TrainJob, runtime: Runtime, group: ProcessGroup | None, folder: Path
-) -> None:
-    """Call `verify` in one of the ranks. The main rank writes the verdict to the file
-    VERDICT in `folder`."""
-    if verdict := verify(job, runtime, group):
-        (folder / VERDICT).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
-
-
 def verify(
-    job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
+    job: TrainJob,
+    runtime: Runtime,
+    group: ProcessGroup | None = None,
+    folder: Path | None = None,
 ) -> Verdict | None:
     """Compute the first step of `job` without dropout and compare it with the same step
-    in plain PyTorch. Return the verdict on the main rank and None on all others. No
-    files are written. Raises SettingsError if the plain step does not fit in memory,
-    and any error with which the run fails to start."""
+    in plain PyTorch. The main rank returns the verdict, and writes it to the file
+    VERDICT if there is a `folder`. All others return None. Raises SettingsError if the
+    plain step does not fit in memory, and any error with which the run fails to
+    start."""
     job = without_dropout(job)
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     plain = _plain_step(job, runtime) if runtime.ranks.is_main else None
@@ -85,7 +80,10 @@ def verify(
     judged = compare(plain, found, roundoff_of(runtime), times)
     count, total = trainer.data[0].num_samples, trainer.total_steps
     step = f"step 1 of {total}: {count} rows on {trainer.described}"
-    return Verdict(step, plain.described, *judged)
+    verdict = Verdict(step, plain.described, *judged)
+    if folder:
+        (folder / VERDICT).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
+    return verdict
 
 
 def _plain_step(job: TrainJob, runtime: Runtime) -> PlainStep:

@@ -58,17 +58,15 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """Return the verdict as lines of text for a console."""
-        end = "sound, equal to plain PyTorch but for rounding"
-        if self.faults:
-            more = len(self.faults) - 1
-            others = f" (and {more} more above)" if more else ""
-            end = f"NOT sound, {self.faults[0]}{others}"
         outcome = {True: "ok", False: "WRONG"}
         rows = [vars(check) | {"": outcome[check.is_within]} for check in self.checks]
         table = pd.DataFrame(rows).set_index("name").rename_axis(None)
         lines = table.to_string(float_format="{:.1e}".format).splitlines()
+        end = "sound, equal to plain PyTorch but for rounding"
+        if self.faults:
+            end = f"NOT sound, {'; '.join(self.faults)}"
         head = [self.step, f"compared with {self.reference}"]
-        return [*head, *lines, *self.notes, *self.faults[1:], f"Verdict: {end}."]
+        return [*head, *lines, *self.notes, f"Verdict: {end}."]
 
 
 def tolerances(roundoff: float) -> tuple[float, float]:
