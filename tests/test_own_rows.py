@@ -202,6 +202,35 @@ def test_lists_without_a_fixed_size_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("inputs", lambda _, s, rows: s[0][rows] * s[1][rows], "ValueError: operands"),
+        ("inputs", lambda _, s, rows: s[0], r"\(300, 12\), not .* of shape \(1, 12\)"),
+        ("inputs", lambda _, s, rows: [s[0][r][: r + 1] for r in rows], "ValueError"),
+        ("inputs", lambda _, s, rows: s[0][rows, : len(rows)], r"shape \(2, 1\)"),
+        ("inputs", lambda _, s, rows: s[0][rows].astype(str), r"returns <U4 of shape"),
+        ("stored", lambda _, batch: batch.column("sound"), 'KeyError.*"sound"'),
+    ],
+)
+def test_a_class_whose_methods_fail_is_named(monkeypatch, name, method, said):
+    monkeypatch.setattr(Waveforms, name, method)
+    rows = Waveforms(table_of("train"))
+    named = rf"(?s)train.rows: tests.own_rows.Waveforms fails .*{said}.*correct its"
+    with pytest.raises(TokenRowsError, match=named):
+        rows.views(np.arange(1))
+        rows.views(np.arange(2))
+
+
+def test_samples_of_two_record_batches_have_one_shape(monkeypatch):
+    monkeypatch.setattr(Waveforms, "inputs", lambda _, s, rows: s[0][rows, : len(s[0])])
+    parts = table_of("train").slice(0, 5), table_of("train").slice(5, 3)
+    with pytest.raises(
+        TokenRowsError, match=r"Waveforms fails .*numbers of .*\(3, 5\)"
+    ):
+        _ = Waveforms(pa.concat_tables(parts)).facts
+
+
+@pytest.mark.parametrize(
     ("name", "said"),
     [
         ("array", "there are no rows 'array'; did you mean arrays?"),

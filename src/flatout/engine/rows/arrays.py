@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.rows.layout import Ints, LaidOut, LateArray, Layout
-from flatout.engine.rows.rows import SplitRows, rows_of, values_in
+from flatout.engine.rows.rows import SplitRows, TokenRowsError, rows_of, values_in
 from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
@@ -44,7 +45,8 @@ class ArrayFacts(TokenFacts):
     def add(self, batch: Any) -> None:
         if not batch.num_rows:
             return
-        rows = rows_of(pa.Table.from_batches([batch]))
+        rows: Any = rows_of(pa.Table.from_batches([batch]))
+        rows.sample_shape = tuple(self.shape) if self.num_rows else None
         values = np.stack(rows.views(np.arange(len(rows))))
         self.shape = list(values.shape[1:])
         pixels = values.dtype == np.uint8 and len(self.shape) == IMAGE_DIMENSIONS
@@ -109,17 +111,20 @@ class ArrayRows(SplitRows):
     one_shape = True
     facts_class = ArrayFacts
     facts: ArrayFacts  # type: ignore[assignment]
+    sample_shape: tuple[int, ...] | None = None
+    """The shape that all samples must have. The first samples define it."""
 
     @cached_property
     def _chunks(self) -> list[_Chunk]:
-        return [
-            _Chunk(
-                self.stored(batch),
-                values_in(batch.column("labels")) if self.has_labels else None,
-                batch.num_rows,
-            )
-            for batch in self.table.to_batches()
-        ]
+        with self._named():
+            return [
+                _Chunk(
+                    self.stored(batch),
+                    values_in(batch.column("labels")) if self.has_labels else None,
+                    batch.num_rows,
+                )
+                for batch in self.table.to_batches()
+            ]
 
     def stored(self, batch: Any) -> Any:
         """Return the values of a record batch that `inputs` needs, without a copy."""
@@ -129,6 +134,34 @@ class ArrayRows(SplitRows):
         """Return the samples (n, ...) of the rows `rows` (n,) of a record batch.
         `stored` is the result of the method `stored` for this batch."""
         return stored[rows]  # type: ignore[no-any-return]
+
+    def _samples(self, stored: Any, rows: Ints) -> npt.NDArray[Any]:
+        """Return `inputs`. Raises TokenRowsError if a custom class fails, or does not
+        return numbers of the same shape as before."""
+        with self._named():
+            found = np.asarray(self.inputs(stored, rows))
+            if self.sample_shape is None:
+                self.sample_shape = found.shape[1:]
+            wanted = (len(rows), *self.sample_shape)
+            if found.shape != wanted or found.dtype.kind not in "biuf":
+                got = f"{found.dtype} of shape {found.shape}"
+                raise ValueError(f"inputs returns {got}, not numbers of shape {wanted}")
+        return found
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Context manager that turns an error of a custom class into TokenRowsError."""
+        try:
+            yield
+        except Exception as error:
+            kind = type(self)
+            if kind.__module__.startswith("flatout."):
+                raise
+            raise TokenRowsError(
+                f"train.rows: {kind.__module__}.{kind.__name__} fails "
+                f"({type(error).__name__}: {error}): correct its methods stored and "
+                "inputs. Every sample must be an array of numbers of one shape"
+            ) from error
 
     @cached_property
     def _first(self) -> npt.NDArray[Any]:
@@ -146,7 +179,7 @@ class ArrayRows(SplitRows):
 
     def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
         """Return the samples (N, ...) of `rows` (N,)."""
-        return self._gather(rows, lambda chunk, at: self.inputs(chunk.values, at))
+        return self._gather(rows, lambda chunk, at: self._samples(chunk.values, at))
 
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
@@ -176,7 +209,7 @@ class ArrayRows(SplitRows):
     ) -> None:
         """Write the samples `rows` (n,) of a record batch to `out[places]`."""
         if type(self).inputs is not ArrayRows.inputs:
-            out[places] = self.inputs(stored, rows)
+            out[places] = self._samples(stored, rows)
             return
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
             out[place] = stored[row]
