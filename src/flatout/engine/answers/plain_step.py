@@ -63,18 +63,17 @@ class PlainStep:
     def changes(self, found: Step) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the change of each weight in the step `found`, the change that a
         torch.optim optimizer makes with the same gradients, and this change with the
-        rounding error of the weight in fp32. This changes the model."""
-        named, train = dict(self._model.named_parameters()), self._job.settings.train
-        before = {name: p.detach().clone() for name, p in named.items()}
+        rounding error of the weight in fp32."""
+        model, train = deepcopy(self._model), self._job.settings.train
+        before, after = (dict(m.named_parameters()) for m in (self._model, model))
         for name, gradient in found.gradients.items():
-            named[name].grad = gradient.clone()  # clipped below
-        optimizer = _optimizer(self._model, self._job)
+            after[name].grad = gradient.clone()  # clipped below
         if train.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._model.parameters(), train.max_grad_norm)
-        optimizer.step()
+            nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
+        _optimizer(model, self._job).step()
         for name, weights in found.weights.items():
-            change = named[name].detach() - before[name]
-            yield weights - before[name], change, change + FP32 * before[name]
+            old, new = before[name].detach(), after[name].detach()
+            yield weights - old, new - old, new - old + FP32 * old
 
 
 def _started(job: TrainJob) -> Any:

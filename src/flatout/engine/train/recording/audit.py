@@ -77,12 +77,11 @@ class RowAudit:
         that of the rank that saw the row most often. All ranks must call this."""
         sums = self.sums[:, :-1].clone()
         if world_size > 1:
-            most, likely = sums[0].clone(), sums[4].clone()
+            most = sums[0].clone()
             torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-            likely[sums[0] < most] = 0
-            torch.distributed.all_reduce(likely, op=torch.distributed.ReduceOp.MAX)
-            torch.distributed.all_reduce(sums)
-            sums[4] = likely
+            sums[4] *= sums[0] == most
+            torch.distributed.all_reduce(sums[4], op=torch.distributed.ReduceOp.MAX)
+            torch.distributed.all_reduce(sums[:4])
         return sums.cpu().numpy()
 
 
