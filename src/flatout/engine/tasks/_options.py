@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
+import pyarrow as pa
+
 from flatout.engine.parameters import (
     ModelSettings,
     Settings,
@@ -30,6 +32,12 @@ def _unused_options(settings: Settings, task: type[Task]) -> Iterator[str]:
     for option in (one.name for one in fields(LossOptions)):
         if getattr(train, option) and option not in task.takes_options:
             yield f"train.{option}: {name} does not use it (valid: {valid})"
+    if train.audit and task.label_type != pa.string():
+        yield (
+            f"train.audit: rows of {name} do not have one class each, which could be "
+            "wrong; set it to false. kedro flatout rows --step N --replay shows the "
+            "loss of each row"
+        )
     figure, known = train.metric, figures_of(settings.model, task)
     if train.compute_metrics is None and figure is not None and figure not in known:
         near = near_or_all(figure, known, "")

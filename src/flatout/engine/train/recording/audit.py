@@ -22,8 +22,6 @@ from torch import Tensor
 from flatout.engine.data.row_facts import TEXT_HASH
 from flatout.engine.files.atomic_write import write_file, write_text
 from flatout.engine.models.trained_rows import row_hashes
-from flatout.engine.parameters import SettingsError
-from flatout.engine.tasks import names_classes
 from flatout.engine.train.setup.job import TrainJob, cut, decoder, printable
 
 logger = logging.getLogger(__name__)
@@ -35,18 +33,6 @@ SHOWN, CHARACTERS = 50, 200
 """The maximum number of rows on the Markdown page, and of characters per text."""
 MOST_SUSPECT = 0.2
 """If more than this fraction of rows is suspect, the model is probably at fault."""
-
-
-def check_audit(job: TrainJob) -> None:
-    """Raise SettingsError if `train.audit` is set for a task whose rows do not have one
-    class each."""
-    task = job.settings.model.task
-    if job.settings.train.audit and not names_classes(task):
-        raise SettingsError(
-            f"train.audit: rows of {task} do not have one class each, which could be "
-            "wrong; set it to false. kedro flatout rows --step N --replay shows the "
-            "loss of each row"
-        )
 
 
 class RowAudit:

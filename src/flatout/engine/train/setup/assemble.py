@@ -39,7 +39,7 @@ from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.process_group import ProcessGroup
-from flatout.engine.train.recording.audit import RowAudit, check_audit
+from flatout.engine.train.recording.audit import RowAudit
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import Fit, combine_ranks, needs_whole_steps
 from flatout.engine.train.setup.job import TrainJob, check_rows
@@ -99,7 +99,6 @@ def assemble(
     SettingsError or ModelError if the job cannot be trained."""
     train = job.settings.train
     check_rows(job)
-    check_audit(job)
     sharded = group is not None and train.distributed.strategy == "fsdp"
     model = seeded_model(job, group, empty=sharded and not runtime.ranks.is_main)
     check_ends(model, job.splits)
