@@ -9,6 +9,7 @@ import importlib.util
 import logging
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
+from itertools import zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -143,24 +144,23 @@ def _hash(text: str) -> int:
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
     """Return the texts of each package, from its files in order. A package is complete
     if at least `wanted` distinct texts have been found or all of its files have been
-    parsed. All processes parse chunks of the packages that are not complete."""
+    parsed. The packages take turns, so that complete ones are parsed no further."""
     texts: dict[str, list[str]] = {package: [] for package in packages}
-    left, cores = {package: _chunks(package) for package in packages}, usable_cores()
-    with ProcessPoolExecutor(cores, get_context("spawn")) as processes:
-        while left:
-            width = -(-2 * cores // len(left))
-            wave = [
-                (package, chunk) for package in left for chunk in left[package][:width]
-            ]
-            parsed = processes.map(docstrings_of, [chunk for _, chunk in wave])
-            for (package, _), found in zip(wave, parsed, strict=True):
-                if not _is_complete(texts[package], wanted):
-                    texts[package] += found
-            left = {
-                package: chunks[width:]
-                for package, chunks in left.items()
-                if chunks[width:] and not _is_complete(texts[package], wanted)
-            }
+    turns = zip_longest(*map(_chunks, packages))
+    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
+        parsed = [
+            (package, processes.submit(docstrings_of, chunk))
+            for turn in turns
+            for package, chunk in zip(packages, turn, strict=True)
+            if chunk
+        ]
+        for package, found in parsed:
+            if _is_complete(texts[package], wanted):
+                continue
+            texts[package] += found.result()
+            if _is_complete(texts[package], wanted):
+                for later in (job for owner, job in parsed if owner == package):
+                    later.cancel()
     return texts
 
 
