@@ -168,7 +168,7 @@ def test_a_model_that_learnt_little_is_no_judge_of_labels(tmp_path, caplog, lear
     likely = labels if learnt else torch.zeros_like(labels)
     for _ in range(3):
         audit.add(torch.arange(rows), torch.eye(3)[likely], labels)
-    write_audit(job, audit, 1, main=True)
+    write_audit(job, audit.gathered(1))
     assert ("fits too few rows for an audit" in caplog.messages[-1]) != learnt
     assert ("set split.drop_rows to" in caplog.messages[-1]) == learnt
 

@@ -35,8 +35,7 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     tokenizer = TokenizerFile(folder) if reads else None
     check_tokens(tokens, tokenizer)
     rows = rows_from_dataset(tokens.select(range(min(ROWS, len(tokens)))))
-    vocabulary = vocabulary_of(tokenizer)
-    task = task_of(own, settings.model, vocabulary, settings.runtime.seed)
+    task = task_of(own, settings.model, vocabulary_of(tokenizer))
     predictor = Predictor(own, tokenizer, settings, task)
     runtime, loss = predictor.runtime, predictor.evaluate(rows).loss
     module, plain_task = plain.to(runtime.device).eval(), without_options(task)

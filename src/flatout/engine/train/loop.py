@@ -246,7 +246,9 @@ def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation
     if (audit := trainer.stepper.audit) is not None:
         ranks = trainer.runtime.ranks
         with recorder.paused("audit"):
-            write_audit(trainer.job, audit, ranks.world_size, main=ranks.is_main)
+            sums = audit.gathered(ranks.world_size)
+            if ranks.is_main:
+                write_audit(trainer.job, sums)
     with recorder.paused("checkpoint"):
         session.end_with_best()
     with recorder.paused("evaluate"):

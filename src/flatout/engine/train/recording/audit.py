@@ -71,12 +71,9 @@ class RowAudit:
         return sums.cpu().numpy()
 
 
-def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
+def write_audit(job: TrainJob, sums: npt.NDArray[Any]) -> None:
     """Write a table of suspect rows, and a page with the most suspect ones, next to the
-    metrics file. All ranks must call this."""
-    sums = audit.gathered(world_size)
-    if not main:
-        return
+    metrics file, given the statistics `sums` (5, rows)."""
     table = suspect_rows(job, sums)
     path = job.metrics_file.with_name(FILE_NAME)
     write_file(path, lambda hidden: pq.write_table(table, hidden))
