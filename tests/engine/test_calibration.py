@@ -21,6 +21,7 @@ from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import option_faults, task_class
 from flatout.engine.tasks._shared.reliability import (
+    MOST_SCALED,
     best_threshold,
     calibration_figures,
     fitted_temperature,
@@ -108,6 +109,17 @@ def test_the_temperature_is_the_likeliest_and_grows_with_the_logits(kind):
         return torch.nn.functional.cross_entropy(given.double(), true).item()
 
     assert loss(found) < min(loss(found * 1.01), loss(found / 1.01))
+
+
+@pytest.mark.parametrize("kind", ["classes", "binary", "labels"])
+def test_without_a_wrong_row_the_temperature_is_at_its_bound(kind):
+    """The loss falls with the temperature, even where it is below the rounding error
+    of the probabilities."""
+    logits, labels = drawn(kind)
+    right = labels == 1 if kind == "labels" else np.eye(logits.shape[1])[labels] == 1
+    wrong = -6.0 if kind == "labels" else 1.0
+    found = fitted_temperature(np.where(right, 6.0, wrong), labels)
+    assert found == 1 / MOST_SCALED
 
 
 def test_thresholds_are_those_of_a_search_with_scikit_learn():

@@ -89,7 +89,8 @@ def _fitted(found: SplitPredictions, key: str) -> Calibration:
     if temperature in (reliability.MOST_SCALED, 1 / reliability.MOST_SCALED):
         logger.warning(
             "the temperature has reached its bound: the model is right on all "
-            "validation rows, or no better than chance"
+            "validation rows, or no better than chance. Calibrate with more validation "
+            "rows, or delete calibration.json in the model's folder"
         )
     shares, hits = reliability.outcomes(logits / temperature, labels)
     columns = zip(task.thresholded, shares.T, hits.T, strict=True) if picks else ()
@@ -98,6 +99,7 @@ def _fitted(found: SplitPredictions, key: str) -> Calibration:
             told = "no validation row has the label %r: its threshold is 0.5"
             logger.warning(told, name)
         thresholds[name] = 0.5 if best is None else best
-    told = "calibrated on %d validation rows: temperature %.4g, thresholds %s"
-    logger.info(told, len(rows), temperature, thresholds or None)
+    told = "calibrated on %d validation rows: temperature %.4g, %s"
+    chosen = f"thresholds {thresholds}" if picks else "no thresholds"
+    logger.info(told, len(rows), temperature, chosen)
     return Calibration(temperature, thresholds or None, key)

@@ -88,14 +88,18 @@ def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> fl
     when logits are divided by it (Guo et al. 2017). The log-likelihood is concave in
     the inverse temperature, so the minimum is the only root of its slope."""
     logits = logits.astype(np.float64)
-    wanted = labels
-    if labels.ndim == 1:
-        wanted = labels[:, None] == np.arange(logits.shape[1])
+    independent = labels.ndim == 2
+    # Gaps to the right outcome: if every row is right, no term is positive, so rounding
+    # cannot change the sign of the slope.
+    if independent:
+        gaps = np.where(labels == 1, -logits, logits)
+    else:
+        gaps = logits - np.take_along_axis(logits, labels[:, None], axis=1)
 
     def slope(inverse: float) -> float:
-        scaled = logits * inverse
-        shares = expit(scaled) if labels.ndim == 2 else softmax(scaled, axis=1)
-        return float((logits * (shares - wanted)).sum())
+        scaled = gaps * inverse
+        shares = expit(scaled) if independent else softmax(scaled, axis=1)
+        return float((gaps * shares).sum())
 
     if slope(1 / MOST_SCALED) >= 0:
         return MOST_SCALED
