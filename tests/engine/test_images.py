@@ -111,11 +111,17 @@ def test_odd_files_are_converted_or_told_of(raw):
     (dark / "empty.png").write_bytes(b"")
     whole = (dark / "000.png").read_bytes()
     (dark / "cut.png").write_bytes(whole[: len(whole) // 2])
+    for kept in (300, 400):
+        Image.fromarray(grey).resize((64, 64)).save(dark / f"{kept}.jpg", quality=99)
+        cut = (dark / f"{kept}.jpg").read_bytes()[:-kept]
+        (dark / f"{kept}.jpg").write_bytes(cut)
     (dark / "text.png").write_text("no image")
     made = split(raw, settings_of())
     told = rejected(made)
-    assert told.keys() == {"dark/empty.png", "dark/cut.png", "dark/text.png"}
+    broken = {"dark/300.jpg", "dark/400.jpg", "dark/cut.png"}
+    assert told.keys() == {"dark/empty.png", "dark/text.png", *broken}
     assert "truncated or broken" in told["dark/cut.png"]
+    assert told["dark/300.jpg"] == told["dark/400.jpg"]
     for name in ("dark/empty.png", "dark/text.png"):
         assert told[name] == "not an image of a known kind"
     found = {}

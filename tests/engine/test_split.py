@@ -140,7 +140,7 @@ def test_many_reasons_are_cut_to_the_most_frequent():
     lines = too_many_text(report, rejected, 0.01).splitlines()
     assert lines[20:22] == [
         """  1 x reason 19: rows 19 (counted from 0), the first is "it's\"""",
-        "  and 10 more reasons",
+        "  10 x other reasons (10)",
     ]
 
 

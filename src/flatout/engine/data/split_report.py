@@ -123,11 +123,12 @@ def too_many_text(
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
     """Return a line for each of the `most` most common reasons, and a line that counts
-    the other reasons, if there are any."""
+    the rows of the other reasons, if there are any."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
-    more = len(reasons) - most
-    return [*lines, f"and {more} more reasons"] if more > 0 else lines
+    if rest := [count for _, count in reasons[most:]]:
+        lines.append(f"{sum(rest)} x other reasons ({len(rest)})")
+    return lines
 
 
 def _reason_line(reason: str, count: int, rejected: Any) -> str:

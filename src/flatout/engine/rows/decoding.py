@@ -59,7 +59,8 @@ class Decoder:
         except Image.DecompressionBombError as error:
             raise BadImage(TOO_LARGE) from error
         except Exception as error:  # Pillow's readers may raise any exception
-            raise BadImage(f"truncated or broken: {error}") from error
+            reason = str(error).partition(" (")[0]  # without the number of bytes
+            raise BadImage(f"truncated or broken: {reason}") from error
 
     def _pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         with self._timed("decode"):
