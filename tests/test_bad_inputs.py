@@ -104,7 +104,7 @@ def test_a_model_folder_from_another_task_is_trained_on(tmp_path, caplog, task, 
     [said] = [
         r.getMessage() for r in caplog.records if "start from scratch" in r.getMessage()
     ]
-    assert said.startswith(f"not in {tmp_path / 'other'}, so they start from scratch: ")
+    assert said.startswith(f"not taken from {tmp_path / 'other'}, so they start")
     assert said.endswith("classifier.bias, classifier.weight")
     assert loaded.classifier.out_features == len(LABEL_NAMES)
     weights = saved.base_model.state_dict()

@@ -39,9 +39,9 @@ def load_with_new_head(
     places = _places(then, now, saved, config) if len(then) == len(now) else same
     if places != same:
         sized = label_dimensions(auto, config, options)
-    model, new = _loaded(auto, name, **options)
+    model, new, reshaped = _loaded(auto, name, **options)
     sized = {key: dimension for key, dimension in sized.items() if key not in new}
-    if sized and places is None:
+    if (sized and places is None) or (reshaped and len(then) != len(now)):
         logger.warning(
             "%s has the labels %s, the data has %s: the head does not fit. If they "
             "mean the same, use the checkpoint's label names in the data",
@@ -54,7 +54,7 @@ def load_with_new_head(
         logger.info("the head's outputs are those of %s, reordered by label name", name)
     if new:
         logger.warning(
-            "not in %s, so they start from scratch: %s", name, ", ".join(new)
+            "not taken from %s, so they start from scratch: %s", name, ", ".join(new)
         )
     model.new_weights = new
     return model
@@ -129,8 +129,9 @@ def _initialise_layers(model: Any, sized: Mapping[str, int]) -> None:
         model._init_weights(layer)
 
 
-def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
-    """Return the loaded model and the names of weights that the checkpoint lacks."""
+def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str], bool]:
+    """Return the loaded model, the names of weights that do not come from the
+    checkpoint, and whether the checkpoint has some of these with another shape."""
     kind, source = auto, cast("str | None", name)
     if "state_dict" in options:  # Auto classes accept it only with a name
         with torch.device("meta"):
@@ -148,7 +149,7 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
             f"{body[0]} is {then} in the checkpoint and {now} by its config "
             f"({len(body)} weights differ): remove sizes from model.overrides"
         )
-    return model, sorted({*changed, *info["missing_keys"]})
+    return model, sorted({*changed, *info["missing_keys"]}), bool(changed)
 
 
 @contextmanager
