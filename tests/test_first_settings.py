@@ -259,6 +259,13 @@ def test_a_second_column_that_may_be_the_label_is_named(tmp_path, names):
     assert "may be labels too" not in done.output
 
 
+def test_the_classes_are_those_of_the_split_pipeline(tmp_path):
+    """It rejects rows with an empty label, and keeps the class `N/A`."""
+    labels = ["yes", "no", "N/A", ""]
+    file = write(tmp_path / "a.csv", lambda n: {"text": text(), "label": labels[n % 4]})
+    assert "label has 3 classes in the first 45 rows" in accepted(tmp_path, file)[0]
+
+
 def test_nothing_is_replaced_unasked(tmp_path):
     file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])
     parameters = tmp_path / "local/parameters.yml"

@@ -23,7 +23,7 @@ SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
 SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
 TEXTS = ("text", "texts", "sentence", "content")
 LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
-MISSING = {"", "n/a", "na", "nan", "null"}
+MISSING = {"n/a", "na", "nan", "null"}
 ROW_NUMBERS = ("id", "index", "")
 PIECES_PER_WORD = 1.4
 """Average number of tokens for each match of WORD."""
@@ -88,24 +88,28 @@ def first_values(raw: RawTexts) -> dict[str, list[Any]]:
     for batch in raw.batches(names):
         for name, values in batch.columns.items():
             part = map(value_of, values[: SAMPLED_ROWS - rows])
-            found[name] += [value for value in part if not _is_missing(value)]
+            found[name] += [value for value in part if _has_value(value)]
         rows += len(batch.rows)
         if rows >= SAMPLED_ROWS:
             break
     return {name: _parsed(values) for name, values in found.items() if values}
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or str(value).strip().lower() in MISSING
+def _has_value(value: Any) -> bool:
+    return value is not None and str(value).strip() != ""
 
 
 def _parsed(values: list[Any]) -> list[Any]:
     """Return the values, parsed if all of them are JSON lists. Readers return lists as
-    strings."""
-    if not all(isinstance(v, str) and v.startswith("[") for v in values):
+    strings. Words for missing values, such as `N/A`, are left out of numbers and lists
+    only, because among other labels such a word is a class."""
+    given = [value for value in values if str(value).lower() not in MISSING]
+    if all(map(_is_number, given)):
+        return given or values
+    if not all(isinstance(v, str) and v.startswith("[") for v in given):
         return values
     try:
-        return [json.loads(value) for value in values]
+        return [json.loads(value) for value in given]
     except ValueError:
         return values
 
