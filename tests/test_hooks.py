@@ -109,11 +109,12 @@ def test_suggested_commands_have_the_options_of_the_run(tmp_path):
     plain, other = Run(), Run()
     plain.begin(context_of())
     assert (plain.run_options, plain.data_option) == ("", "")
-    given = {"runtime_params": {"data_dir": data, "train": {"epochs": 2}}}
+    own = {"data_dir": data, "images": {"size": 16}, "split": {"label_column": None}}
+    given = {"runtime_params": own | {"train": {"epochs": 2}}}
     other.begin(context_of("test", conf_source=conf, **given))
     read = run.make_context("run", shlex.split(other.run_options)).params
     assert (read["env"], read["conf_source"]) == ("test", conf)
-    assert read["params"] == {"data_dir": data}
+    assert read["params"] == own
     read = sync.make_context("sync", shlex.split(other.data_option)).params
     assert read["data_dir"] == data
 

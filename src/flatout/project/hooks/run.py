@@ -10,11 +10,16 @@ from kedro.framework.project import settings as of_kedro
 
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.parameters import Settings
+from flatout.engine.parameters.common import by_path
 from flatout.engine.rows import row_kind
 from flatout.places import use_project
 from flatout.project.config_loader import ProjectConfigLoader, loader_of
 from flatout.project.mlflow_options import MlflowOptions, mlflow_options
+from flatout.project.parameters.table import as_yaml
 from flatout.tracking import RunFolder
+
+REPEATED = ("data_dir", "arrays", "corpus", "images", "model", "split", "tokenize")
+"""Parameters that determine the data and the model."""
 
 
 class Run:
@@ -56,13 +61,14 @@ class Run:
     @property
     def run_options(self) -> str:
         """The options of this run that suggested `kedro run` commands must repeat:
-        --env, --conf-source and the data folder."""
+        --env, --conf-source and the parameters in REPEATED."""
         loader, conf = self.loader, self.context.project_path / of_kedro.CONF_SOURCE
         source, given = loader.conf_source, loader.runtime_params or {}
+        repeated = {name: given[name] for name in given if name in REPEATED}
         return _joined(
             env=loader.env,
             conf_source=None if Path(source) == conf else source,
-            params=f"data_dir={given['data_dir']}" if "data_dir" in given else None,
+            params=",".join(f"{k}={as_yaml(v)}" for k, v in by_path(repeated)),
         )
 
     @property
