@@ -118,6 +118,7 @@ def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, win
     for name, figure in zip(("precision", "recall", "f1"), expected, strict=False):
         assert report[name] == pytest.approx(figure)
     assert report["unusable"] == 1 and report["without_label"] == 1
+    assert report["sessions"] == len(good)
     at = report["by_top_keys"][top_keys - 1]
     assert at.items() <= report.items()
 

@@ -119,15 +119,16 @@ def _judge_sessions(
 
 
 def _report(table: pd.DataFrame, top_keys: int) -> dict[str, Any]:
-    """Return the report: counts of sessions, and metrics for `top_keys` and for other
-    values. Sessions that end too early are abnormal for any value."""
+    """Return the report: counts of sessions and of unusable rows, and metrics for
+    `top_keys` and for other values. Sessions that end too early are abnormal for any
+    value."""
     usable = table[table["rank"].notna()]
     known = usable[usable["label"].notna()]
     ranks = known["rank"].mask(known["breaks_off"].astype(bool), np.inf)
     truth = known["label"] == ABNORMAL
     every = range(1, max(MOST_TOP_KEYS, top_keys) + 1)
     return {
-        "sessions": len(table),
+        "sessions": len(usable),
         "unusable": len(table) - len(usable),
         "without_label": len(usable) - len(known),
         "abnormal_found": int(usable["abnormal"].sum()),
