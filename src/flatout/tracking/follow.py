@@ -26,7 +26,7 @@ from flatout.tracking.system import SystemMetrics
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.2
+POLL_S = 0.1
 """Seconds between checks of whether the run has ended."""
 INTERVAL_S = 10.0
 """Seconds between deliveries. The interval doubles each time the store fails."""

@@ -49,15 +49,16 @@ class Program:
         """Wait up to `limit_s` seconds for MLflow to receive all data of the finished
         run. Return a list of the data that it has not received."""
         begin_s = responded_s = time.monotonic()
-        while self._process.poll() is None:
+        # When MLflow has all data, the program takes half a second to end.
+        while self._process.poll() is None and not self._folder.is_complete():
             now_s = time.monotonic()
             if not self._sent().fault:
                 responded_s = now_s
             if now_s > begin_s + limit_s or now_s > responded_s + FAILING_LIMIT_S:
                 self._process.kill()
+                self._process.wait()
                 break
             time.sleep(POLL_S)
-        self._process.wait()
         if missing := self._missing_parts():
             self._warn_missing(missing)
         return missing
