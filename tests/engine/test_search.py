@@ -206,7 +206,8 @@ def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
     reach."""
     search = searched(tmp_path, mode="tune")
     rate = search.recommended.samples_per_s
-    figures = {**search.configured.figures, "samples_per_s": share * rate}
+    slower = {"samples_per_s": share * rate, "strategy": "fixed"}
+    figures = {**search.configured.figures, **slower}
     configured = replace(search.configured, figures=figures)
     monkeypatch.setattr(Search, "configured", configured)
     assert summarise(search)["tuned"]["gained"] == gained
@@ -245,6 +246,32 @@ def test_a_host_that_slows_hides_no_gain(tmp_path):
     assert source["samples_per_s_low"] == last
     assert source["samples_per_s_high"] == chosen.rate
     assert rate == pytest.approx(median(like))
+
+
+@dataclass
+class ColdBench(FormulaBench):
+    """Another program slows the first trial down to a ninth of its rate."""
+
+    def _answer(self, spec, key):
+        answer = super()._answer(spec, key)
+        if self.results:
+            return answer
+        rate = answer.figures["samples_per_s"] / 9
+        return replace(answer, figures={**answer.figures, "samples_per_s": rate})
+
+
+def test_the_configured_settings_are_not_faster_than_themselves(tmp_path):
+    search = searched(tmp_path, kind=ColdBench, **{**FEW, "token_budgets": [8192]})
+    first, again = search.configured, search.recommended
+    base = search.bench.settings
+    assert tuned_parameters(base, first) == tuned_parameters(base, again)
+    assert again.rate == pytest.approx(9 * first.rate)
+    found = summarise(search)
+    source = found["tuned"]["provenance"]
+    assert not found["tuned"]["gained"]
+    assert source["samples_per_s_before"] == source["samples_per_s"]
+    hours = found["time_to_train"]
+    assert hours["hours_before"] == hours["hours_after"]
 
 
 def test_a_grid_goes_upwards_until_memory_runs_out(tmp_path):

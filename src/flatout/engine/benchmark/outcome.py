@@ -44,7 +44,7 @@ def summarise(search: Search) -> dict[str, Any]:
         "time_to_train": time_to_train(
             len(bench.rows),
             bench.settings.train.epochs,
-            search.configured,
+            _reference(search, recommended),
             recommended,
         ),
         "failed": None if recommended else _first_fault(search),
@@ -110,8 +110,11 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
         return None
     bench = search.bench
     like = [one.rate for one in bench.results if _is_like(one, trial, bench)]
-    before = search.configured.samples_per_s if search.configured else None
+    reference = _reference(search, trial)
+    before = reference.samples_per_s if reference else None
     gain = search.rate_of(trial) / before if before else None
+    if reference is trial:
+        gain = 1.0
     source = provenance(
         bench.settings,
         bench.device,
@@ -128,6 +131,15 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
             trial.global_batch_size != bench.settings.train.global_batch_size
         ),
     }
+
+
+def _reference(search: Search, trial: TrialResult | None) -> TrialResult | None:
+    """Return the trial that measured the configured settings: `trial` itself, if it has
+    these settings and they were measured more than once."""
+    configured = search.configured
+    if configured is None or trial is None:
+        return configured
+    return trial if _is_like(configured, trial, search.bench) else configured
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
