@@ -301,6 +301,18 @@ def test_a_finished_training_asked_for_again_keeps_its_points(store, tmp_path, p
 
 
 @pytest.mark.process
+def test_the_program_of_a_dropped_run_ends_before_its_folder_is_deleted(
+    store, tmp_path, points, warm_program
+):
+    """Otherwise, it would not know that the run is dropped, and record it as killed."""
+    folder = begin(points, record(store, tmp_path, tags=process_tags()))
+    runs = program.Program(folder, {})
+    folder.end("DROPPED")
+    assert runs.finish() == []
+    assert runs._process.returncode == 0
+
+
+@pytest.mark.process
 def test_a_dead_server_costs_seconds_and_no_point(
     store, tmp_path, points, closed_port, caplog, warm_program
 ):

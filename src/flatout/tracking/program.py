@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flatout.engine.machine.environment import child_environment
 from flatout.engine.parameters.secrets import without_password
-from flatout.tracking.record import RunFolder, Sent
+from flatout.tracking.record import DROPPED, RunFolder, Sent
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,12 @@ class Program:
         """Wait up to `limit_s` seconds for MLflow to receive all data of the finished
         run. Return a list of the data that it has not received."""
         begin_s = responded_s = time.monotonic()
-        # When MLflow has all data, the program takes half a second to end.
-        while self._process.poll() is None and not self._folder.is_complete():
+        # When MLflow has all data, the program takes half a second to end. It must have
+        # ended before the folder of a dropped run is deleted.
+        is_dropped = self._folder.record.status == DROPPED
+        while self._process.poll() is None and (
+            is_dropped or not self._folder.is_complete()
+        ):
             now_s = time.monotonic()
             if not self._sent().fault:
                 responded_s = now_s
