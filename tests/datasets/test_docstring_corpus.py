@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kedro.io import DatasetError
 
-from flatout.datasets import DocstringCorpus
+from flatout.datasets import DocstringCorpus, docstring_corpus
 from flatout.datasets._docstrings import docstrings
 from flatout.datasets.docstring_corpus import _table
 from tests.conftest import CORPUS
@@ -43,6 +43,23 @@ def test_the_rows_are_the_same_each_time_and_read_from_the_cache(
     afresh = load(tmp_path)
     assert "docstrings: parsing torch, transformers" in caplog.text
     assert again.to_dict() == afresh.to_dict()
+
+
+def stopped_at_0(chunk: list[Path]) -> list[str]:
+    chunk[0].touch()
+    if chunk[0].name == "0":
+        raise KeyboardInterrupt
+    return []
+
+
+@pytest.mark.process
+def test_ctrl_c_does_not_wait_for_all_chunks(tmp_path, monkeypatch):
+    chunks = [[tmp_path / str(number)] for number in range(20_000)]
+    monkeypatch.setattr(docstring_corpus, "_chunks", lambda _: chunks)
+    monkeypatch.setattr(docstring_corpus, "docstrings_of", stopped_at_0)
+    with pytest.raises(KeyboardInterrupt):
+        _table(["a"], None)
+    assert len(list(tmp_path.iterdir())) < len(chunks)
 
 
 def test_the_corpus_is_read_only(tmp_path):

@@ -24,6 +24,7 @@ from flatout.datasets._entry import ReadOnlyDataset
 from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import usable_cores
+from flatout.engine.machine.signals import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,10 @@ def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
     parsed. The packages take turns, so that complete ones are parsed no further."""
     texts: dict[str, list[str]] = {package: [] for package in packages}
     turns = zip_longest(*map(_chunks, packages))
-    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
+    processes = ProcessPoolExecutor(
+        usable_cores(), get_context("spawn"), die_with_parent
+    )
+    try:
         parsed = [
             (package, processes.submit(docstrings_of, chunk))
             for turn in turns
@@ -161,6 +165,8 @@ def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
             if _is_complete(texts[package], wanted):
                 for later in (job for owner, job in parsed if owner == package):
                     later.cancel()
+    finally:  # Ctrl-C does not wait for the other chunks
+        processes.shutdown(cancel_futures=True)
     return texts
 
 
