@@ -466,7 +466,10 @@ def test_damage_inside_a_shard_is_found_while_reading(tmp_path):
 def test_shards_must_agree_on_columns(tmp_path):
     write(tmp_path / "a.csv", "text,label\na,x\n")
     write(tmp_path / "b.csv", "text\nb\n")
-    with pytest.raises(RawTextsError, match=r"b\.csv lacks label, which a\.csv has"):
+    with pytest.raises(
+        RawTextsError,
+        match=r"b\.csv lacks label, which a\.csv has \(its columns: .*rename",
+    ):
         TextFiles(tmp_path).digest(COLUMNS)
     assert len(TextFiles(tmp_path).digest(["text"])) == 32
 

@@ -81,7 +81,8 @@ class TextFiles:
             if missing and self._reader_of(shard) is not JsonReader:
                 raise RawTextsError(
                     f"{shard} lacks {', '.join(missing)}, which "
-                    f"{self.files[0].name} has"
+                    f"{self.files[0].name} has (its columns: {', '.join(present)}): "
+                    "rename its column, or move the file out of the folder"
                 )
 
     def digest(self, columns: Sequence[str]) -> str:
