@@ -123,7 +123,8 @@ def _select_rows(
     weights are used for a replay."""
     if row is not None:
         steps = steps_of_row(job, row)
-        shown = f"steps {', '.join(map(str, steps))}"
+        shown = "step " if len(steps) == 1 else "steps "
+        shown += ", ".join(map(str, steps))
         if row in job.batches.skipped:
             shown = "no step: train.skip_rows leaves it out"
         elif not steps:
