@@ -14,7 +14,7 @@ from flatout.engine.batches.loader import StepLoader, resolve_workers
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import LoaderSettings, RuntimeSettings
 from flatout.engine.rows.arrays import ArrayRows
-from flatout.engine.rows.rows import array_of
+from flatout.engine.rows.rows import TokenRowsError, array_of
 from flatout.engine.train.recording.timing import CompileClock
 from tests.engine.families import step_rows
 
@@ -46,6 +46,17 @@ def test_workers_by_cores_and_ranks(
     assert resolve_workers(settings, is_cuda, ranks, decodes=decodes) == workers
     seven = LoaderSettings(num_workers=7)
     assert resolve_workers(seven, is_cuda, ranks, decodes=decodes) == 7
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_of_rows_has_the_same_message_in_a_worker(monkeypatch, workers):
+    def fail(*_):
+        raise TokenRowsError("row 3 is broken")
+
+    monkeypatch.setattr(StepRows, "__getitem__", fail)
+    with pytest.raises(TokenRowsError, match=r"^row 3 is broken$"):
+        next(iter(step_loader(4, num_workers=workers)))
 
 
 @pytest.fixture

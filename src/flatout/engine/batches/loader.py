@@ -21,6 +21,7 @@ from flatout.engine.batches.ring import Ring, RingDataset
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings
+from flatout.engine.rows.rows import TokenRowsError
 
 BATCHES_A_WORKER = 2
 """The minimum number of batches per worker for a sufficiently precise estimate."""
@@ -182,7 +183,7 @@ class StepLoader:
                 "multiprocessing_context": "fork",
             }
         rows: Any = _Timed(data, self.times) if self.num_workers else data
-        return DataLoader(
+        loader: Any = DataLoader(
             rows,
             batch_size=None,
             sampler=steps,
@@ -193,6 +194,7 @@ class StepLoader:
             pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
             **workers,
         )
+        return _raising(loader) if self.num_workers else loader
 
 
 def run_steps(data: StepRows) -> int:
@@ -225,6 +227,14 @@ class _Runs:
         return StepRun.of([self.data[step] for step in steps])
 
 
+def _raising(found: Iterable[Any]) -> Generator[Any]:
+    """Yield the batches of workers. Raises the TokenRowsError that a worker returns."""
+    for one in found:
+        if isinstance(one, TokenRowsError):
+            raise one
+        yield one
+
+
 @dataclass
 class _Timed:
     """Times each worker's messages except the first one, which fills its caches."""
@@ -235,7 +245,10 @@ class _Timed:
 
     def __getitem__(self, index: Any) -> Any:
         begin = time.perf_counter()
-        batch = self.data[index]
+        try:
+            batch = self.data[index]
+        except TokenRowsError as error:
+            return error  # PyTorch would add the worker's traceback to the message
         if not self.is_first:
             worker = get_worker_info().id  # type: ignore[union-attr]
             count = len(index) if isinstance(index, range) else 1
