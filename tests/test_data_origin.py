@@ -188,7 +188,9 @@ def test_a_project_that_was_moved_trains_on(tmp_path):
     project = Project(here / "data", write(here / "raw" / "numbers.csv", "one"))
     project.run(split, tokenize)
     here.rename(there)
-    Project(there / "data", there / "raw" / "numbers.csv").run(train)
+    moved = Project(there / "data", there / "raw" / "numbers.csv")
+    moved.run(train)
+    assert doctor_on_rows(moved.catalog, moved.settings).status == "ok"
 
 
 def test_tokens_alone_are_trained_on(made, tmp_path, caplog):

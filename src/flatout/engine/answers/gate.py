@@ -101,7 +101,7 @@ class Yardstick:
 def measure(job: TrainJob, steps: int) -> Measured:
     """Train `job` for `steps` steps, RUNS times with different seeds, and return the
     throughput and validation loss of each run. An additional first run is not counted,
-    because it is slower: oneDNN compiles a matmul for each new shape."""
+    because the first run of a process is slower than the next ones."""
     _trained(job, steps, 0)
     results, rates = zip(*(_trained(job, steps, n) for n in range(RUNS)), strict=True)
     report, driver = results[0].report, query_driver()

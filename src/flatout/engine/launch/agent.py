@@ -41,7 +41,7 @@ def main(folder: Path, config: dict[str, Any], module: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The supervisor's error says more than PyTorch's line about each failed rank.
+    # The supervisor's error replaces PyTorch's line about each failed rank.
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel("CRITICAL")
     (folder / "logs").mkdir(exist_ok=True)
     options = {

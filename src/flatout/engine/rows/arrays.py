@@ -136,8 +136,9 @@ class ArrayRows(SplitRows):
         return stored[rows]  # type: ignore[no-any-return]
 
     def _samples(self, stored: Any, rows: Ints) -> npt.NDArray[Any]:
-        """Return `inputs`. Raises TokenRowsError if a custom class fails, or does not
-        return numbers of the same shape as before."""
+        """Return the samples (n, ...) of the rows `rows` (n,) of a record batch. Raises
+        TokenRowsError if a custom class fails, or if its samples are not numbers or
+        differ in shape from earlier ones."""
         if not self._is_custom:  # the check takes longer than copying small samples
             return self.inputs(stored, rows)
         with self._named():
