@@ -10,8 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from datasets import Dataset
 from PIL import Image
 
+from flatout.datasets import TransformersModel
 from flatout.engine.arrays import sources
 from flatout.engine.benchmark.rungs import rungs
 from flatout.engine.benchmark.runner import Bench
@@ -23,6 +25,7 @@ from flatout.engine.parameters import parse_settings
 from flatout.engine.predict.predicting import predict_samples
 from flatout.engine.rows import arrays as array_rows
 from flatout.engine.sweep.sweep import run_sweep
+from flatout.project.saved_model import saved_model
 from flatout.tracking.logged_models import _load_pyfunc, log_sample_model
 from flatout.tracking.store import connect
 from tests.engine import test_arrays as arrays, test_images as images
@@ -178,14 +181,21 @@ def test_a_model_of_texts_is_refused(tmp_path):
         )
 
 
+def saved(folder, job):
+    """Return the description of the job's model, which is in the catalog's folder."""
+    entry, model = TransformersModel(filepath=str(folder)), load_pretrained(folder)
+    report = {"validation_loss": 0.5, "token_key": "k"}
+    rows = Dataset(job.test.table)
+    return saved_model(entry, model, folder, job.settings, rows, report)
+
+
 def test_mlflow_loads_the_model_and_predicts(trained, store, tmp_path):
     _, job, folder = trained
     client = connect(store)
     samples = np.stack(job.test.views(np.arange(5)))
     run = client.create_run(client.create_experiment("own", str(tmp_path / "kept")))
     mlflow.set_experiment(experiment_id=run.info.experiment_id)
-    np.save(example := tmp_path / "example.npy", samples[0])
-    uri = log_sample_model(folder, example, run.info.run_id)
+    uri = log_sample_model(saved(folder, job), run.info.run_id)
     model = mlflow.pyfunc.load_model(uri)
     (spec,) = model.metadata.signature.inputs.inputs
     assert (spec.type, spec.shape) == (samples.dtype, (-1, *samples.shape[1:]))
@@ -213,8 +223,8 @@ def test_mlflow_finds_the_columns_of_a_table_by_name(store, tmp_path):
     run = connect(store).create_run(experiment)
     mlflow.set_experiment(experiment_id=experiment)
     samples = frame.to_numpy("float32")
-    np.save(example := tmp_path / "example.npy", samples[0])
-    model = mlflow.pyfunc.load_model(log_sample_model(folder, example, run.info.run_id))
+    uri = log_sample_model(saved(folder, job), run.info.run_id)
+    model = mlflow.pyfunc.load_model(uri)
     expected = plain_shares(folder, job, samples)
     for given in (frame, frame[["b", "a"]], frame.assign(c="x")[["c", "b", "a"]]):
         np.testing.assert_allclose(shares_of(model.predict(given)), expected, atol=1e-5)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from flatout.datasets import TransformersModel
 from flatout.engine.parameters import Settings, in_role, is_in
 from flatout.engine.parameters.common import EXECUTION, by_path
 from flatout.engine.rows import row_kind
+from flatout.engine.rows.rows import rows_from_dataset
 from flatout.tracking.record import SavedModel, newest_ns
 
 logger = logging.getLogger(__name__)
@@ -29,9 +32,8 @@ def saved_model(
 ) -> SavedModel:
     """Return a description of the model that was saved by the catalog entry `entry`.
     `data` is the model, or a tuple that begins with it. If the entry is not a
-    TransformersModel, the model is also saved in the folder `spare`/model. For arrays
-    and images, the first sample of `rows` (a `datasets.Dataset`) becomes the input
-    example. `report` is the train report."""
+    TransformersModel, the model is also saved in the folder `spare`/model. `rows` is a
+    `datasets.Dataset` of one split, and `report` is the train report."""
     parts = data if isinstance(data, tuple) else (data,)
     if isinstance(entry, TransformersModel):
         folder = entry.path.absolute()
@@ -40,10 +42,10 @@ def saved_model(
         for part in parts:
             part.save_pretrained(folder)
     is_text = row_kind(settings.train.rows).kind == "tokens"
-    return SavedModel(
+    found = SavedModel(
         folder=str(folder),
         saved_ns=newest_ns(folder),
-        example=None if is_text else _sample_file(rows, spare),
+        shape=None,
         task=_pipeline_tag(parts[0], settings) if is_text else None,
         registered_model=settings.tracking.registered_model,
         validation_loss=report["validation_loss"],
@@ -51,6 +53,11 @@ def saved_model(
         setting=_setting(settings),
         seed=settings.runtime.seed,
     )
+    if is_text:
+        return found
+    sample = rows_from_dataset(rows).views(np.zeros(1, np.int64))[0]
+    form = {"shape": list(sample.shape), "dtype": str(sample.dtype)}
+    return replace(found, **form, outputs=_outputs(parts[0], settings))
 
 
 def write_own_card(entry: Any, name: str, settings: Settings) -> None:
@@ -93,11 +100,10 @@ def _pipeline_tag(model: Any, settings: Settings) -> str:
     return task_class(settings.model.task).pipeline_tag
 
 
-def _sample_file(rows: Any, folder: Path) -> str:
-    import numpy as np
+def _outputs(model: Any, settings: Settings) -> dict[str, str]:
+    """Return the columns of a prediction and their Arrow types."""
+    from flatout.engine.predict.checks import label_names_of
+    from flatout.engine.tasks import make_task
 
-    from flatout.engine.rows.rows import rows_from_dataset
-
-    views = rows_from_dataset(rows).views(np.zeros(1, np.int64))
-    np.save(folder / "example.npy", np.array(views[0]))
-    return str(folder / "example.npy")
+    task = make_task(settings.model, label_names_of(model.config), None)
+    return {field.name: str(field.type) for field in task.answer_fields()}

@@ -1,9 +1,10 @@
 """Log saved models in MLflow's format. The model that `mlflow.pyfunc.load_model`
-returns predicts texts or samples (N, ...). Logging a text model imports neither torch
-nor transformers, and does not load the model."""
+returns predicts texts or samples (N, ...). Logging a model imports neither torch nor
+transformers, and does not load the model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 import flatout
+from flatout.tracking.record import SavedModel
 
 MULTI_LABEL = "multi_label_classification"
 REQUIRED = (
@@ -144,25 +146,26 @@ def log_text_model(folder: Path, task: str, run_id: str) -> str:
     )
 
 
-def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
-    """Log the saved model in `folder` to the run, and return the model's URI. The file
-    `example` contains one sample as an array."""
-    from mlflow.models import infer_signature
-    from mlflow.types import ColSpec, Schema
+def log_sample_model(saved: SavedModel, run_id: str) -> str:
+    """Log a saved model of arrays or images to the run, and return the model's URI. The
+    columns of tables are inputs by name. Other inputs are arrays (N, ...)."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
     from mlflow.types.schema import AnyType
 
-    one: Any = np.ascontiguousarray(np.load(example)[None])
-    model = _load_pyfunc(str(folder))
-    signature = infer_signature(one, model.predict(one))
-    if columns := getattr(model, "columns", []):
-        one = pd.DataFrame(one, columns=columns)
-        signature.inputs = Schema([ColSpec(AnyType(), name) for name in columns])
+    shape, folder = saved.shape or [], Path(saved.folder)
+    names = json.loads((folder / "config.json").read_text()).get("input_names", ())
+    inputs: list[Any] = [TensorSpec(np.dtype(saved.dtype), (-1, *shape))]
+    if [len(names)] == shape:
+        inputs = [ColSpec(AnyType(), name) for name in names]
+    known = {"string": DataType.string, "float": DataType.float}
+    kinds = {name: known.get(kind, AnyType()) for name, kind in saved.outputs.items()}
+    outputs = [ColSpec(kind, name) for name, kind in kinds.items()]
     return _logged(
         folder,
         run_id,
         also=("accelerate", "datasets", "pyarrow", "xxhash"),
-        signature=signature,
-        input_example=one,
+        signature=ModelSignature(Schema(inputs), Schema(outputs) if outputs else None),
     )
 
 

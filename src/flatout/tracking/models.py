@@ -41,7 +41,7 @@ def log_and_register(
         logger.warning(told, folder)
         return LOST
     elif found.task is None:
-        uri = log_sample_model(folder, Path(str(found.example)), run_id)
+        uri = log_sample_model(found, run_id)
     else:
         uri = log_text_model(folder, found.task, run_id)
     if found.registered_model:

@@ -77,8 +77,8 @@ class SavedModel:
     saved_ns: int
     """Modification time of the newest file. A newer file means that the model was
     replaced."""
-    example: str | None
-    """File with one sample as an array, for models of arrays or images."""
+    shape: list[int] | None
+    """The shape of a sample, or None for models of texts."""
     task: str | None
     """Name of the transformers pipeline, or None for models of arrays or images."""
     registered_model: str | None
@@ -89,6 +89,10 @@ class SavedModel:
     setting: str | None = None
     """Digest of the parameters that determine training, except for the seed."""
     seed: int | None = None
+    dtype: str | None = None
+    """The dtype of samples, or None for models of texts."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """The columns of a prediction for a sample, and their Arrow types."""
 
     @property
     def tags(self) -> dict[str, str]:

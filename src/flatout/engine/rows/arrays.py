@@ -47,15 +47,15 @@ class ArrayFacts(TokenFacts):
             return
         rows: Any = rows_of(pa.Table.from_batches([batch]))
         rows.sample_shape = tuple(self.shape) if self.num_rows else None
-        values = np.stack(rows.views(np.arange(len(rows))))
+        values = rows.stacked(np.arange(len(rows)))
         self.shape = list(values.shape[1:])
         pixels = values.dtype == np.uint8 and len(self.shape) == IMAGE_DIMENSIONS
         features = self.shape[-1] if pixels else values[0].size
         rows = max(1, VALUES_AT_ONCE // max(1, values[0].size))
         for start in range(0, len(values), rows):
             part = values[start : start + rows]
-            flat = part.reshape(-1, features).astype(np.float64)
-            self._merge(flat, self._values_each(self.num_rows))
+            found = _of_pixels(part) if pixels else _of_values(part)
+            self._merge(*found, part.size // features)
             self.num_rows += len(part)
         self.num_tokens += batch.num_rows
         self.longest = 1
@@ -66,20 +66,35 @@ class ArrayFacts(TokenFacts):
         places = int(np.prod(self.shape, dtype=np.int64)) // max(1, len(self.mean))
         return rows * places
 
-    def _merge(self, values: Any, known: int) -> None:
-        """Merge `values` (n, features) into the statistics of `known` earlier values
-        (Chan et al. 1979). `values` is changed: the first row is subtracted, because
-        rounding would otherwise give constants such as 0.1 a deviation above 0."""
-        new, first = len(values), values[0].copy()
-        values -= first
-        mean = values.mean(0)
-        squares = np.square(values - mean).sum(0)
-        mean += first
-        if known:
+    def _merge(self, mean: Any, squares: Any, new: int) -> None:
+        """Merge the mean (features,) and the sums of squared differences (features,) of
+        `new` values into the statistics of earlier values (Chan et al. 1979)."""
+        if known := self._values_each(self.num_rows):
             gap, total = mean - np.array(self.mean), known + new
             mean = np.array(self.mean) + gap * new / total
-            squares += np.array(self.squares) + gap**2 * known * new / total
+            squares = squares + self.squares + gap**2 * known * new / total
         self.mean, self.squares = mean.tolist(), squares.tolist()
+
+
+def _of_values(samples: npt.NDArray[Any]) -> tuple[Any, Any]:
+    """Return the mean and the sum of squared differences of each value of `samples`
+    (n, ...). The first sample is subtracted before, because rounding would otherwise
+    give constants such as 0.1 a deviation above 0."""
+    values = samples.reshape(len(samples), -1).astype(np.float64)
+    first = values[0].copy()
+    values -= first
+    mean = values.mean(0)
+    return mean + first, np.square(values - mean).sum(0)
+
+
+def _of_pixels(images: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
+    """Return the mean and the sum of squared differences of each channel of `images`
+    (n, height, width, channels). The sums over all images are integers."""
+    flat, channels = images.reshape(len(images), -1), images.shape[-1]
+    sums = flat.sum(0, dtype=np.uint64).reshape(-1, channels).sum(0)
+    powers = np.square(flat, dtype=np.uint16).sum(0, dtype=np.uint64)
+    mean = sums / (images.size // channels)
+    return mean, powers.reshape(-1, channels).sum(0) - sums * mean
 
 
 INPUTS = "inputs"
@@ -172,7 +187,7 @@ class ArrayRows(SplitRows):
 
     @cached_property
     def _first(self) -> npt.NDArray[Any]:
-        return self._stacked(np.zeros(1, np.int64))[0]
+        return self.stacked(np.zeros(1, np.int64))[0]
 
     @property
     def row_bytes(self) -> int:
@@ -182,9 +197,9 @@ class ArrayRows(SplitRows):
         return np.ones(len(rows), dtype=np.int64)
 
     def views(self, rows: Ints, column: str = INPUTS) -> Sequence[npt.NDArray[Any]]:
-        return list(self._stacked(rows))
+        return list(self.stacked(rows))
 
-    def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
+    def stacked(self, rows: Ints) -> npt.NDArray[Any]:
         """Return the samples (N, ...) of `rows` (N,)."""
         return self._gather(rows, lambda chunk, at: self._samples(chunk.values, at))
 
@@ -204,7 +219,7 @@ class ArrayRows(SplitRows):
         if not len(rows):
             out[:] = 0
         elif self.row_bytes < BYTES_ONE_BY_ONE:
-            out[:] = self._stacked(rows)
+            out[:] = self.stacked(rows)
         else:
             chunks, local = self._locate(rows)
             for chunk in np.unique(chunks):
