@@ -132,7 +132,7 @@ def side(make: Any, given: argparse.Namespace) -> Figures:
         command = make(folder, given)
         found: Figures = command(1)
         if given.case == "warm":
-            found = command(2)
+            found = {**command(2), "cold_seconds": found["seconds"]}
         return found
 
 

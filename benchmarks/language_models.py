@@ -3,9 +3,6 @@ The LoRA case adapts all linear layers of the blocks, and also measures peft.
 
     python -m benchmarks.language_models
     python -m benchmarks.language_models --small --turns 1
-
-The side `Trainer, flattened` has no padding, and uses Liger's kernels if liger-kernel
-is installed.
 """
 
 from __future__ import annotations
@@ -120,16 +117,18 @@ def rebalanced(given: argparse.Namespace) -> Figures:
     return training.trainer(shape_of(given), model_of(given), collator, **flags)
 
 
-def flattened(given: argparse.Namespace, **flags: Any) -> Figures:
-    """Train without padding, with transformers' FlashAttention 4 if flash-attn-4 is
-    installed, and with Liger's kernels if liger-kernel is installed and the model is
-    not compiled."""
+def flattened(
+    given: argparse.Namespace, *, flash_4: bool = True, **flags: Any
+) -> Figures:
+    """Train without padding, with Liger's kernels if liger-kernel is installed and the
+    model is not compiled. If `flash_4` is True and flash-attn-4 is installed, attention
+    is transformers' FlashAttention 4, otherwise PyTorch's flash attention."""
     from transformers import DataCollatorWithFlattening
     from transformers.utils import is_flash_attn_4_available
 
     model = model_of(given)
     base = model.get_base_model() if given.case == LORA else model
-    flash = "flash_attention_4" if is_flash_attn_4_available() else ""
+    flash = "flash_attention_4" if flash_4 and is_flash_attn_4_available() else ""
     base.set_attn_implementation(flash or training.register_packed_attention())
     collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     liger = bool(find_spec("liger_kernel") and training.IS_CUDA and not flags)
@@ -138,11 +137,13 @@ def flattened(given: argparse.Namespace, **flags: Any) -> Figures:
     return {**found, "liger": liger, "attention": flash or "PyTorch"}
 
 
+COMPILED = partial(flattened, torch_compile=training.IS_CUDA)
 SIDES: dict[str, Side] = {
     "flatout": flatout,
     "packed, compiled loop": loop,
     "Trainer, flattened": flattened,
-    "Trainer, flattened, compiled": partial(flattened, torch_compile=training.IS_CUDA),
+    "Trainer, flattened, compiled": COMPILED,
+    "Trainer, flattened, compiled, PyTorch": partial(COMPILED, flash_4=False),
     "Trainer, batch_rebalance": rebalanced,
 }
 LORA_SIDES: dict[str, Side] = {

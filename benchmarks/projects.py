@@ -73,6 +73,7 @@ def timed(command: list[str], folder: Path) -> float:
     Raises RuntimeError if the command fails."""
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
+        "TRITON_CACHE_DIR": str(folder / "compiled" / "triton"),
         "HF_DATASETS_CACHE": str(folder / "datasets"),
     }
     begin = time.perf_counter()
