@@ -109,8 +109,10 @@ def test_suggested_commands_have_the_options_of_the_run(tmp_path):
     plain, other = Run(), Run()
     plain.begin(context_of())
     assert (plain.run_options, plain.data_option) == ("", "")
-    own = {"data_dir": data, "images": {"size": 16}, "split": {"label_column": None}}
-    given = {"runtime_params": own | {"train": {"epochs": 2}}}
+    split = {"label_column": None, "drop_rows": [3]}
+    own = {"data_dir": data, "images": {"size": 16}, "split": split}
+    long = {"split": {**split, "label_columns": ["a", "b"]}, "train": {"epochs": 2}}
+    given = {"runtime_params": own | long}
     other.begin(context_of("test", conf_source=conf, **given))
     read = run.make_context("run", shlex.split(other.run_options)).params
     assert (read["env"], read["conf_source"]) == ("test", conf)

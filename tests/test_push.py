@@ -178,7 +178,8 @@ def test_a_model_is_pushed_and_read_back(data, tmp_path):
     server, folder = Hub(), data / "06_models/model"
     known = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_right"}
     known |= {"HF_HUB_DISABLE_XET": "1"}
-    asked = ("--params", f"data_dir={data}")
+    given = f"data_dir={data},split.group_column=null"
+    asked = ("--params", given)
     listed = ran("flatout", "push", "me/two", "--dry-run", *asked, **known)
     assert "model.safetensors" in listed
     assert not server.asked
@@ -186,7 +187,7 @@ def test_a_model_is_pushed_and_read_back(data, tmp_path):
     for name, content in server.files["me/two"].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    assert f"kedro run --params=data_dir={data}" in (tmp_path / "README.md").read_text()
+    assert f"kedro run --params={given}" in (tmp_path / "README.md").read_text()
     pairs = zip(
         load_pretrained(tmp_path).parameters(),
         load_pretrained(folder).parameters(),

@@ -9,8 +9,8 @@ import click
 from kedro.framework.cli.utils import env_option
 
 from flatout.cli.groups import PARAMS, context_of, flatout, plain_errors
-from flatout.engine.parameters.common import by_path
 from flatout.project.config_loader import credentials_of, loader_of
+from flatout.project.parameters.table import as_params
 
 
 @flatout.command()
@@ -34,9 +34,8 @@ def push(
 
         reporting = Path(loader_of(context).settings.paths.metrics).parent
         folder = context.catalog["model"].path
-        given = [f"{name}={value}" for name, value in by_path(params)]
         command = ["kedro", "run", *([f"--env={env}"] if env else [])]
-        command += [f"--params={','.join(given)}"] if given else []
+        command += [f"--params={given}"] if (given := as_params(params)) else []
         write_card(folder, repository, reporting, command)
         if dry_run:
             for name, path in files_of(folder).items():

@@ -10,12 +10,11 @@ from kedro.framework.project import settings as of_kedro
 
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.parameters import Settings
-from flatout.engine.parameters.common import by_path
 from flatout.engine.rows import row_kind
 from flatout.places import use_project
 from flatout.project.config_loader import ProjectConfigLoader, loader_of
 from flatout.project.mlflow_options import MlflowOptions, mlflow_options
-from flatout.project.parameters.table import as_yaml
+from flatout.project.parameters.table import as_params
 from flatout.tracking import RunFolder
 
 REPEATED = ("data_dir", "arrays", "corpus", "images", "model", "split", "tokenize")
@@ -68,7 +67,7 @@ class Run:
         return _joined(
             env=loader.env,
             conf_source=None if Path(source) == conf else source,
-            params=",".join(f"{k}={as_yaml(v)}" for k, v in by_path(repeated)),
+            params=as_params(repeated),
         )
 
     @property

@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from flatout.engine.parameters import Settings, near_or_all
-from flatout.engine.parameters.common import fields_of, is_group
+from flatout.engine.parameters.common import by_path, fields_of, is_group
 from flatout.engine.parameters.other_names import RENAMED
 from flatout.engine.parameters.secrets import without_password
 from flatout.project.command_line import CommandError
@@ -74,3 +74,10 @@ def found_in(tree: Mapping[str, Any], path: str) -> Any:
 def as_yaml(value: Any) -> str:
     """Format a value on one line, without passwords."""
     return without_password(value) if isinstance(value, str) else json.dumps(value)
+
+
+def as_params(tree: Mapping[str, Any]) -> str:
+    """Return the parameters in `tree` as the value of --params. Values with a comma,
+    such as long lists, are left out, because --params cannot express them."""
+    given = ((path, as_yaml(value)) for path, value in by_path(tree))
+    return ",".join(f"{path}={text}" for path, text in given if "," not in text)
