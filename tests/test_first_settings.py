@@ -36,6 +36,11 @@ def chat(_: int) -> dict:
     return {"messages": [{"role": r, "content": c} for r, c in turns]}
 
 
+def sharegpt(_: int) -> dict:
+    turns = (("human", text()), ("gpt", text()))
+    return {"conversations": [{"from": r, "value": c} for r, c in turns]}
+
+
 def columns(**names: str | None) -> dict:
     """Return the settings that name the columns of `split`."""
     return {f"{role}_column": name for role, name in names.items()}
@@ -111,6 +116,11 @@ KINDS = {
         chat,
         "causal-lm",
         columns(messages="messages", label=None),
+    ),
+    "sharegpt.jsonl": (
+        sharegpt,
+        "causal-lm",
+        columns(messages="conversations", label=None),
     ),
     "calls.csv": (
         lambda n: {"conversation": text(), "label": "ab"[n % 2]},
@@ -289,7 +299,7 @@ def test_nothing_is_replaced_unasked(tmp_path):
             "table of numbers is read by kedro run --env=arrays --params=arrays.path=",
         ),
         ("gone.csv", "is not there"),
-        ("sharegpt.jsonl", "no column looks like text; there are 'conversations'"),
+        ("turns.jsonl", "no column looks like text; there are 'conversations'"),
     ],
 )
 def test_what_holds_no_texts_is_refused(tmp_path, name, said):
@@ -297,8 +307,8 @@ def test_what_holds_no_texts_is_refused(tmp_path, name, said):
     file.parent.mkdir(parents=True, exist_ok=True)
     if name == "numbers.csv":
         write(file, lambda n: {"a": n, "b": n * 2 or "n/a", "c": -n / 8 or "x"})
-    elif name == "sharegpt.jsonl":
-        turn = {"from": "human", "value": text()}
+    elif name == "turns.jsonl":
+        turn = {"speaker": "me", "text": text()}
         write(file, lambda n: {"conversations": [turn]})
     elif name != "gone.csv":
         file.touch()

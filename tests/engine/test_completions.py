@@ -184,6 +184,24 @@ def test_messages_are_written_and_masked_by_the_chat_template(tmp_path):
         assert labels[-1] == theirs.eos_token_id
 
 
+def test_chats_of_sharegpt_are_read_as_messages():
+    names = {"role": "from", "content": "value", "user": "human", "assistant": "gpt"}
+    talks = talks_of(60)
+    renamed = talks["talk"].copy()
+    for usual, other in names.items():
+        renamed = renamed.str.replace(f'"{usual}"', f'"{other}"')
+    wrong = '[{"from": ["gpt"], "value": "x"}, {"from": "gpt", "value": "y"}]'
+    rows, rejected = split(
+        pd.DataFrame({"talk": [*renamed, wrong]}),
+        messages_column="talk",
+        max_rejected_fraction=1,
+    )
+    plain, _ = split(talks, messages_column="talk")
+    both = ["text", "messages"]
+    assert rows.select_columns(both)[:] == plain.select_columns(both)[:]
+    assert "not a list of messages" in rejected[0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [

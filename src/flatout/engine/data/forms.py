@@ -29,6 +29,8 @@ from flatout.engine.files.content_key import plain_values
 ASSISTANT = "assistant"
 """Messages with this role are the training targets."""
 FIRST = ("role", "content")
+SHAREGPT = {"human": "user", "gpt": "assistant"}
+"""The roles of messages in the ShareGPT format, by their names in this format."""
 WORD = re.compile(r"\w+|[^\w\s]")
 """Matches the words and punctuation marks of a plain text."""
 
@@ -111,7 +113,8 @@ def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
     messages = parsed_list(value)
     if messages is None:
         return f"{name} is missing"
-    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+    messages = list(map(as_message, messages)) if isinstance(messages, list) else None
+    if messages is None or not all(map(_is_message, messages)):
         return f"{name} is not a list of messages with a role and a content"
     answers = [m["content"] for m in messages if m["role"] == ASSISTANT]
     if not answers:
@@ -121,6 +124,17 @@ def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
     return [
         {key: m[key] for key in (*FIRST, *m) if m[key] is not None} for m in messages
     ]
+
+
+def as_message(value: Any) -> Any:
+    """Return a message in the ShareGPT format, with `from` and `value`, as a message
+    with `role` and `content`. Other values are returned unchanged."""
+    is_other = not isinstance(value, dict) or not {"from", "value"} <= value.keys()
+    if is_other or value.keys() & FIRST:
+        return value
+    rest = {key: v for key, v in value.items() if key not in ("from", "value")}
+    role = SHAREGPT.get(str(value["from"]), value["from"])
+    return {"role": role, "content": value["value"], **rest}
 
 
 def _is_message(value: Any) -> bool:

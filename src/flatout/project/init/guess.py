@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout.engine.data.column_checks import value_of
 from flatout.engine.data.columns import listed
+from flatout.engine.data.forms import as_message
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.project.init.forms import FORMS, LOWEST_SCORE
 
@@ -157,7 +158,8 @@ def _fits(parameter: str, values: Sequence[Any]) -> bool:
 
 def _is_chat(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value
+        isinstance(turn, dict) and {"role", "content"} <= turn.keys()
+        for turn in map(as_message, value)
     )
 
 
@@ -175,7 +177,7 @@ def _is_score(task: str, columns: Values, label: str | None) -> bool:
 
 def _as_text(value: Any) -> str:
     """Join the words of a list, or the contents of messages, into one text."""
-    parts = value if isinstance(value, list) else [value]
+    parts = map(as_message, value) if isinstance(value, list) else [value]
     return " ".join(str(p["content"] if isinstance(p, dict) else p) for p in parts)
 
 
