@@ -1,8 +1,10 @@
 """A custom kind of rows in every pipeline, compared with plain PyTorch."""
 
+import importlib
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,13 @@ import torch
 from datasets import Dataset, load_from_disk
 from torch.nn.functional import cross_entropy
 
+from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.keyed_folder import write_whole
 from flatout.engine.launch.launch import make_job
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.rows import row_kind
-from flatout.engine.rows.rows import TokenRowsError, array_of, open_rows
+from flatout.engine.rows.rows import SplitRows, TokenRowsError, array_of, open_rows
 from flatout.engine.train.setup.assemble import build_model
 from tests.conftest import PROJECT, kedro
 from tests.engine.test_arrays import Plain
@@ -192,6 +196,32 @@ def test_rows_in_parts_and_statistics_are_those_of_numpy(tmp_path, shards):
     np.testing.assert_allclose(rows.facts.mean, values.mean(0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(rows.facts.deviation, values.std(0), rtol=1e-4)
     assert rows.row_bytes == 12 * 4
+
+
+def test_statistics_are_those_of_the_code_of_the_class(tmp_path, monkeypatch):
+    """The rows are in a folder of flatout's, which stores their statistics."""
+    code = (PROJECT / "tests/own_rows.py").read_text().replace("wave", "chang")
+    module, folder = tmp_path / "changing_rows.py", tmp_path / "rows"
+    table = table_of("train").rename_columns({"waveform": "changform"})
+
+    def fill(target: Path) -> dict:
+        Dataset(table).save_to_disk(str(target))
+        return {"rows": len(table)}
+
+    def mean() -> list[float]:
+        importlib.invalidate_caches()
+        sys.modules.pop("changing_rows", None)
+        kind = importlib.import_module("changing_rows").Waveforms
+        return open_rows(folder, kind).facts.mean
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(SplitRows, "known", SplitRows.known.copy())
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    write_whole(folder, ContentKey({}), fill)
+    for factor in (1, 1, 3):
+        module.write_text(code.replace("rows, None]", f"rows, None] * {factor}"))
+        expected = factor * samples("train").mean(0)
+        np.testing.assert_allclose(mean(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_lists_without_a_fixed_size_are_refused():

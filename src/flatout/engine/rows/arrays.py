@@ -166,10 +166,6 @@ class ArrayRows(SplitRows):
                 raise ValueError(f"inputs returns {got}, not numbers of shape {wanted}")
         return found
 
-    @cached_property
-    def _is_custom(self) -> bool:
-        return not type(self).__module__.startswith("flatout.")
-
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Context manager that turns an error of a custom class into TokenRowsError."""

@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flatout.engine.files.identity import digest_of, sources_of
 from flatout.engine.files.keyed_folder import note_facts, stored_facts
 from flatout.engine.rows.layout import Ints, LaidOut, Layout
 from flatout.engine.rows.token_facts import TokenFacts
 
 logger = logging.getLogger(__name__)
 
+CODE = "code"
+"""Name of the stored digest of a custom class's code."""
 LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 
 
@@ -136,6 +139,10 @@ class SplitRows(Rows):
         return 0
 
     @cached_property
+    def _is_custom(self) -> bool:
+        return not type(self).__module__.startswith("flatout.")
+
+    @cached_property
     @abstractmethod
     def _chunks(self) -> list[Any]:
         """One chunk per record batch, with a length and `labels` (N, ...) or None."""
@@ -177,17 +184,19 @@ class SplitRows(Rows):
 
     @cached_property
     def facts(self) -> TokenFacts:
-        """Statistics of the rows. They are usually stored with the rows. Otherwise, all
-        rows are read once to compute them, and the result is stored."""
+        """Statistics of the rows. They are usually stored with the rows. Otherwise, or
+        if the code of a custom class has changed, all rows are read once to compute
+        them, and the result is stored."""
         stored = {} if self.folder is None else stored_facts(self.folder)
-        noted = self.facts_class.noted(stored, len(self))
+        module = type(self).__module__
+        code = {CODE: digest_of(sources_of(module))} if self._is_custom else {}
+        is_current = code.items() <= stored.items()
+        noted = self.facts_class.noted(stored, len(self)) if is_current else None
         if noted is not None or self.folder is None:
             return noted or self.facts_class.of(self.table)
-        logger.info(
-            "%s: reading all rows, because no statistics are stored", self.folder
-        )
+        logger.info("%s: reading all rows to compute statistics", self.folder)
         facts = self.facts_class.of(self.table)
-        note_facts(self.folder, facts.as_dict())
+        note_facts(self.folder, facts.as_dict() | code)
         return facts
 
 
