@@ -112,6 +112,33 @@ def test_a_folder_of_shards_is_read_in_the_order_of_names(tmp_path):
     assert rows == [("1.csv", 0, "first", "x"), ("b/2.csv", 0, "second", "y")]
 
 
+@pytest.mark.parametrize(
+    ("encoding", "content", "warns"),
+    [
+        ("cp1252", "caf\xe9".encode(), True),
+        ("cp1252", b"A" * 2**20 + "caf\xe9".encode(), True),
+        ("cp1252", "caf\xe9".encode("cp1252"), False),
+        ("cp1252", "caf\xe9".encode() + b" \xe9", False),
+        ("cp1252", b"cafe", False),
+        ("cp949", "짜장면".encode("cp949"), False),
+        ("utf-8", "caf\xe9".encode(), False),
+        ("utf-16", "text\ncaf\xe9".encode("utf-16"), False),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_a_utf_8_file_that_is_read_in_another_encoding_is_named(
+    tmp_path, caplog, suffix, encoding, content, warns
+):
+    head = b"" if encoding == "utf-16" else b"text\n"
+    packed = gzip.compress if suffix == "csv.gz" else bytes
+    write(tmp_path / "1.csv", "text\na\n".encode(encoding))
+    path = write(tmp_path / f"2.{suffix}", packed(head + content))
+    for _ in TextFiles(tmp_path, Format(encoding=encoding)).batches(["text"]):
+        pass
+    named = f"{path} is a UTF-8 file that is read as {encoding}"
+    assert [named in record.message for record in caplog.records] == [True] * warns
+
+
 LATIN = "caf\xe9".encode("latin-1")
 HEAD = b"text,label\na,x\n"
 

@@ -7,7 +7,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 PACKED = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
 """The first bytes of compressed files, by compression format."""
+CHECKED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,19 @@ class FileReader(ABC):
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
         return Utf8(self._open(), encoding, mark, as_is=as_is)
+
+    def is_misread(self) -> bool:
+        """Return whether the file is UTF-8 with characters that are not ASCII, although
+        another encoding is set, which would replace these characters."""
+        if codecs.lookup(self.form.encoding).name.startswith("utf"):
+            return False
+        decoder, found = codecs.getincrementaldecoder("utf-8")(), False
+        with suppress(ValueError, OSError), self._open() as stream:
+            while block := stream.read(CHECKED_BYTES):
+                found |= not decoder.decode(block).isascii()
+            decoder.decode(b"", final=True)
+            return found
+        return False
 
     def _open(self) -> Any:
         """Open the file, and decompress it if it is compressed (see PACKED)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,8 @@ from flatout.engine.data.readers.file_reader import (
 )
 from flatout.engine.data.readers.json_reader import JsonReader
 from flatout.engine.files.content_key import files_hash
+
+logger = logging.getLogger(__name__)
 
 READERS: dict[str, type[FileReader]] = {
     ".csv": CsvReader,
@@ -97,9 +100,21 @@ class TextFiles:
             return files_hash(json.dumps([list(columns), form]), named)
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
+        self._warn_if_misread()
         for shard in self.files:
             with readable(shard):
                 yield from self._open(shard).batches(list(columns))
+
+    def _warn_if_misread(self) -> None:
+        """Log a warning that names the first UTF-8 file for which another encoding is
+        set. This is no error, because a few bytes can be valid in both encodings."""
+        if shard := next((s for s in self.files if self._open(s).is_misread()), None):
+            logger.warning(
+                "%s is a UTF-8 file that is read as %s, so that é becomes Ã©, for "
+                "example: remove the encoding from the entry in the catalog. If other "
+                "files of the folder need it, save them as UTF-8",
+                *(shard, self.form.encoding),
+            )
 
     def _reader_of(self, path: Path) -> type[FileReader] | None:
         """Return the reader class for a file, or None if its suffix is unknown. Raises
