@@ -36,6 +36,7 @@ from tests.make import plain_logits
 PAGE = (PROJECT / "docs/own_parts.md").read_text("utf-8")
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SECOND = """
+import os
 import torch
 
 TOLD = []
@@ -74,6 +75,9 @@ def few(predictions, labels):
 
 def negative(step, total_steps):
     return -1
+
+def one_sided(step, total_steps):
+    return 1.0 if os.environ.get("RANK") == "0" else -1
 
 def grows_late(step, total_steps):
     return None if step > 8 else 1.0
@@ -450,6 +454,20 @@ def test_two_ranks_refuse_a_part_without_their_tracebacks(parts, tmp_path, capfd
     two = {"distributed": {"num_processes": 2}}
     job = make_job(tmp_path, schedule="odd_parts.more.negative", **two)
     with pytest.raises(SettingsError, match=r"negative\(0, 12\) gives -1"):
+        run_job(job)
+    told = capfd.readouterr().err
+    assert "12 steps of 16 samples" in told
+    assert not re.search("Traceback|Error|exitcode", told), told
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_fault_of_one_rank_is_told_without_the_tracebacks_of_others(
+    parts, tmp_path, capfd
+):
+    two = {"distributed": {"num_processes": 2}}
+    job = make_job(tmp_path, schedule="odd_parts.more.one_sided", **two)
+    with pytest.raises(SettingsError, match=r"one_sided\(0, 12\) gives -1"):
         run_job(job)
     told = capfd.readouterr().err
     assert "12 steps of 16 samples" in told

@@ -57,8 +57,9 @@ def main(folder: Path) -> None:
     try:
         _run(spec, settings, folder)
     except Exception as error:
-        is_plain = type(error).__module__.startswith("flatout.")
-        if leave_error(error) and is_plain:  # the launcher shows the message
+        # The launcher shows the error of the rank that failed first. Ranks that only
+        # lost their connection to it would show tracebacks before.
+        if leave_error(error):
             raise SystemExit(1) from None
         raise
     heartbeat.enter(FINISHED)
