@@ -15,7 +15,7 @@ from flatout.project.config_loader import (
 )
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT, kedro
-from tests.projects import copied_conf
+from tests.projects import context_of, copied_conf
 
 
 @pytest.fixture
@@ -211,3 +211,11 @@ def test_a_run_says_so_in_a_line(conf):
         f"Error: {conf}/tuned has no parameters yet: kedro run --pipelines=benchmark "
         "writes them"
     )
+
+
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_the_files_that_a_parameter_names_are_also_predicted(kind, tmp_path):
+    """The predict command that a run suggests names them with this parameter."""
+    options = {"runtime_params": {kind: {"path": str(tmp_path)}}}
+    catalog = context_of(kind, **options).catalog
+    assert catalog.load(f"raw_{kind}") == catalog.load(f"predict_{kind}") == tmp_path

@@ -148,7 +148,8 @@ class ArraySettings(SettingsModel):
     """Conversion of numeric files to samples of one shape (`train.rows: arrays`)."""
 
     path: str | None = None
-    """File or folder with the samples. It replaces the catalog entry raw_arrays."""
+    """File or folder with the samples. It replaces the built-in digits in raw_arrays
+    and predict_arrays."""
     inputs: list[str] = []
     """Input columns of Parquet files, or the input array of .npz and HDF5 files. If
     empty, all columns or arrays except the label are used."""
@@ -158,7 +159,8 @@ class ImageSettings(SettingsModel):
     """Conversion of image files to pixels (`train.rows: images`)."""
 
     path: str | None = None
-    """Folder or manifest of the images. It replaces the catalog entry raw_images."""
+    """Folder or manifest of the images. It replaces the built-in digits in raw_images
+    and predict_images."""
     size: int = Field(224, ge=1)
     """Height and width in pixels. Images are resized, then centre-cropped."""
     keep: Literal["pixels", "files"] = "pixels"
