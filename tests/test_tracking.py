@@ -568,7 +568,6 @@ def described(saved: Path, loss: float, tokens: str = "t") -> dict:
         SavedModel(
             folder=str(saved),
             saved_ns=newest_ns(saved),
-            shape=None,
             task="fill-mask",
             registered_model="flatout",
             validation_loss=loss,

@@ -2,7 +2,7 @@
 sweeps."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import mlflow
 import numpy as np
@@ -27,6 +27,7 @@ from flatout.engine.rows import arrays as array_rows
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.project.saved_model import saved_model
 from flatout.tracking.logged_models import _load_pyfunc, log_sample_model
+from flatout.tracking.models import log_and_register
 from flatout.tracking.store import connect
 from tests.engine import test_arrays as arrays, test_images as images
 from tests.engine.benches import ONE_WINDOW
@@ -206,6 +207,24 @@ def test_mlflow_loads_the_model_and_predicts(trained, store, tmp_path):
     np.testing.assert_allclose(shares_of(answers), expected, atol=1e-5)
     with pytest.raises(mlflow.MlflowException, match="Failed to enforce schema"):
         model.predict(samples[:, :1])
+    empty = model.predict(samples[:0])  # of an empty part of a Spark table
+    assert list(empty) == names and empty.empty
+
+
+def test_a_record_of_an_earlier_version_is_sent_without_a_signature(
+    trained, store, tmp_path
+):
+    """Earlier versions recorded a file with a sample instead of its shape."""
+    _, job, folder = trained
+    client = connect(store)
+    run = client.create_run(client.create_experiment("old", str(tmp_path / "kept")))
+    old = {**asdict(saved(folder, job)), "example": str(tmp_path / "example.npy")}
+    for name in ("shape", "dtype", "outputs"):
+        del old[name]
+    model = mlflow.pyfunc.load_model(log_and_register(client, old, run.info.run_id))
+    samples = np.stack(job.test.views(np.arange(5)))
+    expected = plain_shares(folder, job, samples)
+    np.testing.assert_allclose(shares_of(model.predict(samples)), expected, atol=1e-5)
 
 
 def test_mlflow_finds_the_columns_of_a_table_by_name(store, tmp_path):
@@ -230,6 +249,11 @@ def test_mlflow_finds_the_columns_of_a_table_by_name(store, tmp_path):
         np.testing.assert_allclose(shares_of(model.predict(given)), expected, atol=1e-5)
     with pytest.raises(mlflow.MlflowException, match=r"missing inputs \['a'\]"):
         model.predict(frame[["b"]])
+    for broken, why in (("x", "NaN"), (None, "NaN"), (1e39, "an infinite value")):
+        said = rf"^1 of 60 samples .* sample 1 \(counted from 0\): {why}\. .* \(2,\)"
+        with pytest.raises(ValueError, match=said):
+            cells = [*frame["a"][:1], broken, *frame["a"][2:]]
+            model.predict(frame.assign(a=cells))
 
 
 def test_mlflow_answers_by_the_calibration(trained, tmp_path):

@@ -45,7 +45,6 @@ def saved_model(
     found = SavedModel(
         folder=str(folder),
         saved_ns=newest_ns(folder),
-        shape=None,
         task=_pipeline_tag(parts[0], settings) if is_text else None,
         registered_model=settings.tracking.registered_model,
         validation_loss=report["validation_loss"],

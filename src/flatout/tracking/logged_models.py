@@ -106,12 +106,40 @@ class SampleModel:
         """Return a table with one row for each of the `samples` (N, ...). It has the
         label, score and class probabilities, or a value for regression. The samples
         must have the same form as the training data, before normalisation. The columns
-        of a DataFrame are found by name."""
+        of a DataFrame are found by name. Raises ValueError if samples are unusable."""
         from flatout.engine.predict.predicting import answers_to
 
         if self.columns and isinstance(samples, pd.DataFrame):
-            samples = samples[self.columns].to_numpy(float)
-        return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
+            samples = _numbers(samples[self.columns])
+        samples = np.asarray(samples)
+        if not len(samples):
+            fields = self._predictor.task.answer_fields()
+            return pd.DataFrame(columns=[field.name for field in fields])
+        self._check(samples)
+        return pd.DataFrame(dict(answers_to(self._predictor, samples)))
+
+    def _check(self, samples: Any) -> None:
+        """Raise ValueError if `samples` (N, ...) contain NaN or infinite values, or
+        differ in shape from the training data."""
+        from flatout.engine.arrays.sources import Window
+
+        shape = self._predictor.shape
+        if faults := Window("", 0, samples, None).faults_for(shape):
+            row, why = min(faults.items())
+            raise ValueError(
+                f"{len(faults)} of {len(samples)} samples cannot be predicted, the "
+                f"first is sample {row} (counted from 0): {why}. A sample must have "
+                f"the shape {shape} and only finite numbers: correct these samples, or "
+                "leave them out"
+            )
+
+
+def _numbers(table: pd.DataFrame) -> Any:
+    """Return the cells of `table` as numbers. Cells that are not numbers become NaN."""
+    try:
+        return table.to_numpy(float)
+    except (TypeError, ValueError):
+        return table.apply(pd.to_numeric, errors="coerce").to_numpy(float)
 
 
 def _load_pyfunc(
@@ -149,24 +177,32 @@ def log_text_model(folder: Path, task: str, run_id: str) -> str:
 def log_sample_model(saved: SavedModel, run_id: str) -> str:
     """Log a saved model of arrays or images to the run, and return the model's URI. The
     columns of tables are inputs by name. Other inputs are arrays (N, ...)."""
+    return _logged(
+        Path(saved.folder),
+        run_id,
+        also=("accelerate", "datasets", "pyarrow", "xxhash"),
+        signature=_signature(saved),
+    )
+
+
+def _signature(saved: SavedModel) -> Any:
+    """Return the signature of a model of samples, or None for an older record, which
+    does not contain the form of the samples."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema, TensorSpec
     from mlflow.types.schema import AnyType
 
-    shape, folder = saved.shape or [], Path(saved.folder)
-    names = json.loads((folder / "config.json").read_text()).get("input_names", ())
-    inputs: list[Any] = [TensorSpec(np.dtype(saved.dtype), (-1, *shape))]
-    if [len(names)] == shape:
+    if saved.shape is None:
+        return None
+    file = Path(saved.folder, "config.json")
+    names = json.loads(file.read_text(encoding="utf-8")).get("input_names", ())
+    inputs: list[Any] = [TensorSpec(np.dtype(saved.dtype), (-1, *saved.shape))]
+    if [len(names)] == saved.shape:
         inputs = [ColSpec(AnyType(), name) for name in names]
-    known = {"string": DataType.string, "float": DataType.float}
+    known = {name: DataType[name] for name in ("string", "float", "double")}
     kinds = {name: known.get(kind, AnyType()) for name, kind in saved.outputs.items()}
     outputs = [ColSpec(kind, name) for name, kind in kinds.items()]
-    return _logged(
-        folder,
-        run_id,
-        also=("accelerate", "datasets", "pyarrow", "xxhash"),
-        signature=ModelSignature(Schema(inputs), Schema(outputs) if outputs else None),
-    )
+    return ModelSignature(Schema(inputs), Schema(outputs) if outputs else None)
 
 
 def _logged(folder: Path, run_id: str, also: Sequence[str] = (), **options: Any) -> str:

@@ -32,7 +32,7 @@ def log_and_register(
     """Log a saved model to the run and register it if a name is configured. Steps that
     were completed earlier are skipped. `described` are the fields of a SavedModel.
     Return the model's URI, or LOST if another run has replaced the model's files."""
-    found, folder = SavedModel(**described), Path(described["folder"])
+    found, folder = SavedModel.of(described), Path(described["folder"])
     logged = _logged(client, run_id)
     if logged:
         uri = f"{LOGGED}{logged[-1]}"

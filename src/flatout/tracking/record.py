@@ -77,8 +77,6 @@ class SavedModel:
     saved_ns: int
     """Modification time of the newest file. A newer file means that the model was
     replaced."""
-    shape: list[int] | None
-    """The shape of a sample, or None for models of texts."""
     task: str | None
     """Name of the transformers pipeline, or None for models of arrays or images."""
     registered_model: str | None
@@ -90,9 +88,18 @@ class SavedModel:
     """Digest of the parameters that determine training, except for the seed."""
     seed: int | None = None
     dtype: str | None = None
-    """The dtype of samples, or None for models of texts."""
+    """The dtype of samples, or None for models of texts and in older records."""
+    shape: list[int] | None = None
+    """The shape of a sample, or None for models of texts and in older records."""
     outputs: dict[str, str] = field(default_factory=dict)
     """The columns of a prediction for a sample, and their Arrow types."""
+
+    @classmethod
+    def of(cls, described: dict[str, Any]) -> SavedModel:
+        """Return the model with the fields `described`, which another version of
+        flatout may have written. Unknown fields are ignored."""
+        known = {one.name for one in fields(cls)} & {*described}
+        return cls(**{name: described[name] for name in known})
 
     @property
     def tags(self) -> dict[str, str]:
