@@ -43,13 +43,22 @@ def test_globals_of_an_earlier_version_name_their_new_place(tmp_path):
 
 
 BASE = "raw_texts: {type: a}\npredict_texts: {type: a}\ntrain_reports: {type: a}\n"
+BASE += "'{split}_tokens': {type: a}\n"
 
 
 @pytest.mark.parametrize(
-    "name", ["raw_text", "rawtexts", "raw-texts", "Raw_texts", "predict_text"]
+    ("name", "right"),
+    [
+        ("raw_text", "raw_texts"),
+        ("rawtexts", "raw_texts"),
+        ("raw-texts", "raw_texts"),
+        ("Raw_texts", "raw_texts"),
+        ("predict_text", "predict_texts"),
+        ("train_token", "train_tokens"),
+        ("raw_validation_text", "raw_validation_texts"),
+    ],
 )
-def test_a_misspelt_catalog_entry_is_refused_with_the_nearest(tmp_path, name):
-    right = "predict_texts" if name == "predict_text" else "raw_texts"
+def test_a_misspelt_catalog_entry_is_refused_with_the_nearest(tmp_path, name, right):
     said = fault(tmp_path, f"{name}: {{type: b}}", "catalog.yml", base=BASE)
     assert said == (
         f"catalog entry {name}: no pipeline uses it; did you mean {right}? Rename it, "
@@ -65,6 +74,8 @@ def test_a_misspelt_catalog_entry_is_refused_with_the_nearest(tmp_path, name):
         "raw_texts: {type: b}\nraw_texts2: {type: c}",  # stored next to the one in use
         "_raw_text: {type: b}",
         "'{name}_texts': {type: b}",
+        "raw_train_texts: {type: b}\nraw_test_texts: {type: b}",
+        "train_tokens: {type: b}",
         "train_report: {type: b}",  # missing in this base, but used by a pipeline
         "reviews: {type: b}",
     ],

@@ -9,6 +9,7 @@ from typing import Any
 from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
+from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.families import import_own
 from flatout.engine.machine import environment
 from flatout.engine.models.model_keys import check_model_keys
@@ -46,12 +47,14 @@ def refuse_misspelt_catalog_entries(loader: ProjectConfigLoader) -> None:
     """Raise SettingsError for catalog entries with a misspelt name. Kedro would accept
     them and read the entry in conf/base instead."""
     base = _entries(loader, loader.base_env)
-    own = {name.partition("@")[0] for name in loader["catalog"].keys() - base} - base
+    known = {name.replace("{split}", one) for name in base for one in SPLITS}
+    known |= {f"raw_{one}_texts" for one in SPLITS if "raw_texts" in base}
+    own = {name.partition("@")[0] for name in loader["catalog"].keys() - base} - known
     given = _entries(loader, loader.default_run_env)
     for name in sorted(own):
         if name.startswith("_") or "{" in name:
             continue
-        near = nearest(name, base - given)
+        near = nearest(name, known - given)
         if near and not any(name in p.datasets() for p in pipelines.values()):
             raise SettingsError(
                 f"catalog entry {name}: no pipeline uses it; did you mean {near}? "
