@@ -44,6 +44,7 @@ def test_predictions_go_into_any_table(tmp_path, kind, place, options):
         ("train_rows", "pandas.CSVDataset"),
         ("test_tokens", "pandas.ParquetDataset"),
         ("tokenizer", "pickle.PickleDataset"),
+        ("model", "pickle.PickleDataset"),
     ],
 )
 def test_an_entry_that_another_pipeline_reads_keeps_its_type(tmp_path, name, kind):

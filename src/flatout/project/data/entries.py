@@ -19,7 +19,7 @@ from flatout.engine.parameters import SettingsError
 OURS_ALONE = frozenset(
     {
         *(f"{split}_{kind}" for split in SPLITS for kind in ("rows", "tokens")),
-        *("tokenizer", "tokenizer_file"),
+        *("tokenizer", "tokenizer_file", "model", "last_model"),
     }
 )
 """Entries that must have flatout's own format, because other pipelines read them."""
