@@ -1,11 +1,14 @@
 """Keys and digests are equal for equal rows and different for different rows."""
 
+import hashlib
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from flatout.engine.files.content_key import ContentKey, arrow_digest
+from flatout.engine.files.identity import digest_of
 
 ROWS = st.lists(
     st.tuples(
@@ -105,3 +108,11 @@ def test_a_memory_mapped_file_has_the_digest_of_its_rows(tmp_path):
         writer.write_table(table, max_chunksize=64)
     mapped = pa.ipc.open_stream(pa.memory_map(str(tmp_path / "a.arrow"))).read_all()
     assert arrow_digest([mapped]) == arrow_digest([table])
+
+
+def test_a_lock_file_of_emacs_is_not_code(tmp_path):
+    """Emacs creates such a broken link while a file has changes that are not saved."""
+    (tmp_path / "rows.py").write_bytes(b"code")
+    (tmp_path / ".#rows.py").symlink_to("me@host.1234:1")
+    expected = hashlib.sha256(b"code").hexdigest()
+    assert expected.startswith(digest_of(tmp_path.glob("*.py")))

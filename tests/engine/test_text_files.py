@@ -120,6 +120,7 @@ def test_a_folder_of_shards_is_read_in_the_order_of_names(tmp_path):
         ("cp1252", "caf\xe9".encode("cp1252"), False),
         ("cp1252", "caf\xe9".encode() + b" \xe9", False),
         ("cp1252", b"cafe", False),
+        ("cp949", "caf\xe9".encode(), True),
         ("cp949", "짜장면".encode("cp949"), False),
         ("utf-8", "caf\xe9".encode(), False),
         ("utf-16", "text\ncaf\xe9".encode("utf-16"), False),
@@ -135,7 +136,10 @@ def test_a_utf_8_file_that_is_read_in_another_encoding_is_named(
     path = write(tmp_path / f"2.{suffix}", packed(head + content))
     for _ in TextFiles(tmp_path, Format(encoding=encoding)).batches(["text"]):
         pass
-    named = f"{path} is a UTF-8 file that is read as {encoding}"
+    shown = "챕" if encoding == "cp949" else "Ã©"
+    named = (
+        f"{path} is a UTF-8 file that is read as {encoding}, so that é becomes {shown}"
+    )
     assert [named in record.message for record in caplog.records] == [True] * warns
 
 

@@ -32,9 +32,10 @@ def sources_of(module: str) -> Iterable[Path]:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Return a digest of the contents of the files, read in order of their names."""
+    """Return a digest of the contents of the files, read in order of their names.
+    Broken links, such as the lock files of Emacs, are left out."""
     digest = hashlib.sha256()
-    for file in sorted(files):
+    for file in sorted(filter(Path.is_file, files)):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -110,10 +110,11 @@ class TextFiles:
         set. This is no error, because a few bytes can be valid in both encodings."""
         if shard := next((s for s in self.files if self._open(s).is_misread()), None):
             logger.warning(
-                "%s is a UTF-8 file that is read as %s, so that é becomes Ã©, for "
+                "%s is a UTF-8 file that is read as %s, so that é becomes %s, for "
                 "example: remove the encoding from the entry in the catalog. If other "
                 "files of the folder need it, save them as UTF-8",
                 *(shard, self.form.encoding),
+                "é".encode().decode(self.form.encoding, errors="replace"),
             )
 
     def _reader_of(self, path: Path) -> type[FileReader] | None:
