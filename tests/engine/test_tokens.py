@@ -122,7 +122,7 @@ def test_rows_without_facts_are_counted_once_and_told(tmp_path, caplog):
     key = stored_key(folder)
     with caplog.at_level("INFO", "flatout.engine"):
         assert vars(open_rows(folder).facts) == counted(open_rows(folder))
-    (line,) = [m for m in caplog.messages if "reading all rows, because" in m]
+    (line,) = [m for m in caplog.messages if "reading all rows to compute" in m]
     assert str(folder) in line
     assert stored_key(folder) == key and stored_facts(folder)["rows"] == 3000
     caplog.clear()
