@@ -52,3 +52,9 @@ def test_an_entry_that_another_pipeline_reads_keeps_its_type(tmp_path, name, kin
     with pytest.raises(SettingsError, match=f"^catalog: {name}: {kind} .*remove this"):
         opened(entries)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["validation_rows", "train_tokens", "model"])
+def test_an_entry_that_another_pipeline_reads_is_not_kept_in_memory(name):
+    with pytest.raises(SettingsError, match=f"^catalog: {name}: io.MemoryDataset "):
+        opened({name: {"type": "MemoryDataset"}})

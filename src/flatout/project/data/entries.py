@@ -85,14 +85,14 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
             continue
         dataset = catalog.get(name)
         kind = type(dataset)
-        if not kind.__module__.startswith("kedro_datasets."):
-            continue
-        if name in OURS_ALONE:
+        origin = kind.__module__.partition(".")[0]
+        if name in OURS_ALONE and origin in ("kedro", "kedro_datasets"):
             raise SettingsError(
                 f"catalog: {name}: {_package(dataset)}.{kind.__name__} cannot store "
                 "it; remove this entry, so that the one in conf/base is used"
             )
-        catalog[name] = GenericEntry(dataset)
+        if origin == "kedro_datasets":
+            catalog[name] = GenericEntry(dataset)
 
 
 def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
