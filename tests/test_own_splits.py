@@ -1,4 +1,4 @@
-"""Splits that the user provides replace raw_texts."""
+"""Entries that the user provides replace the built-in data."""
 
 import pandas as pd
 import pytest
@@ -48,3 +48,17 @@ def test_other_splits_without_train_are_refused(tmp_path):
     catalog, entries = files(tmp_path, ("test",))
     with pytest.raises(SettingsError, match="raw_test_texts without raw_train_texts"):
         adapt(catalog, entries)
+
+
+@pytest.mark.parametrize("own", [{}, {"predict_images": "new"}])
+def test_the_images_of_the_user_are_predicted_instead_of_the_digits(tmp_path, own):
+    digits = {"type": "flatout.datasets.Digits", "filepath": str(tmp_path / "digits")}
+    conf = {"raw_images": digits, "predict_images": digits}
+    for name, folder in {"raw_images": "photos", **own}.items():
+        place = tmp_path / folder
+        place.mkdir()
+        (place / "a.png").touch()
+        conf[name] = {"type": "flatout.datasets.RawFiles", "filepath": str(place)}
+    adapt(catalog := DataCatalog.from_config(conf), conf)
+    expected = tmp_path / own.get("predict_images", "photos")
+    assert catalog.load("predict_images") == expected

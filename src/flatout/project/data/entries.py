@@ -23,6 +23,7 @@ OURS_ALONE = frozenset(
     }
 )
 """Entries that must have flatout's own format, because other pipelines read them."""
+DIGITS = "flatout.datasets.Digits"
 RECIPES = OURS_ALONE | {
     "predictions",
     "rejected_rows",
@@ -80,6 +81,7 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
     SettingsError if a type would lose data, or if the user provides splits without a
     train split."""
     _join_splits(catalog, conf_catalog)
+    _predict_own_files(catalog, conf_catalog)
     for name in sorted(RECIPES & conf_catalog.keys()):
         if str(conf_catalog[name].get("type")).startswith("flatout."):
             continue
@@ -108,6 +110,17 @@ def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
             "that name, or all rows as raw_texts"
         )
     catalog["raw_texts"] = OwnSplits({n: catalog.get(entry_of(n)) for n in given})
+
+
+def _predict_own_files(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
+    """Predict the files of the user's raw entry, instead of the digits, if the user has
+    not defined the files to predict."""
+    for kind in ("arrays", "images"):
+        raw = conf_catalog.get(f"raw_{kind}", {"type": DIGITS})
+        predicted = conf_catalog.get(f"predict_{kind}", {})
+        is_default = predicted.get("type") == DIGITS and not predicted.get("path")
+        if is_default and raw.get("type") != DIGITS:
+            catalog[f"predict_{kind}"] = catalog.get(f"raw_{kind}")
 
 
 def trust_own_model(pipeline: Pipeline, catalog: DataCatalog) -> None:
