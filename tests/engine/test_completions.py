@@ -151,7 +151,7 @@ def test_bad_rows_go_to_the_quarantine_and_bad_settings_are_refused():
     talks.at[4, "talk"] = other
     rows, rejected = split(talks, messages_column="talk")
     assert [r["reason"] for r in rejected] == [
-        "talk has no message of the assistant, so no token is a target",
+        "talk has no message with the role assistant (ShareGPT: from gpt)",
         "talk has an empty message of the assistant",
         "talk is not a list of messages with a role and a content",
     ]

@@ -118,7 +118,7 @@ def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
         return f"{name} is not a list of messages with a role and a content"
     answers = [m["content"] for m in messages if m["role"] == ASSISTANT]
     if not answers:
-        return f"{name} has no message of the assistant, so no token is a target"
+        return f"{name} has no message with the role assistant (ShareGPT: from gpt)"
     if not all(answer.strip() for answer in answers):
         return f"{name} has an empty message of the assistant"
     return [
