@@ -18,7 +18,8 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
 VALUES_AT_ONCE = 2**22
-"""The number of values per update of the statistics, which makes two fp64 copies."""
+"""The number of values per update of the statistics. Values that are not pixels are
+copied twice as fp64."""
 
 
 @dataclass
