@@ -450,24 +450,12 @@ def test_two_ranks_count_the_predictions_of_both(parts, tmp_path):
 
 @pytest.mark.process
 @pytest.mark.usefixtures("forked_ranks")
-def test_two_ranks_refuse_a_part_without_their_tracebacks(parts, tmp_path, capfd):
+@pytest.mark.parametrize("part", ["negative", "one_sided"])
+def test_ranks_refuse_a_part_without_their_tracebacks(parts, tmp_path, capfd, part):
+    """`negative` fails on both ranks, and `one_sided` only on one of them."""
     two = {"distributed": {"num_processes": 2}}
-    job = make_job(tmp_path, schedule="odd_parts.more.negative", **two)
-    with pytest.raises(SettingsError, match=r"negative\(0, 12\) gives -1"):
-        run_job(job)
-    told = capfd.readouterr().err
-    assert "12 steps of 16 samples" in told
-    assert not re.search("Traceback|Error|exitcode", told), told
-
-
-@pytest.mark.process
-@pytest.mark.usefixtures("forked_ranks")
-def test_a_fault_of_one_rank_is_told_without_the_tracebacks_of_others(
-    parts, tmp_path, capfd
-):
-    two = {"distributed": {"num_processes": 2}}
-    job = make_job(tmp_path, schedule="odd_parts.more.one_sided", **two)
-    with pytest.raises(SettingsError, match=r"one_sided\(0, 12\) gives -1"):
+    job = make_job(tmp_path, schedule=f"odd_parts.more.{part}", **two)
+    with pytest.raises(SettingsError, match=rf"{part}\(0, 12\) gives -1"):
         run_job(job)
     told = capfd.readouterr().err
     assert "12 steps of 16 samples" in told

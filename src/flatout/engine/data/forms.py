@@ -127,8 +127,8 @@ def _conversation(name: str, value: Any) -> list[dict[str, Any]] | str:
 
 
 def as_message(value: Any) -> Any:
-    """Return a message in the ShareGPT format, with `from` and `value`, as a message
-    with `role` and `content`. Other values are returned unchanged."""
+    """Convert a message in the ShareGPT format, which has `from` and `value`, to a
+    message with `role` and `content`. Return other values unchanged."""
     is_other = not isinstance(value, dict) or not {"from", "value"} <= value.keys()
     if is_other or value.keys() & FIRST:
         return value
