@@ -1,13 +1,15 @@
 """A hand-written training loop with packed rows and a compiled model.
 
-Rows are concatenated in a buffer of fixed size. Only the end of the buffer is padding,
-and the compiled model always sees the same shape. The loop has no checkpoints, logs or
-evaluation.
+The rows of each batch are concatenated without padding, and the model is compiled once
+for all numbers of tokens. Small batches on a GPU are faster with CUDA graphs, which
+need batches of a fixed size, so their end is padding. The loop has no checkpoints, logs
+or evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,10 @@ from benchmarks.training import (
 
 
 class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
-    """Yields random global batches, each in one buffer that ends with padding rows."""
+    """Yields random global batches of concatenated rows. If `fixed` is True, padding
+    rows at the end make all batches equally long."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, *, fixed: bool) -> None:
         self.shape, table = shape, token_table(shape)
         column = table["input_ids"].combine_chunks()
         self.ids = column.values.to_numpy()
@@ -36,10 +39,9 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         self.labels = (
             table["labels"].to_numpy() if "labels" in table.schema.names else None
         )
-        lengths = np.sort(np.diff(self.bounds))
-        most = int(lengths[-shape.batch :].sum())
-        usual = shape.batch * lengths.mean() + 3 * shape.batch**0.5 * lengths.std()
-        self.size = -(-min(most, int(usual)) // 64) * 64 + 64
+        lengths = np.diff(self.bounds)
+        most = shape.batch * lengths.mean() + 3 * shape.batch**0.5 * lengths.std()
+        self.size = int(most) // 64 * 64 + 64 if fixed else 0
         self.more = -(-self.size // shape.longest)
         """Number of padding rows in each batch. None is longer than `shape.longest`."""
 
@@ -49,15 +51,16 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         while True:
             rows = chance.integers(0, len(self.bounds) - 1, self.shape.batch)
             parts = [self.ids[self.bounds[r] : self.bounds[r + 1]] for r in rows]
-            lengths = [len(part) for part in parts]
-            if sum(lengths) >= self.size:  # rare: beyond three standard deviations
+            used = sum(map(len, parts))
+            size = self.size or used
+            if used > size:  # rare: beyond three standard deviations
                 continue
-            used = sum(lengths)
-            lengths += map(len, np.array_split(np.arange(self.size - used), self.more))
-            ids = np.full(self.size, PAD, np.int64)
+            ids = np.full(size, PAD, np.int64)
             ids[:used] = np.concatenate(parts)
-            bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            places = np.arange(self.size) - np.repeat(bounds[:-1], lengths)
+            padding = np.linspace(used, size, self.more + 1)[1:]
+            ends = np.cumsum([len(part) for part in parts])
+            bounds = np.concatenate([[0], ends, padding]).astype(np.int32)
+            places = np.arange(size) - np.repeat(bounds[:-1], np.diff(bounds))
             batch = {"ids": ids, "bounds": bounds, "places": places}
             if self.labels is None:  # the next token, except at the end of a row
                 following = np.roll(ids, -1)
@@ -90,20 +93,28 @@ def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
 
 def packed_loop(shape: Shape, model: Any) -> dict[str, Any]:
     """Train with the loop and return its throughput."""
+    graphs = IS_CUDA and shape.batch * shape.mean_tokens < 4_096
     model.set_attn_implementation(register_packed_attention())
     model.to(DEVICE).train()
     torch.set_float32_matmul_precision("high")
-    batches = PackedBatches(shape)
+    batches = PackedBatches(shape, fixed=graphs)
     loader = torch.utils.data.DataLoader(
         batches, None, num_workers=4 if IS_CUDA else 0, pin_memory=IS_CUDA
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    step = torch.compile(loss_of, dynamic=False) if IS_CUDA else loss_of
+    step = partial(loss_of, model, longest=shape.longest)
+    if IS_CUDA:
+        step = torch.compile(step, mode="reduce-overhead" if graphs else None)
     watch = Stopwatch(shape)
     for batch in loader:
         moved = {k: v.to(DEVICE, non_blocking=True) for k, v in batch.items()}
+        if graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        else:
+            for name in ("ids", "places"):
+                torch._dynamo.mark_dynamic(moved[name], 0)
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=IS_CUDA):
-            loss = step(model, moved, shape.longest)
+            loss = step(moved)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

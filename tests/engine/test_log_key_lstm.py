@@ -57,7 +57,7 @@ def test_it_is_pytorchs_lstm():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("window", [1, 2, 5, 11, 12, 40])
+@pytest.mark.parametrize("window", [1, 2, 5, 9, 10, 11, 12, 40])
 def test_a_window_sees_its_last_keys_and_no_others(window):
     model, keys = model_of(window_keys=window), keys_of()
     logits = model(keys).logits
@@ -98,6 +98,12 @@ def test_a_micro_batch_without_targets_has_no_states_and_no_gradient():
     assert states.shape == (1, 0, 16)
     states.sum().backward()
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("key", [-1, 100])
+def test_a_key_outside_of_the_vocabulary_is_an_error(key):
+    with pytest.raises(IndexError):
+        model_of(window_keys=3)(torch.tensor([[5, 6, key, 7, 8]]))
 
 
 def test_equal_windows_do_not_share_what_dropout_draws():
