@@ -15,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flatout.engine.machine.container import quota_cores
 from flatout.engine.machine.driver import query_driver
-from flatout.engine.parameters import RuntimeSettings
+
+if TYPE_CHECKING:  # workers that parse docstrings start faster without this module
+    from flatout.engine.parameters import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 
