@@ -1,6 +1,7 @@
 """Unknown names on the command line and invalid YAML files lead to a one-line message
 without a traceback."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from kedro.io import DataCatalog, DatasetError
 from flatout.cli import answers
 from flatout.cli.groups import cli
 from flatout.cli.looking import flatout
+from flatout.engine.answers import gate
 from flatout.project.command_line import (
     CommandError,
     check_environment,
@@ -20,6 +22,7 @@ from flatout.project.command_line import (
 )
 from tests.conftest import kedro
 from tests.engine.runs import make_job
+from tests.engine.test_gate import BASE
 
 ENVIRONMENTS = (
     "['arrays', 'base', 'bert_base', 'deeplog', 'elmo', 'final_run', 'first_try', "
@@ -135,6 +138,18 @@ def test_rows_tells_that_the_raw_data_are_others_now(tmp_path, monkeypatch):
     first, *_, last = done.output.splitlines()
     assert first.startswith("step 1: 16 rows")
     assert last == "Note: changed: (1, 2)"
+
+
+def test_gate_refuses_another_number_of_steps_before_it_trains(tmp_path, monkeypatch):
+    file = tmp_path / "gate.json"
+    BASE.write(file)
+    job = replace(make_job(tmp_path), data_key=BASE.tags["token_key"])
+    monkeypatch.setattr(answers, "context_of", lambda *_: None)
+    monkeypatch.setattr(answers, "training_job", lambda _: job)
+    monkeypatch.setattr(gate, "run_job", lambda _: pytest.fail("it trained"))
+    done = CliRunner().invoke(flatout, ["gate", "--steps=50", f"--baseline={file}"])
+    assert done.exit_code == 2
+    assert "like this run (then -> now): --steps: 100 -> 50. Set" in done.output
 
 
 def test_environments_and_pipelines_that_there_are():

@@ -31,7 +31,7 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
     monkeypatch.setattr(gate, "RUNS", 1)
     before = measure(job_of(tmp_path), 30)
     now = measure(job_of(tmp_path), 30)
-    check_comparable(now, before)
+    check_comparable(now.conditions, before)
     assert now.losses == before.losses and now.params == before.params
     assert not list(tmp_path.iterdir())
     broken = measure(job_of(tmp_path, learning_rate=1e-9), 30)
@@ -97,6 +97,6 @@ def test_baselines_of_no_use_are_refused(tmp_path):
     other = BASE.model_copy(update={"steps": 50, "tags": tags})
     told = "--steps: 50 -> 100; device: 'H100' -> 'CPU'"
     with pytest.raises(SettingsError, match=told):
-        check_comparable(BASE, other)
+        check_comparable(BASE.conditions, other)
     with pytest.raises(SettingsError, match="too few for a window"):
         measure(job_of(tmp_path), 2)

@@ -154,12 +154,15 @@ def gate(
         from flatout.engine.answers import gate as gates
 
         before = None if write else gates.Measured.read(baseline)
+        if before is not None:  # before training, which takes minutes
+            known = {"--steps": steps, "token_key": job.data_key}
+            gates.check_comparable(known, before)
         now = gates.measure(job, steps)
         if before is None:
             now.write(baseline)
             click.echo(f"{baseline} is written")
             return
-        gates.check_comparable(now, before)
+        gates.check_comparable(now.conditions, before)
     verdict, faults = gates.judge(now, before)
     click.echo(f"gate: failed, {'; '.join(faults)}" if faults else f"gate: {verdict}")
     raise SystemExit(bool(faults))

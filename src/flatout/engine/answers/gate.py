@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -54,6 +55,12 @@ class Measured(BaseModel, ser_json_inf_nan="constants"):
     """The validation loss at the end of each run."""
     params: dict[str, str]
     tags: dict[str, str]
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The step count, device, number of ranks and dataset. Two measurements can be
+        compared only if these are equal."""
+        return {"--steps": self.steps, **{n: self.tags.get(n) for n in COMPARABLE}}
 
     @classmethod
     def read(cls, path: Path) -> Measured:
@@ -145,14 +152,11 @@ def _trained(job: TrainJob, steps: int, number: int) -> tuple[TrainResult, float
     return result, every * speeds[-1] if on_cpu else max(rates)
 
 
-def check_comparable(now: Measured, before: Measured) -> None:
-    """Raise SettingsError if `now` and `before` (the baseline) differ in the device,
-    the number of ranks, the dataset or the step count."""
-    facts = [
-        {"--steps": one.steps, **{name: one.tags.get(name) for name in COMPARABLE}}
-        for one in (before, now)
-    ]
-    if other := differing(*facts):
+def check_comparable(conditions: Mapping[str, Any], before: Measured) -> None:
+    """Raise SettingsError if `conditions`, which may be only some of those of a
+    measurement, differ from the conditions of the baseline `before`."""
+    known = before.conditions
+    if other := differing({name: known[name] for name in conditions}, conditions):
         raise SettingsError(
             f"the baseline was not measured like this run (then -> now): "
             f"{'; '.join(other)}. Set these back, or make a baseline here with --write"
