@@ -170,6 +170,24 @@ def test_new_samples_are_predicted_and_what_is_broken_keeps_its_place(
     assert all("of shape (2, 2), but others have shape (2, 3)" in why for why in other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_far_from_the_mean_are_predicted_as_without_overflow(dtype, tmp_path):
+    job = made("arrays", tmp_path / "job", max_steps=3, epochs=1)
+    model = run_job(job).last_model_folder
+    samples = np.stack(job.test.views(np.arange(3))).astype(dtype)
+    samples[1, 0, 0], samples[2, 1, 1] = 1e30, -3e38
+    exact = load_pretrained(model).double().train()  # fp64 without limits
+    assert exact.config.dropout == 0
+    expected = exact(inputs=torch.tensor(samples).float()).logits.softmax(-1)
+    np.savez(tmp_path / "a.npz", values=samples)
+    args = load_pretrained(model), tmp_path / "a.npz", "arrays", job.settings
+    found = predict_samples(*args)
+    table = pa.Table.from_batches(found.batches(), found.schema).to_pandas()
+    for answers in (table, _load_pyfunc(str(model)).predict(samples)):
+        shares = shares_of(answers)
+        np.testing.assert_allclose(shares, expected.detach(), atol=1e-5)
+
+
 def test_a_model_of_texts_is_refused(tmp_path):
     from tests.engine.families import built
 

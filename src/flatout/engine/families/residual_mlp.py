@@ -24,6 +24,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from flatout.engine.families._family import Family, Samples, Schedule
 
+MOST_DEVIATIONS = 1e15
+"""Limit of standardised values. The squares of larger ones overflow in a LayerNorm."""
+
 
 class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
     """The sizes of the model and the statistics of its inputs."""
@@ -89,7 +92,10 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
         self, inputs: Tensor, labels: Tensor | None = None, **_: Any
     ) -> SequenceClassifierOutput:
         """Return the logits for `inputs` (B, ...). `labels` is ignored."""
-        states = self.embedding(self._standardised(inputs.flatten(1)))
+        standardised = self._standardised(inputs.flatten(1))
+        if not self.training:  # In training, NaN losses show that a row is unusable.
+            standardised = standardised.clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)
+        states = self.embedding(standardised)
         for layer in self.layers:
             states = layer(states)
         return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
