@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks import training
 from benchmarks.harness import Figures, Script, Side, main
 from benchmarks.packed_loop import packed_loop
-from benchmarks.training import LABELS, Shape
+from benchmarks.training import DEVICE, IS_CUDA, LABELS, Shape
+from flatout.engine.machine.runtime import fast_bf16
 
 BERT = {"model_type": "bert", "vocab_size": 30_522}
 
@@ -42,7 +43,9 @@ SHAPES = {
     ),
     # These cases suit CPUs. The first one trains the default model of `kedro run`.
     "2 layers of size 128, batch 16": Shape(bert(128, 2, 2), 16, steps=20),
-    "6 layers of size 384, batch 16": Shape(bert(384, 6, 12), 16, steps=8),
+    "6 layers of size 384, batch 16": Shape(
+        bert(384, 6, 12), 16, steps=8, bf16=IS_CUDA or fast_bf16(DEVICE)
+    ),
 }
 
 

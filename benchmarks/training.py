@@ -10,6 +10,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,9 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
+GQA = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""PyTorch 2.11 has no such argument, and always allows fewer key heads than heads."""
 FIRST_ID, PAD = 5, 0
 """Ids below FIRST_ID are special tokens."""
 
@@ -42,6 +47,8 @@ class Shape:
     """Steps before the first window. The Trainer needs many if it is compiled."""
     micro_batch: int | None = None
     """Rows per micro-batch of programs without token budgets, or None for all rows."""
+    bf16: bool = IS_CUDA
+    """Whether other programs train in bf16, if this is faster than fp32."""
 
     @property
     def vocabulary(self) -> int:
@@ -243,7 +250,7 @@ def best_flags(shape: Shape) -> dict[str, Any]:
         "gradient_accumulation_steps": shape.batch // micro,
         "max_steps": 1_000_000,
         "learning_rate": 1e-4,
-        "bf16": IS_CUDA,
+        "bf16": shape.bf16,
         "tf32": True if IS_CUDA else None,
         "use_cpu": not IS_CUDA,
         "optim": "adamw_torch_fused",
@@ -322,18 +329,18 @@ def _packed_attention(
     bounds, longest = kw["cu_seq_lens_q"], int(kw["max_length_q"])
     causal = bool(getattr(module, "is_causal", False))
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    if (groups := q.shape[1] // k.shape[1]) > 1:
-        k, v = (t.repeat_interleave(groups, 1) for t in (k, v))
     if IS_CUDA:
         q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
-        from torch.nn.attention.varlen import varlen_attn
-
         sizes = (bounds, bounds, longest, longest)
-        found = varlen_attn(q, k, v, *sizes, window_size=(-1, 0 if causal else -1))
-        return found.unsqueeze(0), None
-    attend = torch.nn.functional.scaled_dot_product_attention
+        window = (-1, 0 if causal else -1)
+        return varlen_attn(q, k, v, *sizes, window_size=window, **GQA)[None], None
+    attend = partial(
+        torch.nn.functional.scaled_dot_product_attention,
+        is_causal=causal,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
     rows = [
-        attend(*(t[a:b].transpose(0, 1) for t in (q, k, v)), is_causal=causal)
+        attend(*(t[a:b].transpose(0, 1) for t in (q, k, v)))
         for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
     return torch.cat(rows, 1).transpose(0, 1).unsqueeze(0), None

@@ -74,8 +74,6 @@ class DocstringCorpus(ReadOnlyDataset):
         self.metadata = metadata
 
     def load(self) -> Any:
-        from datasets import Dataset
-
         packages = _installed(self._labels)
         file = self._file(packages)
         if file.is_file():
@@ -85,6 +83,8 @@ class DocstringCorpus(ReadOnlyDataset):
             table = _table(list(packages), self._rows)
             clear_leftovers(file.parent)
             write_file(file, lambda path: pq.write_table(table, path))
+        from datasets import Dataset
+
         return Dataset(pq.read_table(file).replace_schema_metadata())
 
     @property
