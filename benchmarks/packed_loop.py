@@ -76,8 +76,11 @@ def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
     if hasattr(model, "classifier"):
         states = model.base_model(**given)[0]
         first = states[0][batch["bounds"][: len(batch["labels"])].long()]
-        pooled = model.base_model.pooler(first[:, None])
-        logits = model.classifier(model.dropout(pooled))
+        if hasattr(model, "head"):  # ModernBERT
+            logits = model.classifier(model.drop(model.head(first)))
+        else:
+            pooled = model.base_model.pooler(first[:, None])
+            logits = model.classifier(model.dropout(pooled))
     else:
         logits = model.lm_head(model.base_model(**given, use_cache=False)[0])[0]
     return nn.functional.cross_entropy(logits.float(), batch["labels"])

@@ -325,22 +325,29 @@ def _packed_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
 ) -> tuple[Tensor, None]:
     """Return the attention (1, P, H, D) of `query` (1, H, P, D) to `key` and `value`
-    (1, G, P, D), with P tokens in all rows, H query heads and G key heads."""
+    (1, G, P, D), with P tokens in all rows, H query heads and G key heads. Only models
+    that are not causal may have a sliding window."""
     bounds, longest = kw["cu_seq_lens_q"], int(kw["max_length_q"])
     causal = bool(getattr(module, "is_causal", False))
+    left = (kw.get("sliding_window") or 0) - 1
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     if IS_CUDA:
         q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
         sizes = (bounds, bounds, longest, longest)
-        window = (-1, 0 if causal else -1)
+        window = (left, 0 if causal else left)
         return varlen_attn(q, k, v, *sizes, window_size=window, **GQA)[None], None
     attend = partial(
         torch.nn.functional.scaled_dot_product_attention,
         is_causal=causal,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    places = torch.arange(int(bounds.diff().max()))
+    near = (places[:, None] - places).abs() <= left if left >= 0 else None
     rows = [
-        attend(*(t[a:b].transpose(0, 1) for t in (q, k, v)))
+        attend(
+            *(t[a:b].transpose(0, 1) for t in (q, k, v)),
+            attn_mask=None if near is None else near[: b - a, : b - a],
+        )
         for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
     return torch.cat(rows, 1).transpose(0, 1).unsqueeze(0), None
