@@ -102,7 +102,7 @@ class WindowModel(nn.Module):
 
 def deeplog_loop(given: argparse.Namespace) -> Figures:
     """Return the keys/s of a plain loop over windows of 10 keys. Each step predicts
-    about as many keys as a step of flatout, but only keys after a full window."""
+    about the number of keys of a step of flatout, all of them after a full window."""
     shape = shape_of(given)
     column = training.token_table(shape)["input_ids"].combine_chunks()
     ids, bounds = column.values.to_numpy(), column.offsets.to_numpy()

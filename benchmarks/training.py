@@ -48,7 +48,7 @@ class Shape:
     micro_batch: int | None = None
     """Rows per micro-batch of programs without token budgets, or None for all rows."""
     bf16: bool = IS_CUDA
-    """Whether other programs train in bf16, if this is faster than fp32."""
+    """True if the other programs train in bf16, because they are faster in it."""
 
     @property
     def vocabulary(self) -> int:
@@ -341,8 +341,10 @@ def _packed_attention(
         is_causal=causal,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    places = torch.arange(int(bounds.diff().max()))
-    near = (places[:, None] - places).abs() <= left if left >= 0 else None
+    near = None
+    if left >= 0:
+        places = torch.arange(longest)
+        near = (places[:, None] - places).abs() <= left
     rows = [
         attend(
             *(t[a:b].transpose(0, 1) for t in (q, k, v)),

@@ -1,17 +1,24 @@
 """The scripts in benchmarks/: the harness, and a small run of the cheapest script."""
 
+import copy
 import json
 import subprocess
 import sys
 from argparse import Namespace
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from benchmarks import (
     checkouts,
@@ -22,6 +29,7 @@ from benchmarks import (
     images,
     language_models,
     lstms,
+    packed_loop,
     quality,
     scaling,
     training,
@@ -112,6 +120,37 @@ def test_each_side_is_judged_on_the_test_rows(case, side, checkpoint):
     asked = {"data": checkpoint, "model": model, "small": True, "turn": "1"}
     found = quality.SIDES[side](Namespace(case=case, **asked))
     assert -1 <= found["test_metric"] <= 1
+
+
+@pytest.mark.parametrize("multiple", [1, 256])
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "qwen3"])
+def test_the_packed_loop_learns_what_padded_transformers_learn(kind, multiple):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 64, "vocab_size": 99, "pad_token_id": 0}
+    own = {"qwen3": {"num_key_value_heads": 2, "head_dim": 8}}
+    own["modernbert"] = {"local_attention": 16, "num_labels": training.LABELS}
+    own["bert"] = {"num_labels": training.LABELS}
+    config = AutoConfig.for_model(kind, **sizes, **own[kind])
+    classes = AutoModelForSequenceClassification, AutoModelForCausalLM
+    auto = classes[kind == "qwen3"]
+    padded = auto.from_config(config, attn_implementation="eager").eval()
+    packed = copy.deepcopy(padded)
+    packed.set_attn_implementation(training.register_packed_attention())
+    shape = training.Shape({"model_type": kind, "vocab_size": 99}, 5, steps=2)
+    batch = next(iter(packed_loop.PackedBatches(shape, multiple)))
+    assert len(batch["ids"]) % multiple == 0
+    bounds = batch["bounds"].tolist()[: shape.batch + 1]
+    rows = [{"input_ids": batch["ids"][a:b].tolist()} for a, b in pairwise(bounds)]
+    for row, label in zip(rows, batch["labels"], strict=False):
+        row["labels"] = label
+    given = training.padding_collator(causal=kind == "qwen3")(rows)
+    expected = padded(**given).loss
+    expected.backward()
+    found = packed_loop.loss_of(packed, batch, shape.longest)
+    found.backward()
+    torch.testing.assert_close(found, expected)
+    for name, parameter in padded.named_parameters():
+        torch.testing.assert_close(packed.get_parameter(name).grad, parameter.grad)
 
 
 def test_means_deviations_and_the_error_of_the_difference_are_shown():

@@ -158,7 +158,7 @@ def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
             for package, chunk in zip(packages, turn, strict=True)
             if chunk
         ]
-        import datasets  # noqa: F401  takes a second, in which the workers parse
+        import datasets  # noqa: F401  imported while the workers parse
 
         for package, found in parsed:
             if _is_complete(texts[package], wanted):
