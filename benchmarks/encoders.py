@@ -38,7 +38,7 @@ SHAPES = {
     # With a larger micro-batch, the Trainer runs out of memory on an 80 GB GPU.
     "batch 704": Shape(BERT, 704, token_budget=65_536, micro_batch=352),
     "ModernBERT-base's shape, 1,200 tokens, batch 32": Shape(
-        MODERNBERT, 32, 1_200, 2_048, token_budget=65_536, steps=10, warm_steps=12
+        MODERNBERT, 32, 1_200, 2_048, token_budget=65_536, warm_steps=12
     ),
     # These cases suit CPUs. The first one trains the default model of `kedro run`.
     "2 layers of size 128, batch 16": Shape(bert(128, 2, 2), 16, steps=20),

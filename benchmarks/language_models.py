@@ -41,11 +41,9 @@ SMALL = {
     "intermediate_size": 128,
 }
 SHAPES = {
-    "96 tokens, batch 256": Shape(
-        QWEN3, 256, 96, token_budget=32_768, steps=8, warm_steps=12
-    ),
+    "96 tokens, batch 256": Shape(QWEN3, 256, 96, token_budget=32_768, warm_steps=12),
     "1,200 tokens, batch 16": Shape(
-        QWEN3, 16, 1_200, 2_048, token_budget=32_768, steps=8, warm_steps=12
+        QWEN3, 16, 1_200, 2_048, token_budget=32_768, steps=40, warm_steps=12
     ),
     "blocks of 8,192 tokens, batch 8": Shape(
         QWEN3,

@@ -42,7 +42,8 @@ class Shape:
     longest: int = 320
     token_budget: int | str = "auto"
     steps: int = 20
-    """Optimizer steps per window."""
+    """Optimizer steps per window. The rows of few steps would be longer for one program
+    than for another, because each program has its own random order."""
     warm_steps: int = 30
     """Steps before the first window. The Trainer needs many if it is compiled."""
     micro_batch: int | None = None
