@@ -41,9 +41,9 @@ SHAPES = {
         MODERNBERT, 32, 1_200, 2_048, token_budget=65_536, warm_steps=12
     ),
     # These cases suit CPUs. The first one trains the default model of `kedro run`.
-    "2 layers of size 128, batch 16": Shape(bert(128, 2, 2), 16, steps=20),
+    "2 layers of size 128, batch 16": Shape(bert(128, 2, 2), 16, steps=80),
     "6 layers of size 384, batch 16": Shape(
-        bert(384, 6, 12), 16, steps=8, bf16=IS_CUDA or fast_bf16(DEVICE)
+        bert(384, 6, 12), 16, steps=40, bf16=IS_CUDA or fast_bf16(DEVICE)
     ),
 }
 
