@@ -228,8 +228,9 @@ def flatout(
         job = flatout_job(shape, task, rows, Path(name), train, model)
         apply(job.settings.runtime)
         runtime = set_up(job.settings.runtime)
-        watch = Stopwatch(shape)
         trainer = assemble(job, runtime)
+        # As in the other programs, the time to create the model is not included.
+        watch = Stopwatch(shape)
         trainer.model.train()
         settings = job.settings.train.loader
         loader = StepLoader(trainer.data, settings, runtime, 0, trainer.total_steps)
