@@ -77,7 +77,9 @@ def main(script: Script, parser: argparse.ArgumentParser | None = None) -> int:
     found = {case: _by_turns(script, case, given) for case in cases}
     text = "\n\n".join(_table(case, found[case], script.figure) for case in cases)
     _keep(script, found, text, given.out)
-    sys.stdout.write(f"\n{conditions_text()}\n\n{text}\n")
+    note = "Small sizes: these results only show that the programs run.\n\n"
+    shown = f"{note if given.small else ''}{text}\n\nThe results are in {given.out}."
+    sys.stdout.write(f"\n{conditions_text()}\n\n{shown}\n")
     runs = [run for sides in found.values() for own in sides.values() for run in own]
     return int(any("error" in run for run in runs))
 

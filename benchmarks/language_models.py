@@ -135,15 +135,16 @@ def flattened(
     return {**found, "liger": liger, "attention": flash or "PyTorch"}
 
 
-COMPILED = partial(flattened, torch_compile=training.IS_CUDA)
 SIDES: dict[str, Side] = {
     "flatout": flatout,
     "packed, compiled loop": loop,
     "Trainer, flattened": flattened,
-    "Trainer, flattened, compiled": COMPILED,
-    "Trainer, flattened, compiled, PyTorch": partial(COMPILED, flash_4=False),
     "Trainer, batch_rebalance": rebalanced,
 }
+if training.IS_CUDA:
+    compiled = partial(flattened, torch_compile=True)
+    SIDES["Trainer, flattened, compiled"] = compiled
+    SIDES["Trainer, flattened, compiled, PyTorch"] = partial(compiled, flash_4=False)
 LORA_SIDES: dict[str, Side] = {
     "flatout": flatout_lora,
     "peft, Trainer, flattened": flattened,

@@ -37,7 +37,8 @@ DEEPLOG = Shape(
     batch=64,
     mean_tokens=20,
     longest=64,
-    warm_steps=20,
+    steps=200,
+    warm_steps=40,
 )
 BILM = Shape(
     {
@@ -52,7 +53,7 @@ BILM = Shape(
     batch=128,
     mean_tokens=100_000,  # every row is a full block, as in the plain loop
     longest=128,
-    steps=10,
+    steps=50,
     warm_steps=10,
 )
 
