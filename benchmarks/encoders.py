@@ -1,5 +1,5 @@
-"""Train BERT and ModernBERT: flatout, the Trainer, and a packed loop. Nothing is
-compiled on a CPU.
+"""Train BERT and ModernBERT: flatout, the Trainer, and a packed loop. On a CPU, no
+program is compiled.
 
     python -m benchmarks.encoders
     python -m benchmarks.encoders --small --turns 1
@@ -85,7 +85,7 @@ def loop(given: argparse.Namespace) -> Figures:
 REBALANCED = {"train_sampling_strategy": "batch_rebalance"}
 SIDES: dict[str, Side] = {
     "flatout": flatout,
-    "packed, compiled loop": loop,
+    "packed loop": loop,
     "Trainer, random order": _trainer,
     "Trainer, batch_rebalance": partial(_trainer, **REBALANCED),
 }

@@ -137,7 +137,7 @@ def flattened(
 
 SIDES: dict[str, Side] = {
     "flatout": flatout,
-    "packed, compiled loop": loop,
+    "packed loop": loop,
     "Trainer, flattened": flattened,
     "Trainer, batch_rebalance": rebalanced,
 }

@@ -178,6 +178,6 @@ def test_a_script_runs_small(tmp_path, monkeypatch):
     assert harness.main(encoders.SCRIPT) == 0
     kept = json.loads((tmp_path / "encoders.json").read_text())
     runs = kept["runs"]["batch 16"]
-    assert list(runs) == ["flatout", "packed, compiled loop", "Trainer, random order"]
+    assert list(runs) == ["flatout", "packed loop", "Trainer, random order"]
     assert all(own[0]["samples_per_s"] > 0 for own in runs.values())
     assert "| flatout |" in (tmp_path / "encoders.md").read_text()
